@@ -1,0 +1,1 @@
+"""Protected archives and their verified extraction. Knows no memes."""

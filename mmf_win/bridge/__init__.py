@@ -1,0 +1,1 @@
+"""The only room that knows the inside of MMF, and the only one that may import torch or mmf."""

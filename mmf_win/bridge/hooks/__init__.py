@@ -1,0 +1,1 @@
+"""What mmfw adds inside a run."""

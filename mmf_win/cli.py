@@ -1,0 +1,106 @@
+"""The command line: finds the command, runs it, and turns an error into what the user reads."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from mmf_win import __version__
+from mmf_win.console import colour, say
+from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
+
+# name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
+COMMANDS = {
+    "setup": "Get MMF and check that it is whole.",
+    "doctor": "Show versions and paths, and how to get what is missing.",
+    "convert": "Turn the dataset's archive into MMF's layout.",
+    "features": "Put an archive of region features in its place.",
+    "train": "Train a model, or go on with a run.",
+    "predict": "Predict a split with a trained run.",
+    "runs": "List what ran and how well.",
+    "demo": "Go the whole way on a small synthetic set, on a CPU.",
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported only when they are run, so that ``--help`` answers at once."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"mmf_win.commands.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with: mmfw setup, then mmfw demo. Each command has its own --help with examples.",
+)
+@click.version_option(__version__, prog_name="mmfw")
+def cli() -> None:
+    """Run Facebook's MMF on the Hateful Memes challenge."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code (see :mod:`mmf_win.errors`)."""
+    for stream in (sys.stdout, sys.stderr):
+        # A Windows pipe may not know a user's letters; losing a letter is better than losing the message.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        result = cli.main(args=arguments, prog_name="mmfw", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except MmfwError as error:
+        return _report(error)
+    except click.UsageError as error:
+        error.show()
+        return UsageError.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _report(Interrupted("interrupted"))
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _report(_system_error(error))
+    except Exception:
+        traceback.print_exc()
+        say(
+            f"\nThis is a bug in mmfw {__version__}. Please report it with the lines above, "
+            "the command and the output of `mmfw doctor`."
+        )
+        return MmfwError.exit_code
+
+
+def _report(error: MmfwError) -> int:
+    if str(error):
+        say(f"{colour('error:', 31)} {error}")
+    if error.hint:
+        say(f"{colour('hint:', 36)} {error.hint}")
+    return error.exit_code
+
+
+def _system_error(error: OSError) -> MmfwError:
+    """A file operation that the system refused, said as the user's matter, not as ours."""
+    what = error.strerror or str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return ResourceError(f"{where}the disk is full", hint="free some space and run the same command again")
+    return DataError(f"{where}{what}")

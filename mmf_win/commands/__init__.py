@@ -1,0 +1,1 @@
+"""One module a command: its arguments, one call, and what is printed."""

@@ -1,0 +1,148 @@
+"""What the user sees: progress, tables, sizes and times. Everything but results goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+Unit = Literal["B", "file", "update", "image"]
+
+
+def say(text: str = "") -> None:
+    """Tell the user something; results that a script may want go to stdout by ``print`` instead."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def colour(text: str, code: int) -> str:
+    """``text`` in an ANSI colour, where stderr is a terminal and NO_COLOR is not set."""
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+def print_json(value: object) -> None:
+    """One JSON value on stdout. ASCII only: a Windows pipe may not speak UTF-8."""
+    print(json.dumps(value, indent=2), flush=True)
+
+
+def size(n: float) -> str:
+    """A number of bytes for people, in powers of 1024: ``3.4 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """A time span for people: ``7 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns aligned by spaces; numbers to the right, ``None`` as ``-``."""
+    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    right = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+class Progress:
+    """One bar on a terminal; elsewhere a plain line every ten seconds, and none for short work.
+
+    Args:
+        title: what is going on.
+        total: how much there is to do, in ``unit``; None when that is not known.
+        unit: ``B`` is shown in powers of 1024.
+        initial: how much was done before.
+    """
+
+    _PLAIN_INTERVAL = 10.0
+
+    def __init__(self, title: str, total: int | None, unit: Unit = "B", initial: int = 0) -> None:
+        self.title = title
+        self.total = total
+        self.unit = unit
+        self.done = initial
+        self.note = ""
+        self._bar: tqdm[Any] | None = None
+        self._next_line = time.monotonic() + self._PLAIN_INTERVAL
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=self.title,
+                total=self.total,
+                initial=self.done,
+                unit=self.unit,
+                unit_scale=self.unit == "B",
+                unit_divisor=1024,
+                dynamic_ncols=True,
+                file=sys.stderr,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, amount: int) -> None:
+        """``amount`` more is done."""
+        self.done += amount
+        if self._bar is not None:
+            self._bar.update(amount)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + self._PLAIN_INTERVAL
+            say(f"{self.title}: {self._figure(self.done)}{self._of_total()}{self._noted()}")
+
+    def annotate(self, note: str) -> None:
+        """Show ``note`` beside the figures from now on."""
+        self.note = note
+        if self._bar is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+
+    def say(self, text: str) -> None:
+        """Print a line without tearing the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            say(text)
+
+    def _figure(self, amount: int) -> str:
+        return size(amount) if self.unit == "B" else f"{amount} {self.unit}s"
+
+    def _of_total(self) -> str:
+        if not self.total:
+            return ""
+        return f" of {self._figure(self.total)} ({100 * self.done // self.total} %)"
+
+    def _noted(self) -> str:
+        return f", {self.note}" if self.note else ""

@@ -1,0 +1,92 @@
+"""Every error that a user can meet.
+
+::
+
+    MmfwError                  1    a bug in mmfw itself, unless a subclass says otherwise
+    ├── UsageError             2    the command line asks for something that cannot be
+    ├── DataError              3    what the user gave cannot be used
+    │   ├── ArchiveError            an archive is damaged, hostile or not one at all
+    │   ├── DatasetError            files of the dataset are missing or disagree
+    │   └── CheckpointError         a checkpoint is missing, unreadable or of another model
+    ├── PasswordError          4    a password is wrong or missing
+    ├── ResourceError          5    not enough disk or memory
+    ├── MmfError               6    MMF or what it needs is missing or broken
+    ├── TrainingError          7    training failed
+    └── Interrupted          130    the user asked to stop
+
+An error carries what went wrong (its message) and what to do next (its hint); the command line prints
+both and exits with the code of the class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MmfwError(Exception):
+    """Base of all errors of mmfw.
+
+    Args:
+        message: what went wrong, naming the file.
+        hint: the next step, as a sentence or a command to type.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(MmfwError):
+    """The command line asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class DataError(MmfwError):
+    """What the user gave cannot be used."""
+
+    exit_code = 3
+
+
+class ArchiveError(DataError):
+    """An archive is damaged, hostile or not an archive at all."""
+
+
+class DatasetError(DataError):
+    """Files of the dataset are missing or disagree with each other."""
+
+
+class CheckpointError(DataError):
+    """A checkpoint is missing, unreadable or of another model."""
+
+
+class PasswordError(MmfwError):
+    """A password is wrong or missing."""
+
+    exit_code = 4
+
+
+class ResourceError(MmfwError):
+    """Not enough disk or memory."""
+
+    exit_code = 5
+
+
+class MmfError(MmfwError):
+    """MMF, or what it needs, is missing or broken."""
+
+    exit_code = 6
+
+
+class TrainingError(MmfwError):
+    """Training failed."""
+
+    exit_code = 7
+
+
+class Interrupted(MmfwError):
+    """The user asked to stop."""
+
+    exit_code = 130

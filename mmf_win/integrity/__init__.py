@@ -1,0 +1,1 @@
+"""Hashes of files, recorded and verified. Knows only files."""

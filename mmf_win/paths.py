@@ -1,0 +1,119 @@
+"""Where things live, and names that are legal on every system."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+# https://learn.microsoft.com/windows/win32/fileio/naming-a-file
+_ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+_RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\.|$)")
+
+
+def is_portable(name: str) -> bool:
+    """Whether ``name`` can be one file's name on Windows, Linux and macOS alike."""
+    return (
+        name not in ("", ".", "..")
+        and not _ILLEGAL.search(name)
+        and not _RESERVED.match(name)
+        and name[-1] not in ". "
+    )
+
+
+def portable_name(name: str) -> str:
+    """``name`` with every character that Windows refuses replaced by ``-``."""
+    name = _ILLEGAL.sub("-", name).rstrip(". ") or "-"
+    return f"_{name}" if _RESERVED.match(name) else name
+
+
+def timestamp(when: datetime | None = None) -> str:
+    """Local time as ``YYYY-mm-ddTHH-MM-SS``: sortable, and legal in a file name on Windows."""
+    return (when or datetime.now()).strftime("%Y-%m-%dT%H-%M-%S")
+
+
+@dataclass(frozen=True)
+class Places:
+    """The three folders of MMF, resolved as MMF itself resolves them.
+
+    Attributes:
+        cache_dir: ``MMF_CACHE_DIR``, else ``mmf`` in PyTorch's own cache folder.
+        data_dir: ``MMF_DATA_DIR``, else ``data`` in the cache folder.
+        save_dir: ``MMF_SAVE_DIR``, else ``./save``.
+    """
+
+    cache_dir: Path
+    data_dir: Path
+    save_dir: Path
+
+    @classmethod
+    def resolve(
+        cls,
+        data_dir: Path | None = None,
+        save_dir: Path | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Places:
+        """The folders in force; an explicit argument wins over the environment."""
+        user_cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+        torch_home = environ.get("TORCH_HOME") or str(Path(user_cache, "torch"))
+        cache = Path(environ.get("MMF_CACHE_DIR") or Path(torch_home, "mmf")).expanduser().absolute()
+        data = data_dir or Path(environ.get("MMF_DATA_DIR") or cache / "data")
+        save = save_dir or Path(environ.get("MMF_SAVE_DIR") or "save")
+        return cls(cache, data.expanduser().absolute(), save.expanduser().absolute())
+
+    @property
+    def dataset(self) -> DatasetPaths:
+        """The Hateful Memes dataset inside the data folder."""
+        return DatasetPaths(self.data_dir / "datasets" / "hateful_memes" / "defaults")
+
+
+@dataclass(frozen=True)
+class DatasetPaths:
+    """MMF's layout of the Hateful Memes dataset.
+
+    Attributes:
+        root: ``<data dir>/datasets/hateful_memes/defaults``.
+    """
+
+    root: Path
+
+    @property
+    def annotations(self) -> Path:
+        """Holds ``train.jsonl`` and the other splits."""
+        return self.root / "annotations"
+
+    @property
+    def images(self) -> Path:
+        """Holds the folder ``img``, as the ``img`` field of an annotation expects."""
+        return self.root / "images"
+
+    @property
+    def features(self) -> Path:
+        """Holds ``detectron.lmdb``."""
+        return self.root / "features"
+
+    @property
+    def record(self) -> Path:
+        """What was converted from where; written last, so its presence means a finished conversion."""
+        return self.root / "mmfw-dataset.json"
+
+    def split(self, name: str) -> Path:
+        """The annotation file of a split."""
+        return self.annotations / f"{name}.jsonl"
+
+
+def tool_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where mmfw keeps what it installs: ``MMFW_HOME``, else inside the Python environment."""
+    chosen = environ.get("MMFW_HOME")
+    return Path(chosen).expanduser().absolute() if chosen else Path(sys.prefix, "share", "mmfw")
+
+
+def presets_dir() -> Path:
+    """The presets: inside the package when installed from a wheel, beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"

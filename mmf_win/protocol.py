@@ -1,0 +1,162 @@
+"""The plain files through which the parent and the worker speak.
+
+::
+
+    parent ── request.json ──▶ worker       what to do
+    parent ◀── events.jsonl ── worker       what happens; append-only, one JSON object a line
+    parent ── stop ──────────▶ worker       an empty file: please leave at the end of this update
+    parent ◀── exit.json ───── worker       how it ended; written last
+
+Files need no signals and no sockets, so both systems behave alike, a killed parent loses nothing, and
+``events.jsonl`` is the run's history. Readers skip kinds and fields that they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+Event = dict[str, Any]
+Action = Literal["train", "predict"]
+Outcome = Literal[
+    "ok", "cuda_oom", "host_oom", "nan", "interrupted", "data", "checkpoint", "config", "mmf", "internal"
+]
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write ``value`` so that a reader sees the old file or the whole new one, never a part."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in ``path``.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds no JSON.
+    """
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the worker is to do.
+
+    Attributes:
+        action: train a model, or predict with one.
+        mmf: the folder that holds the packages ``mmf`` and ``mmf_cli``.
+        run_dir: the run's folder; events go to ``events.jsonl`` in it, and the stop file is looked for there.
+        attempt_dir: where this attempt keeps its request, its MMF configuration and its exit.
+        settings: a tree of MMF's configuration keys, merged over the model's own configuration.
+        overrides: the user's ``KEY=VALUE`` words, applied last.
+        base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
+        epochs: train this many epochs instead of ``training.max_updates``.
+        detect_anomaly: switch on autograd's anomaly detection.
+        splits: for each of MMF's ``train``, ``val`` and ``test``, the annotation file's stem.
+    """
+
+    action: Action
+    mmf: str
+    run_dir: str
+    attempt_dir: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+    base_config: str | None = None
+    epochs: int | None = None
+    detect_anomaly: bool = False
+    splits: dict[str, str] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write the request as JSON."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Request:
+        """Read a request, skipping fields of later versions."""
+        return cls(**_known(cls, read_json(path)))
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How an attempt ended.
+
+    Attributes:
+        outcome: the class of the ending.
+        message: one line for the user; empty when all went well.
+        hint: what to do next, where the worker knows it.
+        where: the innermost MMF or mmfw frame of the error, as ``file:line``.
+    """
+
+    outcome: Outcome
+    message: str = ""
+    hint: str | None = None
+    where: str | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the exit as JSON."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Exit:
+        """Read an exit, skipping fields of later versions."""
+        return cls(**_known(cls, read_json(path)))
+
+
+def _known(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
+    return {key: value for key, value in values.items() if key in names}
+
+
+class EventLog:
+    """Appends events to a file, each in one write, so that lines of two writers never mix."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, kind: str, **values: object) -> None:
+        """Append one event; ``t`` is seconds since the epoch."""
+        line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}, ensure_ascii=False)
+        with self.path.open("ab", buffering=0) as file:
+            file.write(line.encode() + b"\n")
+
+
+class EventReader:
+    """Reads events as they come; each call of :meth:`poll` yields what is new since the last one."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self.path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def poll(self) -> Iterator[Event]:
+        """New whole events; a torn last line is left for the next call."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        whole = new.rfind(b"\n") + 1
+        self._offset += whole
+        for line in new[:whole].splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and "kind" in event:
+                yield event
+
+
+def read_events(path: Path) -> list[Event]:
+    """All whole events in ``path``; none when there is no such file."""
+    return list(EventReader(path).poll())

@@ -1,0 +1,1 @@
+"""Running a child process well. Knows neither torch nor MMF."""
