@@ -55,6 +55,7 @@ class Request:
 
     Attributes:
         action: train a model, or predict with one.
+        model: MMF's name of the model.
         mmf: the folder that holds the packages ``mmf`` and ``mmf_cli``.
         run_dir: the run's folder; events go to ``events.jsonl`` in it, and the stop file is looked for there.
         attempt_dir: where this attempt keeps its request, its MMF configuration and its exit.
@@ -63,10 +64,12 @@ class Request:
         base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
         epochs: train this many epochs instead of ``training.max_updates``.
         detect_anomaly: switch on autograd's anomaly detection.
-        splits: for each of MMF's ``train``, ``val`` and ``test``, the annotation file's stem.
+        annotations: the annotation file that is predicted; its ids are the ones the result must have.
+        report: where the checked predictions go.
     """
 
     action: Action
+    model: str
     mmf: str
     run_dir: str
     attempt_dir: str
@@ -75,7 +78,8 @@ class Request:
     base_config: str | None = None
     epochs: int | None = None
     detect_anomaly: bool = False
-    splits: dict[str, str] = field(default_factory=dict)
+    annotations: str | None = None
+    report: str | None = None
 
     def save(self, path: Path) -> None:
         """Write the request as JSON."""

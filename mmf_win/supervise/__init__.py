@@ -1,1 +1,9 @@
-"""Running a child process well. Knows neither torch nor MMF."""
+"""Running a child process well: start it, watch it, stop it, and end its whole tree.
+
+Knows neither torch nor MMF. What differs between the systems is hidden in ``_posix`` and ``_windows``.
+"""
+
+from mmf_win.supervise.child import Ended, run_child
+from mmf_win.supervise.processes import is_alive
+
+__all__ = ["Ended", "is_alive", "run_child"]

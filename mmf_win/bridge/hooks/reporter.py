@@ -1,0 +1,33 @@
+"""Progress of a prediction, which MMF shows only on a terminal; the same for every MMF version."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from mmf.common.test_reporter import TestReporter
+
+from mmf_win.bridge.hooks.observer import Observer
+from mmf_win.dataset.annotations import count_rows
+
+_INTERVAL = 1.0
+
+
+def register(observer: Observer) -> None:
+    """Tell ``observer`` how many rows are predicted, at most once a second and at the end."""
+    if observer.request.annotations is None:
+        return
+    total = count_rows(Path(observer.request.annotations))
+    add = TestReporter.add_to_report
+    next_event = time.monotonic()
+
+    def counted(self: Any, report: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal next_event
+        add(self, report, model, *args, **kwargs)
+        done = len(self.report)
+        if done >= total or time.monotonic() >= next_event:
+            next_event = time.monotonic() + _INTERVAL
+            observer.event("predict", done=done, total=total)
+
+    TestReporter.add_to_report = counted

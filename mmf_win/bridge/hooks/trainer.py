@@ -1,0 +1,67 @@
+"""The hooks for MMF 1.0.0rc10, which knows no callbacks: a registered trainer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mmf.common.registry import registry
+from mmf.trainers.base_trainer import BaseTrainer
+
+from mmf_win.bridge.hooks.observer import Observer
+from mmf_win.bridge.hooks.weights import guard
+from mmf_win.bridge.outcome import StopRequested
+
+_observer: Observer
+
+
+def register(observer: Observer) -> None:
+    """Tell ``observer`` what the trainer named ``mmfw`` does."""
+    global _observer
+    _observer = observer
+
+
+@registry.register_trainer("mmfw")
+class Trainer(BaseTrainer):  # type: ignore[misc]
+    """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
+
+    def load_extras(self) -> None:
+        """Guard the model before MMF loads a checkpoint into it."""
+        guard(self.model)
+        super().load_extras()
+        self._observe_saves()
+
+    def train(self) -> None:
+        """Train, having said so."""
+        if "train" in self.run_type:
+            _observer.training_started(self, self.max_updates)
+        super().train()
+
+    def _logistics(self, report: Any) -> bool:
+        should_break = bool(super()._logistics(report))
+        if _observer.stop_requested:
+            self.checkpoint.save(self.num_updates, self.current_iteration, update_best=False)
+            raise StopRequested(f"stopped at update {self.num_updates}")
+        return should_break or self.num_updates >= self.max_updates
+
+    def _summarize_report(self, meter: Any, should_print: Any = True, extra: Any = None) -> None:
+        super()._summarize_report(meter, should_print, extra)
+        scalars = meter.get_scalar_dict()
+        if any(key.startswith("val/") for key in scalars):
+            averages = {key: meter.meters[key].global_avg for key in scalars}
+            _observer.validated(self, averages)
+        elif should_print is True:
+            _observer.trained(self, self.max_updates, scalars)
+
+    def _calculate_time_left(self) -> str:
+        # With max_epochs MMF counts to infinity, and cannot say when that will be.
+        return "" if math.isinf(self.max_updates) else str(super()._calculate_time_left())
+
+    def _observe_saves(self) -> None:
+        save = self.checkpoint.save
+
+        def observed(update: int, iteration: int | None = None, update_best: bool = False) -> None:
+            save(update, iteration, update_best=update_best)
+            _observer.saved(update, update_best)
+
+        self.checkpoint.save = observed

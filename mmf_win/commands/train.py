@@ -1,0 +1,123 @@
+"""``mmfw train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.console import print_json, say, table
+from mmf_win.errors import UsageError
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw train --list                         the presets and their published numbers
+  mmfw train mmbt_grid                      train one
+  mmfw train mmbt_grid --updates 500 --seed 1 --name quick
+  mmfw train my.yaml                        train your own preset
+  mmfw train --resume last                  go on with the newest run
+  mmfw train --resume last --updates 30000  ... to 30000 updates in all
+  mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5"""
+)
+@click.argument("words", nargs=-1, metavar="[PRESET] [KEY=VALUE ...]")
+@click.option(
+    "--resume", metavar="best|last|PATH", help="Go on from a checkpoint of the newest run, or from a file."
+)
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Rows an update, over all GPUs.")
+@click.option(
+    "--name", metavar="NAME", help="The run's folder in the save dir.  [default: the preset's name]"
+)
+@click.option("--updates", type=click.IntRange(1), metavar="N", help="The run's total, also when it resumes.")
+@click.option(
+    "--epochs", type=click.IntRange(1), metavar="N", help="The same, as passes over the training rows."
+)
+@click.option("--seed", type=click.IntRange(1), metavar="N", help="The random seed.  [default: a new one]")
+@click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
+@click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
+@options.data_dir
+@options.save_dir
+@options.as_json
+def command(
+    words: tuple[str, ...],
+    resume: str | None,
+    name: str | None,
+    show_list: bool,
+    data_dir: Path | None,
+    save_dir: Path | None,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Train a preset, or go on with a run.
+
+    KEY=VALUE words are MMF's own configuration keys; they are handed through last, so they win. Ctrl+C
+    saves a checkpoint and leaves; a second Ctrl+C ends at once.
+    """
+    from mmf_win.paths import Places
+    from mmf_win.runs import training
+
+    if show_list:
+        _print_presets(as_json)
+        return
+    preset = words[0] if words and "=" not in words[0] else None
+    overrides = words[1:] if preset else words
+    training.check_overrides(overrides)
+    if chosen["updates"] and chosen["epochs"]:
+        raise UsageError("--updates and --epochs both name the run's total; give one of them")
+    picked = training.Options(**chosen, overrides=overrides)
+    if resume:
+        if name:
+            raise UsageError("--name is for a new run; one that goes on keeps its own")
+        run = training.resume(resume, preset, data_dir, save_dir, picked)
+    elif preset:
+        run = training.start(preset, name, Places.resolve(data_dir, save_dir), picked)
+    else:
+        raise UsageError(
+            "name a preset, or --resume", hint="`mmfw train --list` shows the presets, `mmfw runs` the runs"
+        )
+    _print_result(run, as_json)
+
+
+def _print_presets(as_json: bool) -> None:
+    from mmf_win.runs import presets
+
+    loaded = [presets.load(name) for name in presets.names()]
+    if as_json:
+        print_json(
+            [{"name": p.name, "title": p.title, "model": p.model, "published": p.published} for p in loaded]
+        )
+        return
+    header = ("preset", "", "val acc", "val AUROC", "test acc", "test AUROC")
+    print(table(header, [(p.name, p.title, *_published(p.published)) for p in loaded]))
+    say("\nPublished numbers: arXiv:2005.04790, percent, test as mean ± standard deviation.")
+
+
+def _published(numbers: dict[str, Any]) -> list[str | None]:
+    def cell(split: str, metric: str) -> str | None:
+        value = numbers.get(split, {}).get(metric)
+        if isinstance(value, list):
+            return f"{value[0]:.2f}±{value[1]:.2f}"
+        return None if value is None else f"{value:.2f}"
+
+    return [cell(split, metric) for split in ("val", "test") for metric in ("accuracy", "auroc")]
+
+
+def _print_result(run: Any, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from mmf_win.console import duration
+    from mmf_win.runs.history import summarize
+
+    summary = summarize(run)
+    if as_json:
+        print_json(asdict(summary))
+        return
+    published = run.request().published.get("val", {}).get("auroc")
+    compared = f" (published: {published / 100:.4f})" if published else ""
+    if summary.best_auroc is not None:
+        say(f"best validation AUROC {summary.best_auroc:.4f}{compared}, on {run.request().splits['val']}")
+    say(f"{summary.updates} updates in {duration(summary.seconds)}: {run.path}")
+    say(f"next: mmfw predict {run.id}")

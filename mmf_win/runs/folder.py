@@ -1,0 +1,164 @@
+"""A run on disk.
+
+::
+
+    <save dir>/<name>/<YYYY-mm-ddTHH-MM-SS>/
+      request.json      what was asked for
+      events.jsonl      what happened
+      exit.json         how the last attempt ended
+      log.txt           the worker's whole output
+      attempts/<n>/     each attempt's request, MMF configuration and exit
+      checkpoints/      MMF's own folder: best.ckpt, current.ckpt, models/, *_final.pth, config.yaml
+      reports/          predictions and their metrics
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from mmf_win.errors import DataError
+from mmf_win.paths import portable_name, timestamp
+from mmf_win.protocol import Exit, read_json, write_json
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the user asked for, as a run remembers it.
+
+    Attributes:
+        preset: the preset's name.
+        model: MMF's name of the model.
+        config: MMF's configuration to start from.
+        settings: the preset's own keys.
+        overrides: the user's ``KEY=VALUE`` words.
+        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
+        data_dir: MMF's data folder.
+        offline: MMF must download nothing.
+        seed, batch_size, updates, epochs: the options of the same names.
+        detect_anomaly: autograd's anomaly detection was asked for.
+        start: the checkpoint of another run that this one started from.
+        mmf: version of the MMF that trained it.
+        published: what the paper reports for the preset.
+        created: seconds since the epoch.
+    """
+
+    preset: str
+    model: str
+    config: str | None
+    settings: dict[str, Any]
+    overrides: list[str]
+    splits: dict[str, str]
+    data_dir: str
+    offline: bool = False
+    seed: int | None = None
+    batch_size: int | None = None
+    updates: int | None = None
+    epochs: int | None = None
+    detect_anomaly: bool = False
+    start: str | None = None
+    mmf: str = ""
+    published: dict[str, Any] = field(default_factory=dict)
+    created: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of one run, and the names in it."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, save_dir: Path, name: str) -> Run:
+        """A new, empty run folder named by the time; a second one within the same second gets a number."""
+        parent = save_dir / portable_name(name)
+        parent.mkdir(parents=True, exist_ok=True)
+        stamp = timestamp()
+        for n in range(1, 1000):
+            path = parent / (stamp if n == 1 else f"{stamp}-{n}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return cls(path)
+        raise DataError(f"{parent}: too many runs in one second")
+
+    @property
+    def id(self) -> str:
+        """``<name>/<time>``, which every command understands."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    @property
+    def request_file(self) -> Path:
+        """What was asked for; a folder without it is no run."""
+        return self.path / "request.json"
+
+    @property
+    def events(self) -> Path:
+        """What happened."""
+        return self.path / "events.jsonl"
+
+    @property
+    def exit_file(self) -> Path:
+        """How the last attempt ended."""
+        return self.path / "exit.json"
+
+    @property
+    def log(self) -> Path:
+        """The worker's whole output."""
+        return self.path / "log.txt"
+
+    @property
+    def stop_file(self) -> Path:
+        """Asks the worker to leave."""
+        return self.path / "stop"
+
+    @property
+    def checkpoints(self) -> Path:
+        """MMF's save_dir."""
+        return self.path / "checkpoints"
+
+    @property
+    def reports(self) -> Path:
+        """Predictions and their metrics."""
+        return self.path / "reports"
+
+    def report(self, split: str) -> Path:
+        """A new prediction file for ``split``."""
+        name = f"hateful_memes_{self.path.parent.name}_{split}_{timestamp()}"
+        return self.reports / f"{name}.csv"
+
+    def new_attempt(self) -> Path:
+        """A new folder under ``attempts``, numbered on from the last."""
+        attempts = self.path / "attempts"
+        attempts.mkdir(exist_ok=True)
+        numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdecimal()]
+        attempt = attempts / str(max(numbers, default=0) + 1)
+        attempt.mkdir()
+        return attempt
+
+    def save_request(self, request: RunRequest) -> None:
+        """Remember what was asked for."""
+        write_json(self.request_file, asdict(request))
+
+    def request(self) -> RunRequest:
+        """What was asked for.
+
+        Raises:
+            DataError: the run's request cannot be read.
+        """
+        try:
+            values = read_json(self.request_file)
+            known = {f.name for f in fields(RunRequest)}
+            return RunRequest(**{key: value for key, value in values.items() if key in known})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{self.request_file}: not the request of a run ({error})") from None
+
+    def exit(self) -> Exit | None:
+        """How the last attempt ended; None while it runs, and when it was killed."""
+        try:
+            return Exit.load(self.exit_file)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None

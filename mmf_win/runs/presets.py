@@ -1,0 +1,110 @@
+"""Experiment presets: small YAML files that name an MMF configuration and what to change in it.
+
+A preset holds
+
+``title``      one line for people,
+``model``      MMF's name of the model,
+``config``     MMF's configuration to start from, as a path in MMF's tree or beside the preset,
+``settings``   a tree of MMF's keys, merged over that configuration,
+``extends``    another preset (a name, or a file beside this one) to start from,
+``offline``    true when MMF must download nothing,
+``published``  what the paper reports, in percent.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmf_win.errors import UsageError
+from mmf_win.paths import portable_name, presets_dir
+
+_KEYS = ("title", "model", "config", "settings", "extends", "offline", "published")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An experiment to run; the attributes are those of the file, and ``name`` is the file's stem."""
+
+    name: str
+    model: str
+    title: str = ""
+    config: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    offline: bool = False
+    published: dict[str, Any] = field(default_factory=dict)
+
+
+def names() -> list[str]:
+    """The presets that come with mmfw, sorted."""
+    return sorted(path.stem for path in presets_dir().glob("*.yaml"))
+
+
+def load(name: str) -> Preset:
+    """A preset by its name, or the user's own by its path.
+
+    Raises:
+        UsageError: there is none, or the file is not one.
+    """
+    path = _find(name)
+    values = _read(path)
+    if "model" not in values:
+        raise UsageError(
+            f"{path}: a preset needs the key 'model'",
+            hint="a file in MMF's own format goes into a preset's 'config:', beside 'model:'",
+        )
+    values.pop("extends", None)
+    return Preset(name=portable_name(path.stem), **values)
+
+
+def merge(*trees: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings merged key by key; later ones win."""
+    from omegaconf import OmegaConf
+
+    merged = OmegaConf.to_container(OmegaConf.merge(*(OmegaConf.create(dict(tree)) for tree in trees)))
+    assert isinstance(merged, dict)
+    return {str(key): value for key, value in merged.items()}
+
+
+def _find(name: str) -> Path:
+    shipped = presets_dir() / f"{name}.yaml"
+    if shipped.parent == presets_dir() and shipped.is_file():
+        return shipped
+    own = Path(name).expanduser()
+    if own.is_file():
+        return own.absolute()
+    if own.suffix in (".yaml", ".yml"):
+        raise UsageError(f"{name}: there is no such file")
+    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"there is no preset named {name}", hint=f"{meant}`mmfw train --list` shows them all")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: a preset is a mapping of keys")
+    own = {str(key): value for key, value in values.items()}
+    for key in own:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, n=1)
+            known = f"did you mean {near[0]}?" if near else f"a preset has the keys {', '.join(_KEYS)}"
+            raise UsageError(f"{path}: unknown key '{key}'", hint=known)
+    config = own.get("config")
+    if config and (path.parent / config).is_file():
+        own["config"] = str((path.parent / config).absolute())
+    if "extends" not in own:
+        return own
+    other = str(own["extends"])
+    beside = path.parent / other
+    base = _read(beside if beside.is_file() else _find(other))
+    return {**base, **own, "settings": merge(base.get("settings", {}), own.get("settings", {}))}

@@ -1,0 +1,81 @@
+"""Shows the worker's events to the user while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmf_win.console import Progress, say
+from mmf_win.protocol import Event, EventReader
+from mmf_win.runs.history import val_auroc
+
+
+class Watcher:
+    """Follows a run's events; :meth:`poll` is called several times a second by the supervisor.
+
+    Args:
+        events: the run's ``events.jsonl``; what it holds already is history and not shown.
+    """
+
+    def __init__(self, events: Path) -> None:
+        self._reader = EventReader(events, from_end=True)
+        self._progress: Progress | None = None
+        self._best: float | None = None
+        self._notes: dict[str, str] = {}
+
+    def __enter__(self) -> Watcher:
+        say("loading MMF …")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def poll(self) -> bool:
+        """Show what is new; True when there was something."""
+        events = list(self._reader.poll())
+        for event in events:
+            show = getattr(self, f"_on_{event['kind']}", None)
+            if show is not None:
+                show(event)
+        return bool(events)
+
+    def _on_train_started(self, event: Event) -> None:
+        say(
+            f"training on {event['device']}: {event['parameters']:,} parameters, "
+            f"batch {event['batch']}, seed {event['seed']}"
+        )
+        self._begin("training", event["max_updates"], "update", event["update"])
+
+    def _on_train(self, event: Event) -> None:
+        if event["loss"] is not None:
+            self._notes["loss"] = f"{event['loss']:.4f}"
+        self._advance_to(event["update"])
+
+    def _on_val(self, event: Event) -> None:
+        auroc = val_auroc(event)
+        if auroc is not None and self._progress is not None:
+            best = self._best is None or auroc > self._best
+            self._best = auroc if best else self._best
+            self._notes["AUROC"] = f"{auroc:.4f}"
+            self._progress.say(f"update {event['update']}: validation AUROC {auroc:.4f}{' (best)' * best}")
+        self._advance_to(event["update"])
+
+    def _on_predict(self, event: Event) -> None:
+        if self._progress is None:
+            self._begin("predicting", event["total"], "image", 0)
+        self._advance_to(event["done"])
+
+    def _begin(self, title: str, total: int | None, unit: str, initial: int) -> None:
+        self._end()
+        assert unit in ("update", "image")
+        self._progress = Progress(title, total, "update" if unit == "update" else "image", initial)
+        self._progress.__enter__()
+
+    def _advance_to(self, amount: int) -> None:
+        if self._progress is not None:
+            self._progress.annotate(", ".join(f"{key} {value}" for key, value in self._notes.items()))
+            self._progress.advance(max(0, amount - self._progress.done))
+
+    def _end(self) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+            self._progress = None
