@@ -1,0 +1,113 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import UsageError
+from mmf_win.protocol import EventLog, Exit
+from mmf_win.runs import history
+from mmf_win.runs.folder import Run, RunRequest
+
+
+def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
+    run = Run(save / run_id)
+    run.path.mkdir(parents=True)
+    run.save_request(
+        RunRequest(
+            preset=preset,
+            model="mmbt",
+            config=None,
+            settings={},
+            overrides=[],
+            splits={},
+            data_dir="data",
+            created=1_000_000.0,
+        )
+    )
+    return run
+
+
+def events(run: Run, *entries: dict[str, object]) -> None:
+    log = EventLog(run.events)
+    for entry in entries:
+        log.write(**entry)  # type: ignore[arg-type]
+
+
+def test_runs_are_listed_newest_first_whatever_their_names(tmp_path: Path) -> None:
+    make(tmp_path, "a/2026-01-02T00-00-00")
+    make(tmp_path, "b/2026-01-03T00-00-00")
+    make(tmp_path, "c/2026-01-01T00-00-00")
+    (tmp_path / "d" / "no run").mkdir(parents=True)
+    assert [run.path.parent.name for run in history.all_runs(tmp_path)] == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize("wanted", ["a", "a/2026-01-02T00-00-00", "2026-01-02T00-00-00"])
+def test_a_run_is_found_by_its_name_id_or_time(tmp_path: Path, wanted: str) -> None:
+    make(tmp_path, "a/2026-01-01T00-00-00")
+    newest_of_a = make(tmp_path, "a/2026-01-02T00-00-00")
+    make(tmp_path, "b/2026-01-03T00-00-00")
+    assert history.find(tmp_path, wanted) == newest_of_a
+
+
+def test_a_run_is_found_by_its_folder(tmp_path: Path) -> None:
+    run = make(tmp_path, "Память/2026-01-01T00-00-00")
+    assert history.find(tmp_path / "elsewhere", str(run.path)) == run
+
+
+def test_without_a_name_the_newest_run_is_meant(tmp_path: Path) -> None:
+    make(tmp_path, "a/2026-01-01T00-00-00")
+    newest = make(tmp_path, "b/2026-01-03T00-00-00")
+    assert history.find(tmp_path, None) == newest
+    assert history.find(tmp_path, None, "mmbt_grid") == newest
+
+
+def test_a_run_that_is_not_there_is_an_error_with_the_next_step(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run yet"):
+        history.find(tmp_path, None)
+    with pytest.raises(UsageError, match="no run named x") as caught:
+        history.find(tmp_path, "x")
+    assert "mmfw runs" in str(caught.value.hint)
+
+
+def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    events(
+        run,
+        {"kind": "run_started", "action": "train", "pid": os.getpid()},
+        {"kind": "train_started", "update": 0, "max_updates": 30},
+        {"kind": "val", "update": 10, "metrics": {"hateful_memes/roc_auc": 0.7}},
+        {"kind": "val", "update": 20, "metrics": {"hateful_memes/roc_auc": 0.6, "unheard of": 1}},
+        {"kind": "of a later version", "whatever": True},
+    )
+    summary = history.summarize(run)
+    assert (summary.state, summary.updates, summary.max_updates) == ("running", 20, 30)
+    assert summary.best_auroc == 0.7
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [("ok", "done"), ("interrupted", "interrupted"), ("cuda_oom", "failed: cuda_oom")],
+)
+def test_the_state_comes_from_the_exit(tmp_path: Path, outcome: str, state: str) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    Exit(outcome).save(run.exit_file)  # type: ignore[arg-type]
+    assert history.summarize(run).state == state
+
+
+def test_a_run_without_an_exit_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    assert history.summarize(run).state == "killed"
+
+
+def test_a_torn_last_event_is_ignored(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    events(run, {"kind": "train", "update": 5, "max_updates": 9})
+    with run.events.open("ab") as file:
+        file.write(b'{"kind": "train", "upd')
+    assert history.summarize(run).updates == 5
+
+
+def test_two_runs_within_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    first, second = Run.create(tmp_path, "a:b"), Run.create(tmp_path, "a:b")
+    assert first.path != second.path
+    assert first.path.parent.name == "a-b", "the name must be legal on Windows"

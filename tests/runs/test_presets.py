@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import UsageError
+from mmf_win.runs import presets
+
+PUBLISHED = {
+    "image_grid", "image_region", "text_bert", "late_fusion", "concat_bert", "mmbt_grid",
+    "mmbt_region", "vilbert", "visual_bert", "vilbert_cc", "visual_bert_coco",
+}  # fmt: skip
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_there_is_a_preset_for_each_published_baseline() -> None:
+    assert set(presets.names()) >= PUBLISHED
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_published_preset_is_complete(name: str) -> None:
+    preset = presets.load(name)
+    assert preset.name == name and preset.title and preset.model
+    assert preset.config is not None and preset.config.endswith(".yaml")
+    for split in ("val", "test"):
+        for metric in ("accuracy", "auroc"):
+            number = preset.published[split][metric]
+            assert 50 < (number[0] if isinstance(number, list) else number) < 100
+
+
+def test_a_preset_of_the_users_own_works_the_same_way(tmp_path: Path) -> None:
+    path = write(tmp_path / "моё 实验.yaml", "extends: mmbt_grid\nsettings: {training: {batch_size: 8}}\n")
+    preset = presets.load(str(path))
+    assert preset.name == "моё 实验"
+    assert preset.model == "mmbt"
+    assert preset.config == presets.load("mmbt_grid").config
+    assert preset.settings == {"training": {"batch_size": 8}}
+
+
+def test_a_preset_can_extend_a_file_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", "model: mmbt\nsettings: {training: {batch_size: 8, seed: 1}}\n")
+    own = write(tmp_path / "own.yaml", "extends: base.yaml\nsettings: {training: {seed: 2}}\n")
+    assert presets.load(str(own)).settings == {"training": {"batch_size": 8, "seed": 2}}
+
+
+def test_a_config_beside_the_preset_is_found(tmp_path: Path) -> None:
+    config = write(tmp_path / "mmf.yaml", "training: {batch_size: 4}\n")
+    own = write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\n")
+    assert presets.load(str(own)).config == str(config)
+
+
+def test_an_unknown_preset_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="no preset named mmbt_gird") as caught:
+        presets.load("mmbt_gird")
+    assert "did you mean mmbt_grid" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: mmbt\n", "unknown key 'models'"),
+        ("title: x\n", "needs the key 'model'"),
+        ("- 1\n", "a preset is a mapping"),
+        ("model: [\n", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path / "wrong.yaml", text)
+    with pytest.raises(UsageError, match=message) as caught:
+        presets.load(str(path))
+    assert "wrong.yaml" in str(caught.value)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: there is no such file"):
+        presets.load("nowhere.yaml")

@@ -1,0 +1,43 @@
+import json
+from pathlib import Path
+
+from mmf_win.protocol import EventLog, EventReader, Exit, Request, read_events
+
+
+def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    reader = EventReader(path)
+    assert list(reader.poll()) == []
+    EventLog(path).write("note", text="Память 中文")
+    with path.open("ab") as file:
+        file.write(b'{"kind": "tra')
+    assert [event["text"] for event in reader.poll()] == ["Память 中文"]
+    with path.open("ab") as file:
+        file.write(b'in", "update": 1}\n')
+    assert [event["update"] for event in reader.poll()] == [1]
+
+
+def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'rubbish\n[1]\n{"no": "kind"}\n{"kind": "note"}\n')
+    assert [event["kind"] for event in read_events(path)] == ["note"]
+
+
+def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    EventLog(path).write("old")
+    reader = EventReader(path, from_end=True)
+    EventLog(path).write("new")
+    assert [event["kind"] for event in reader.poll()] == ["new"]
+
+
+def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:
+    request = Request("train", "mmbt", "mmf", "run", "attempt", settings={"a": [1]}, overrides=["k=v=w"])
+    path = tmp_path / "request.json"
+    request.save(path)
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**values, "of a later version": 1}), encoding="utf-8")
+    assert Request.load(path) == request
+    Exit("nan", "loss").save(path)
+    assert Exit.load(path) == Exit("nan", "loss")
+    assert not list(tmp_path.glob("*.part"))
