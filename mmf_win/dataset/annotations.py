@@ -1,0 +1,122 @@
+"""The annotation files of Hateful Memes: one JSON object a line, one file a split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmf_win.errors import DatasetError
+from mmf_win.paths import DatasetPaths
+
+SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_unseen")
+"""The splits of phase 1 (train, dev, test) and of phase 2, as their files are named."""
+
+# MMF 1.0.0rc12 validates on dev_unseen and tests on test_unseen; the others stand in where these are not.
+_VAL = ("dev_unseen", "dev_seen", "dev")
+_TEST = ("test_unseen", "test_seen", "test")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One meme.
+
+    Attributes:
+        id: unique within its split.
+        img: the image, relative to the images folder: ``img/01235.png``.
+        text: what is written on it.
+        label: 1 hateful, 0 not, None where the split was published without labels.
+        line: where it stands in its file, counted from 1.
+    """
+
+    id: int
+    img: str
+    text: str
+    label: int | None
+    line: int
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of an annotation file, in its order; blank lines are skipped.
+
+    Raises:
+        DatasetError: the file cannot be read, or a line is not what it should be; it names file and line.
+    """
+    return [_row(path, number, line) for number, line in _lines(path)]
+
+
+def count_rows(path: Path) -> int:
+    """How many rows an annotation file has.
+
+    Raises:
+        DatasetError: the file cannot be read.
+    """
+    return sum(1 for _ in _lines(path))
+
+
+def keep_rows(path: Path, rows: list[Row]) -> None:
+    """Rewrite the file at ``path`` so that it holds only those of its lines that ``rows`` came from."""
+    kept = {row.line for row in rows}
+    lines = [line for number, line in _lines(path) if number in kept]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def splits_on_disk(paths: DatasetPaths) -> list[str]:
+    """The splits whose annotation files lie in MMF's layout."""
+    return [split for split in SPLITS if paths.split(split).is_file()]
+
+
+def choose_splits(paths: DatasetPaths) -> dict[str, str]:
+    """The annotation file's stem for each of MMF's ``train``, ``val`` and ``test``.
+
+    Phase 2 wins where both phases lie on disk. ``test`` is named even when there is none: training does
+    without.
+
+    Raises:
+        DatasetError: there is nothing to train with or to validate on.
+    """
+    there = splits_on_disk(paths)
+    val = next((split for split in _VAL if split in there), None)
+    if "train" not in there or val is None:
+        what = "train.jsonl" if "train" not in there else "validation split (dev_unseen, dev_seen or dev)"
+        raise DatasetError(
+            f"{paths.annotations}: there is no {what}", hint="convert the dataset: mmfw convert --zip ARCHIVE"
+        )
+    return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, without their ends, counted from 1."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except OSError as error:
+        raise DatasetError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DatasetError(f"{path}: not a text file in UTF-8") from None
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    def wrong(what: str) -> DatasetError:
+        return DatasetError(f"{path}:{number}: {what}")
+
+    try:
+        value: Any = json.loads(line)
+    except ValueError as error:
+        raise wrong(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise wrong("not a JSON object")
+    id_, img, text, label = (value.get(key) for key in ("id", "img", "text", "label"))
+    if not isinstance(id_, int) or isinstance(id_, bool):
+        raise wrong(f'"id" must be a whole number, not {json.dumps(id_)}')
+    if not isinstance(img, str) or not img:
+        raise wrong(f'"img" must be the name of an image, not {json.dumps(img)}')
+    if not isinstance(text, str):
+        raise wrong(f'"text" must be a text, not {json.dumps(text)}')
+    if label not in (0, 1, None):
+        raise wrong(f'"label" must be 0 or 1, not {json.dumps(label)}')
+    return Row(id_, img, text, label, number)
