@@ -1,0 +1,205 @@
+"""Changes what a module becomes when it is imported, without touching its file.
+
+Three means, from the smallest to the largest, all queued before the module is imported:
+
+* :class:`Edit` replaces a few words of a module's source as it is compiled. Line numbers stay, so that
+  tracebacks still point at the right line of the file. This is the means of choice inside MMF: the change
+  reads as what it is, and it cannot fit where somebody has already changed these words.
+* :func:`after_import` calls a function with the module once it is there.
+* :func:`alias` gives a module that moved its old name back.
+
+All three live in one finder on ``sys.meta_path``; modules that nobody queued anything for never meet it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import decode_source, find_spec
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+Callback = Callable[[ModuleType], None]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Words of a module's source to replace, everywhere that they occur in it.
+
+    Attributes:
+        module: dotted name.
+        old: what the file holds.
+        new: what is compiled instead; it has as many lines.
+        names: what ``new`` speaks of, put among the module's globals before it runs.
+    """
+
+    module: str
+    old: str
+    new: str
+    names: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.old.count("\n") != self.new.count("\n"):
+            raise ValueError(f"the edit of {self.module} would shift its lines")
+
+
+def edit(change: Edit) -> None:
+    """Queue an edit.
+
+    Raises:
+        RuntimeError: the module is already imported.
+    """
+    _refuse_late(change.module)
+    edits = _finder.edits.setdefault(change.module, [])
+    if change not in edits:
+        edits.append(change)
+
+
+def after_import(module: str, callback: Callback) -> None:
+    """Call ``callback(module)`` right after its import, or now where that is past."""
+    if module in sys.modules:
+        callback(sys.modules[module])
+    else:
+        _finder.callbacks.setdefault(module, []).append(callback)
+
+
+def alias(target_of: Callable[[str], str | None]) -> None:
+    """Ask ``target_of`` for the new name of a module that nobody else finds; None is "not mine"."""
+    _last.targets.append(target_of)
+
+
+def source_path(module: str, root: Path | None = None) -> Path | None:
+    """The source file of a module, found without importing anything; None where there is none.
+
+    Args:
+        module: dotted name.
+        root: the folder that holds its top package; without it, wherever ``sys.path`` has it.
+    """
+    top, *rest = module.split(".")
+    if root is None:
+        spec = find_spec(top)
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        folder = Path(next(iter(spec.submodule_search_locations)))
+    else:
+        folder = root / top
+    inside = folder.joinpath(*rest)
+    candidates = (inside / "__init__.py", inside.with_name(inside.name + ".py"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def source(module: str, root: Path | None = None) -> str:
+    """The source of a module as text, without importing anything; empty where there is none."""
+    path = source_path(module, root)
+    return path.read_text(encoding="utf-8") if path else ""
+
+
+def _refuse_late(module: str) -> None:
+    if module in sys.modules:
+        raise RuntimeError(f"{module} was imported before mmfw could change it")
+
+
+class _EditingLoader(SourceFileLoader):
+    """Compiles the edited source; bytecode caches hold the file's own and are passed by."""
+
+    def __init__(self, name: str, path: str, edits: Sequence[Edit]) -> None:
+        super().__init__(name, path)
+        self._edits = edits
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        text = decode_source(self.get_data(path))
+        for change in self._edits:
+            text = text.replace(change.old, change.new)
+        return self.source_to_code(text.encode(), path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        for change in self._edits:
+            vars(module).update(change.names)
+        super().exec_module(module)
+
+
+class _CallingLoader(Loader):
+    """Another loader, and a few calls after it."""
+
+    def __init__(self, inner: Loader, callbacks: Sequence[Callback]) -> None:
+        self._inner = inner
+        self._callbacks = callbacks
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        for callback in self._callbacks:
+            callback(module)
+
+    def __getattr__(self, name: str) -> Any:
+        # inspect and importlib.resources ask the loader for get_source, get_resource_reader and the like.
+        return getattr(self._inner, name)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self) -> None:
+        self.edits: dict[str, list[Edit]] = {}
+        self.callbacks: dict[str, list[Callback]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        edits = self.edits.get(fullname)
+        callbacks = self.callbacks.get(fullname)
+        if not edits and not callbacks:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, found), None)
+        if spec is None or spec.loader is None:
+            return None
+        if edits and spec.origin:
+            spec.loader = _EditingLoader(fullname, spec.origin, edits)
+        if callbacks:
+            spec.loader = _CallingLoader(spec.loader, callbacks)
+        return spec
+
+
+class _AliasFinder(MetaPathFinder):
+    """Stands last on ``sys.meta_path``, so that it is only asked for what does not exist."""
+
+    def __init__(self) -> None:
+        self.targets: list[Callable[[str], str | None]] = []
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        for target_of in self.targets:
+            name = target_of(fullname)
+            if name is not None:
+                return ModuleSpec(fullname, _AliasLoader(name))
+        return None
+
+
+class _AliasLoader(Loader):
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system hands out whatever stands in sys.modules after this call; a module given out by
+        # create_module would have its own __spec__ overwritten by the alias's.
+        sys.modules[module.__name__] = importlib.import_module(self._target)
+
+
+_finder = _Finder()
+_last = _AliasFinder()
+
+
+def activate() -> None:
+    """Put the finders in their places; again is nothing."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+        sys.meta_path.append(_last)

@@ -1,0 +1,214 @@
+"""What differs between the versions of MMF, and where things are in a tree of either.
+
+Two versions matter: 1.0.0rc10, the newest on PyPI, and 1.0.0rc12, the head of MMF's repository. Nothing
+here imports MMF or torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+
+from mmf_win.errors import MmfError
+
+# Linux gives up after as many, https://man7.org/linux/man-pages/man7/path_resolution.7.html
+_MAX_LINKS = 40
+# No path in a repository is longer; a configuration that is shorter has more than one line.
+_MAX_LINK_TEXT = 1024
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What one version of MMF has and others have not.
+
+    Attributes:
+        trainer: ``training.trainer`` of MMF's own trainer.
+        env_resolver: how a configuration reads an environment variable.
+        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem that is the default.
+        callbacks: ``training.callbacks`` and the registry of callbacks exist.
+        stdout_capture: ``training.stdout_capture`` exists, and silences stdout unless false.
+        colored_logs: ``training.colored_logs`` exists.
+        accumulation: ``training.update_frequency`` and ``training.batch_size_per_device`` exist.
+        fp16: ``training.fp16`` exists.
+        detect_anomaly: ``training.detect_anomaly`` exists; without it, detection is always on.
+        exit_on_nan: ``training.exit_on_nan_losses`` exists.
+        max_to_keep: ``checkpoint.max_to_keep`` exists.
+        persistent_workers: ``training.persistent_workers`` exists.
+        use_cpu: ``evaluation.use_cpu`` exists.
+    """
+
+    trainer: str
+    env_resolver: str
+    splits: Mapping[str, str]
+    callbacks: bool
+    stdout_capture: bool
+    colored_logs: bool
+    accumulation: bool
+    fp16: bool
+    detect_anomaly: bool
+    exit_on_nan: bool
+    max_to_keep: bool
+    persistent_workers: bool
+    use_cpu: bool
+
+
+VERSIONS: Mapping[str, Differences] = MappingProxyType(
+    {
+        "1.0.0rc10": Differences(
+            trainer="base_trainer",
+            env_resolver="env",
+            splits=MappingProxyType({"train": "train", "val": "dev", "test": "test"}),
+            callbacks=False,
+            stdout_capture=True,
+            colored_logs=False,
+            accumulation=False,
+            fp16=False,
+            detect_anomaly=False,
+            exit_on_nan=False,
+            max_to_keep=False,
+            persistent_workers=False,
+            use_cpu=False,
+        ),
+        "1.0.0rc12": Differences(
+            trainer="mmf",
+            env_resolver="oc.env",
+            splits=MappingProxyType({"train": "train", "val": "dev_unseen", "test": "test_unseen"}),
+            callbacks=True,
+            stdout_capture=False,
+            colored_logs=True,
+            accumulation=True,
+            fp16=True,
+            detect_anomaly=True,
+            exit_on_nan=True,
+            max_to_keep=True,
+            persistent_workers=True,
+            use_cpu=True,
+        ),
+    }
+)
+"""The versions that mmfw knows."""
+
+
+def differences(version: str) -> Differences:
+    """What is peculiar to a version of MMF.
+
+    Raises:
+        MmfError: mmfw does not know that version.
+    """
+    try:
+        return VERSIONS[version]
+    except KeyError:
+        raise MmfError(
+            f"MMF {version} is unknown to mmfw, which works with {' and '.join(VERSIONS)}",
+            hint="mmfw setup --mmf pypi",
+        ) from None
+
+
+def read_version(root: Path) -> str:
+    """MMF's version, read from ``mmf/version.py`` as text.
+
+    Args:
+        root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
+
+    Raises:
+        MmfError: there is no such file, or no version in it.
+    """
+    path = root / "mmf" / "version.py"
+    match = re.search(r'^__version__ = "([^"]+)"', _read(path), re.MULTILINE)
+    if match is None:
+        raise MmfError(f"no version can be found in {path}", hint="mmfw setup")
+    return match[1]
+
+
+def dataset_version(root: Path) -> str | float:
+    """The version of Hateful Memes that this MMF expects, from its ``mmf/configs/zoo/datasets.yaml``.
+
+    MMF writes it into ``.built.json`` and downloads everything again when another one stands there. In YAML
+    ``1.0_2020_10_01`` is the number 1.020201001, so that is what MMF reads, writes and compares.
+
+    Raises:
+        MmfError: the file is missing, or knows no Hateful Memes.
+    """
+    from omegaconf import OmegaConf
+
+    path = follow_text_links(root / "mmf" / "configs" / "zoo" / "datasets.yaml")
+    version = OmegaConf.select(OmegaConf.create(_read(path)), "hateful_memes.defaults.version")
+    if version is None:
+        raise MmfError(f"{path} lists no Hateful Memes dataset", hint="mmfw setup")
+    return version if isinstance(version, float) else str(version)
+
+
+def config_path(root: Path, name: str) -> Path:
+    """The real file of one of MMF's configurations.
+
+    The names are MMF's own, such as ``projects/hateful_memes/configs/mmbt/defaults.yaml`` or
+    ``projects/mmbt/configs/hateful_memes/defaults.yaml`` or ``configs/models/mmbt/pretrain.yaml``. Where
+    one is a link, real or as text, it is followed, so that files named in it are found beside it.
+
+    Args:
+        root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
+        name: relative to ``root`` or to the package ``mmf``, with ``/`` on every system; or absolute.
+
+    Raises:
+        MmfError: there is no such configuration.
+    """
+    for folder in (root, root / "mmf"):
+        path = follow_text_links(folder / name)
+        if path.is_file():
+            return path.resolve()
+    near = get_close_matches(name, _config_names(root), n=3)
+    raise MmfError(
+        f"MMF in {root} has no configuration {name}",
+        hint=f"The nearest are {', '.join(near)}." if near else None,
+    )
+
+
+def follow_text_links(path: Path) -> Path:
+    """What ``path`` stands for where git wrote symlinks as text.
+
+    Where a system has no symlinks, git writes a file that holds the target's path instead, and so do tools
+    that unpack a repository's archive. Such a file may stand anywhere in ``path``, for a file or a folder.
+    Real symlinks are left to the system.
+
+    Raises:
+        MmfError: the links lead in a circle.
+    """
+    here = path
+    for _ in range(_MAX_LINKS):
+        link = next((part for part in (here, *here.parents) if part.is_file()), None)
+        target = _link_target(link) if link else None
+        if link is None or target is None:
+            return here
+        here = Path(os.path.normpath(link.parent / target / here.relative_to(link)))
+    raise MmfError(f"the links from {path} lead in a circle", hint="mmfw setup")
+
+
+def _link_target(path: Path) -> str | None:
+    if path.stat().st_size > _MAX_LINK_TEXT:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        is_link = bool(text) and "\n" not in text and (path.parent / text).exists()
+    except (OSError, ValueError):  # not text, or text that cannot be a path
+        return None
+    return text if is_link else None
+
+
+def _config_names(root: Path) -> list[str]:
+    names: set[str] = set()
+    for folder in (root / "mmf" / "configs", root / "mmf" / "projects", root / "projects"):
+        base = root if folder.parent == root else root / "mmf"
+        names.update(path.relative_to(base).as_posix() for path in folder.rglob("*.yaml"))
+    return sorted(names)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MmfError(f"{path} cannot be read: {error.strerror}", hint="mmfw setup") from error

@@ -1,0 +1,318 @@
+"""A small world in which the real MMF trains in seconds: data, word vectors, a BERT, and sizes to match.
+
+Everything is seeded, a few megabytes large, and in the formats of the real thing. Nothing needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Settings = dict[str, Any]
+
+WORDS = (
+    "a",
+    "the",
+    "cat",
+    "dog",
+    "tree",
+    "love",
+    "hate",
+    "good",
+    "bad",
+    "this",
+    "you",
+    "café",
+    "смех",
+    "世界",
+)
+SPLITS = {"train": 14, "dev": 5, "test": 5}
+BOXES = 10  # of each image; real ones have 100
+TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
+HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
+FEATURES = 2048  # numbers a box, which MMF's configurations count on
+FC7 = 24  # real ones have 2048
+CLASSES = 1601  # of the detector that made the real features
+
+
+@dataclass(frozen=True)
+class TinyWorld:
+    """Where everything is.
+
+    Attributes:
+        root: holds the rest.
+    """
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        """For MMF_DATA_DIR."""
+        return self.root / "data"
+
+    @property
+    def cache(self) -> Path:
+        """For MMF_CACHE_DIR; holds the GloVe file."""
+        return self.root / "cache"
+
+    @property
+    def bert(self) -> Path:
+        """A BERT of two layers in transformers' format."""
+        return self.root / "bert"
+
+    @property
+    def dataset(self) -> Path:
+        """The dataset in MMF's layout."""
+        return self.data / "datasets" / "hateful_memes" / "defaults"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What MMF needs to know, and a stop to every download."""
+        return {
+            "MMF_DATA_DIR": str(self.data),
+            "MMF_CACHE_DIR": str(self.cache),
+            "MMF_DATASET_ZOO": str(self.root / "zoo.yaml"),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUTF8": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+def build(root: Path, splits: Mapping[str, int] = SPLITS, seed: int = 0) -> TinyWorld:
+    """The whole world in ``root``.
+
+    Args:
+        root: a folder, made if need be.
+        splits: how many rows each annotation file has; every row has a label.
+        seed: of all that is random.
+    """
+    world = TinyWorld(root)
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "zoo.yaml").write_text("{}\n", encoding="utf-8")
+    ids = build_dataset(world.dataset, splits, seed)
+    build_features(world.dataset / "features" / "detectron.lmdb", ids, seed)
+    for folder in (world.data / "vocabs", world.dataset / "extras" / "vocabs"):
+        build_vocabulary(folder / "vocabulary_100k.txt")
+    build_word_vectors(world.cache / "glove.6B.300d.txt", seed)
+    build_fc7(world.data / "models" / "detectron.defaults", seed)
+    build_bert(world.bert, seed)
+    return world
+
+
+def build_dataset(root: Path, splits: Mapping[str, int] = SPLITS, seed: int = 0) -> list[str]:
+    """Annotations and images in MMF's layout; returns the images' stems."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(seed)
+    images = root / "images" / "img"
+    annotations = root / "annotations"
+    for folder in (images, annotations):
+        folder.mkdir(parents=True)
+    numbers = iter(random.permutation(90_000)[: sum(splits.values())] + 1)
+    stems = []
+    for split, count in splits.items():
+        lines = []
+        for row in range(count):
+            number = int(next(numbers))
+            stem = f"{number:05}"
+            stems.append(stem)
+            pixels = random.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(images / f"{stem}.png")
+            text = " ".join(random.choice(WORDS, 5))
+            meme = {"id": number, "img": f"img/{stem}.png", "label": row % 2, "text": text}
+            lines.append(json.dumps(meme, ensure_ascii=False))
+        (annotations / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return stems
+
+
+def build_features(path: Path, stems: list[str], seed: int = 0) -> None:
+    """Region features as MMF's LMDB: a pickled record for each image, and their keys under ``keys``."""
+    import lmdb
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    keys = [stem.encode() for stem in stems]
+    with lmdb.open(str(path), map_size=256 * 2**20) as env, env.begin(write=True) as transaction:
+        transaction.put(b"keys", pickle.dumps(keys))
+        for key in keys:
+            corner = random.uniform(0, 30, (BOXES, 2))
+            record = {
+                "feature_path": key.decode(),
+                "features": random.standard_normal((BOXES, FEATURES), dtype=np.float32),
+                "image_height": 64,
+                "image_width": 64,
+                "num_boxes": BOXES,
+                "objects": random.integers(0, CLASSES, BOXES),
+                "cls_prob": random.dirichlet(np.ones(CLASSES), BOXES).astype(np.float32),
+                "bbox": np.hstack([corner, corner + 20]).astype(np.float32),
+            }
+            transaction.put(key, pickle.dumps(record))
+
+
+def build_vocabulary(path: Path) -> None:
+    """A word a line, MMF's four special ones first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = ("<pad>", "<s>", "</s>", "<unk>", *WORDS)
+    path.write_text("\n".join(words) + "\n", encoding="utf-8")
+
+
+def build_word_vectors(path: Path, seed: int = 0) -> None:
+    """GloVe's text format with 300 numbers a word."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (f"{word} " + " ".join(f"{x:.4f}" for x in random.standard_normal(300)) for word in WORDS)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def build_fc7(folder: Path, seed: int = 0) -> None:
+    """The last layer of the detector, which models with features fine-tune, with fewer outputs."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    layers = {"fc7_w.pkl": (FC7, FEATURES), "fc7_b.pkl": (FC7,)}
+    for name, shape in layers.items():
+        weights = random.standard_normal(shape).astype(np.float32) / 50
+        (folder / name).write_bytes(pickle.dumps(weights))
+
+
+def build_bert(folder: Path, seed: int = 0) -> None:
+    """A BERT of two layers with random weights, its heads and its vocabulary, in transformers' format."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(TOKENS) + "\n", encoding="utf-8")
+    config = {
+        "model_type": "bert",
+        "architectures": ["BertForPreTraining"],
+        "vocab_size": len(TOKENS),
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INNER,
+        "max_position_embeddings": POSITIONS,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    random = np.random.default_rng(seed)
+    weights = {}
+
+    def tensor(name: str, *shape: int) -> None:
+        weights[name] = random.normal(0, 0.02, shape).astype(np.float32)
+
+    def dense(name: str, outputs: int, inputs: int) -> None:
+        tensor(f"{name}.weight", outputs, inputs)
+        tensor(f"{name}.bias", outputs)
+
+    def norm(name: str) -> None:
+        weights[f"{name}.weight"] = np.ones(HIDDEN, dtype=np.float32)
+        weights[f"{name}.bias"] = np.zeros(HIDDEN, dtype=np.float32)
+
+    tensor("bert.embeddings.word_embeddings.weight", len(TOKENS), HIDDEN)
+    tensor("bert.embeddings.position_embeddings.weight", POSITIONS, HIDDEN)
+    tensor("bert.embeddings.token_type_embeddings.weight", 2, HIDDEN)
+    norm("bert.embeddings.LayerNorm")
+    for number in range(LAYERS):
+        layer = f"bert.encoder.layer.{number}"
+        for part in ("query", "key", "value"):
+            dense(f"{layer}.attention.self.{part}", HIDDEN, HIDDEN)
+        dense(f"{layer}.attention.output.dense", HIDDEN, HIDDEN)
+        norm(f"{layer}.attention.output.LayerNorm")
+        dense(f"{layer}.intermediate.dense", INNER, HIDDEN)
+        dense(f"{layer}.output.dense", HIDDEN, INNER)
+        norm(f"{layer}.output.LayerNorm")
+    dense("bert.pooler.dense", HIDDEN, HIDDEN)
+    dense("cls.predictions.transform.dense", HIDDEN, HIDDEN)
+    norm("cls.predictions.transform.LayerNorm")
+    tensor("cls.predictions.bias", len(TOKENS))
+    dense("cls.seq_relationship", 2, HIDDEN)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One of the published baselines at a tiny size.
+
+    Attributes:
+        model: MMF's name.
+        config: MMF's configuration file.
+        settings: what to merge over it.
+    """
+
+    model: str
+    config: str
+    settings: Settings
+
+
+def recipes(world: TinyWorld) -> dict[str, Recipe]:
+    """The baselines that can be trained without downloads, by name, for both versions of MMF."""
+    bert = str(world.bert)
+    sizes: Settings = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    text = {"bert_model_name": bert, "text_hidden_size": HIDDEN, "text_encoder": {"params": sizes}}
+    image: Settings = {"modal_encoder": {"params": {"pretrained": False}}}
+    regions: Settings = {"modal_hidden_size": FC7}
+    tokens = {
+        "params": {"tokenizer_config": {"type": bert}, "max_seq_length": 16},
+    }
+    vilbert = sizes | {
+        "bert_model_name": bert,
+        "intermediate_size": INNER,
+        "max_position_embeddings": POSITIONS,
+        "vocab_size": len(TOKENS),
+        "v_hidden_size": HIDDEN,
+        "v_num_hidden_layers": LAYERS,
+        "v_num_attention_heads": HEADS,
+        "v_intermediate_size": INNER,
+        "bi_hidden_size": HIDDEN,
+        "bi_num_attention_heads": HEADS,
+        "bi_intermediate_size": INNER,
+        "v_biattention_id": [0, 1],
+        "t_biattention_id": [0, 1],
+    }
+
+    def recipe(model: str, config: str, size: Settings, *, words: bool = False) -> Recipe:
+        dataset: Settings = {
+            "max_features": BOXES,
+            "processors": {"image_processor": {"params": {"transforms": _transforms()}}},
+        }
+        if not words:
+            dataset["processors"]["text_processor"] = tokens
+        settings = {"model_config": {model: size}, "dataset_config": {"hateful_memes": dataset}}
+        return Recipe(model, f"projects/{config}.yaml", settings)
+
+    unimodal = "others/unimodal/configs/hateful_memes"
+    return {
+        "concat_bow": recipe("concat_bow", "others/concat_bow/hateful_memes/defaults", image, words=True),
+        "image": recipe("unimodal_image", f"{unimodal}/image", image, words=True),
+        "regions": recipe("unimodal_image", f"{unimodal}/with_features", regions, words=True),
+        "text": recipe("unimodal_text", f"{unimodal}/text", {}, words=True),
+        "bert": recipe("unimodal_text", f"{unimodal}/bert", text),
+        "concat_bert": recipe("concat_bert", "others/concat_bert/hateful_memes/defaults", text | image),
+        "late_fusion": recipe("late_fusion", "others/late_fusion/hateful_memes/defaults", text | image),
+        "mmbt": recipe("mmbt", "mmbt/configs/hateful_memes/defaults", text | image),
+        "mmbt_regions": recipe("mmbt", "mmbt/configs/hateful_memes/with_features", text | regions),
+        "visual_bert": recipe(
+            "visual_bert",
+            "visual_bert/configs/hateful_memes/direct",
+            sizes | {"bert_model_name": bert, "intermediate_size": INNER},
+        ),
+        "vilbert": recipe("vilbert", "vilbert/configs/hateful_memes/direct", vilbert),
+    }
+
+
+def _transforms() -> list[Any]:
+    return [
+        {"type": "Resize", "params": {"size": [40, 40]}},
+        {"type": "CenterCrop", "params": {"size": [32, 32]}},
+        "ToTensor",
+        "GrayScaleTo3Channels",
+    ]
