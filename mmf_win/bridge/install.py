@@ -1,0 +1,187 @@
+"""Getting MMF, and finding the copy that runs.
+
+::
+
+    <tool home>/mmf/
+        installed.json          which copy is in force; written last
+        pypi-1.0.0rc10/         holds the packages mmf and mmf_cli; goes on the worker's sys.path
+        incoming-…/             a copy being fetched; renamed once every file is verified
+
+MMF lives beside the environment's packages rather than among them, because its own requirements (torch 1.5
+among them) can no longer be met and must not meet pip's resolver.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from mmf_win.bridge.sources import SOURCES, Source
+from mmf_win.bridge.versions import read_version
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.paths import tool_home
+from mmf_win.protocol import read_json, write_json
+
+Origin = Literal["pypi", "github", "path", "environment"]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A copy of MMF.
+
+    Attributes:
+        root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
+        version: MMF's own version.
+        source: ``pypi`` or ``github`` when mmfw fetched it, ``path`` for a checkout that the user edits,
+            ``environment`` for one that Python finds by itself.
+        commit: the commit, where it is known.
+    """
+
+    root: Path
+    version: str
+    source: Origin
+    commit: str | None = None
+
+
+def find() -> Installed:
+    """The MMF that runs: what ``mmfw setup`` chose, else one that is importable here.
+
+    Looks at a few files only; :func:`verify` looks at all of them.
+
+    Raises:
+        MmfError: there is none, or it is visibly incomplete.
+    """
+    installed = chosen() or _importable()
+    if installed is None:
+        raise MmfError("MMF is not installed", hint="run `mmfw setup`")
+    if not _holds_mmf(installed.root):
+        raise MmfError(f"the MMF in {installed.root} is incomplete", hint=_cure(installed))
+    return installed
+
+
+def chosen() -> Installed | None:
+    """What ``mmfw setup`` chose, whole or not; None when it never ran.
+
+    Raises:
+        MmfError: the note of it cannot be read.
+    """
+    try:
+        note = read_json(_note())
+        return Installed(_home() / note["root"], note["version"], note["source"], note["commit"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise MmfError(f"{_note()} cannot be read: {error}", hint="run `mmfw setup --mmf pypi`") from error
+
+
+def install(source: Source, *, force: bool = False) -> Installed:
+    """Put a copy from ``source`` in force; one that is there and whole is not fetched again.
+
+    Until the new copy is verified, the old one stays as it is. Two of these at once may disturb each other;
+    the loser fails, and nothing broken is left in force.
+
+    Args:
+        source: where from.
+        force: fetch it even though a whole copy is there.
+
+    Raises:
+        MmfError: it cannot be had.
+        OSError: the disk is full, or files are in use.
+    """
+    root = _home() / source.folder
+    if force or not root.is_dir() or any(source.differences(root)):
+        _replace(root, source)
+    return _remember(Installed(root, source.version, source.name, source.commit))
+
+
+def adopt(checkout: Path) -> Installed:
+    """Put a checkout that the user edits in force; it is neither copied nor changed.
+
+    Raises:
+        UsageError: it is none.
+    """
+    root = checkout.expanduser().resolve()
+    if not root.is_dir():
+        raise UsageError(f"there is no folder {checkout}", hint="--mmf takes pypi, github or a folder")
+    if not _holds_mmf(root):
+        raise UsageError(
+            f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
+            hint="name the folder that `git clone https://github.com/facebookresearch/mmf` made",
+        )
+    return _remember(Installed(root, read_version(root), "path"))
+
+
+def verify(installed: Installed) -> list[str]:
+    """What is wrong with a copy, a line for each file; a copy that is not ours only has to be there."""
+    source = source_of(installed)
+    if source is not None:
+        return [str(difference) for difference in source.differences(installed.root)]
+    return [] if _holds_mmf(installed.root) else ["missing: mmf/version.py or mmf_cli/run.py"]
+
+
+def source_of(installed: Installed) -> Source | None:
+    """The source that a copy came from and can be fetched from again; None for one that is not ours."""
+    for source in SOURCES:
+        if (source.name, source.version, source.commit) == (
+            installed.source,
+            installed.version,
+            installed.commit,
+        ):
+            return source
+    return None
+
+
+def _replace(root: Path, source: Source) -> None:
+    _home().mkdir(parents=True, exist_ok=True)
+    for leftover in _home().glob("incoming-*"):  # of a setup that was killed
+        shutil.rmtree(leftover)
+    with tempfile.TemporaryDirectory(prefix="incoming-", dir=_home()) as incoming:
+        new = Path(incoming, "mmf")
+        source.fetch(new, Path(incoming))
+        if damage := next(source.differences(new), None):
+            raise MmfError(
+                f"MMF {source.version} did not arrive whole ({damage})",
+                hint="run `mmfw setup` again; if that does not help, suspect the disk or a virus scanner",
+            )
+        if root.exists():
+            root.rename(Path(incoming, "old"))
+        new.rename(root)
+
+
+def _remember(installed: Installed) -> Installed:
+    # Relative where it can be, so that a moved environment still finds its copy.
+    inside = installed.root.parent == _home()
+    note = asdict(installed) | {"root": installed.root.name if inside else str(installed.root)}
+    _home().mkdir(parents=True, exist_ok=True)
+    write_json(_note(), note)
+    return installed
+
+
+def _importable() -> Installed | None:
+    spec = importlib.util.find_spec("mmf")
+    if spec is None or spec.origin is None:
+        return None
+    root = Path(spec.origin).parent.parent
+    return Installed(root, read_version(root), "environment") if _holds_mmf(root) else None
+
+
+def _holds_mmf(root: Path) -> bool:
+    return (root / "mmf" / "version.py").is_file() and (root / "mmf_cli" / "run.py").is_file()
+
+
+def _cure(installed: Installed) -> str:
+    if installed.source == "path":
+        return f"bring {installed.root} back, or run `mmfw setup --mmf pypi`"
+    return "run `mmfw setup`"
+
+
+def _home() -> Path:
+    return tool_home() / "mmf"
+
+
+def _note() -> Path:
+    return _home() / "installed.json"

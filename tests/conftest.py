@@ -1,0 +1,65 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+# In CI everything else has to run: a missing tool must not turn a test off unseen.
+_MAY_SKIP = re.compile(r"MMFW_TEST_MMF|CUDA|GPU|Windows|POSIX|Linux")
+_KEPT = {"MMFW_HOME", "MMFW_TEST_MMF"}
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of whoever runs the tests stay out of them; where MMF is installed does not."""
+    for name in set(os.environ) - _KEPT:
+        if name.startswith(("MMF_", "MMFW_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def user_dir(tmp_path: Path) -> Path:
+    """A folder with a name as users have them: a space, Cyrillic and Chinese letters."""
+    folder = tmp_path / "Мои данные 数据"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def home(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty tool home: nothing is installed."""
+    folder = user_dir / "home"
+    monkeypatch.setenv("MMFW_HOME", str(folder))
+    return folder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not hasattr(report, "wasxfail"):
+        _fail_if_skipped_in_ci(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _fail_if_skipped_in_ci(report)
+    return report
+
+
+def _fail_if_skipped_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if os.environ.get("CI") and report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not _MAY_SKIP.search(reason):
+            report.outcome = "failed"
+            report.longrepr = f"In CI no test may be skipped for this: {reason}"

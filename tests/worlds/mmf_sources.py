@@ -1,0 +1,151 @@
+"""A tiny MMF as GitHub and PyPI would send it, and a web server that sends it well or badly."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from mmf_win.bridge.sources import GithubArchive, PypiWheel
+
+VERSION = "9.9.0"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+# What git itself says of TREE; test_git_tree.py asks it.
+TREE_ID = "4a3b612f8b3fd9f21db2f9607d1dc3690bd4f2df"
+
+
+class File(NamedTuple):
+    """A file of the tree; of a link, the content is the target."""
+
+    content: bytes
+    kind: Literal["file", "program", "link"] = "file"
+
+
+TREE: Mapping[str, File] = {
+    "mmf/__init__.py": File(b""),
+    "mmf/version.py": File(f'__version__ = "{VERSION}"\n'.encode()),
+    "mmf/configs/real.yaml": File(b"a: 1\n"),
+    "mmf_cli/__init__.py": File(b""),
+    "mmf_cli/run.py": File(b"def run(): ...\n"),
+    "projects/pythia/link.yaml": File(b"../../mmf/configs/real.yaml", "link"),
+    "tools/run me.sh": File(b"#!/bin/sh\n", "program"),
+    # git orders a folder as if its name ended in a slash, so these come before the folder mmf
+    "mmf-notes.txt": File(b"\r\n"),
+    "mmf.txt": File(b"\0" * 70_000),
+    "docs/Привет 你好.md": File("Привет\n".encode()),
+}
+
+
+def tar_gz(files: Mapping[str, File], top: str = f"mmf-{COMMIT}") -> bytes:
+    """An archive as ``git archive`` makes it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        folder = tarfile.TarInfo(f"{top}/")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for path, file in files.items():
+            member = tarfile.TarInfo(f"{top}/{path}")
+            member.mode = 0o775 if file.kind == "program" else 0o664
+            if file.kind == "link":
+                member.type, member.linkname = tarfile.SYMTYPE, file.content.decode()
+                archive.addfile(member)
+            else:
+                member.size = len(file.content)
+                archive.addfile(member, io.BytesIO(file.content))
+    return buffer.getvalue()
+
+
+def github(url: str, tree: str = TREE_ID) -> GithubArchive:
+    """The tiny MMF on a server."""
+    return GithubArchive(version=VERSION, commit=COMMIT, tree=tree, url=url)
+
+
+def pypi(folder: Path) -> PypiWheel:
+    """The tiny MMF as a wheel in ``folder``, for Linux and Python 3.8 as the real one."""
+    info = f"mmf-{VERSION}.dist-info"
+    files = {path: file.content for path, file in TREE.items() if path.startswith("mmf")}
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: mmf\nVersion: {VERSION}\n".encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp38-cp38-manylinux1_x86_64\n"
+    lines = [f"{path},sha256={_urlsafe(content)},{len(content)}" for path, content in files.items()]
+    record = "\n".join([*lines, f"{info}/RECORD,,", ""]).encode()
+    wheel = folder / f"mmf-{VERSION}-cp38-cp38-manylinux1_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, content in (files | {f"{info}/RECORD": record}).items():
+            archive.writestr(path, content)
+    return PypiWheel(
+        version=VERSION,
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        record_sha256=hashlib.sha256(record).hexdigest(),
+    )
+
+
+def _urlsafe(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def send(body: bytes, *, promise: int | None = None) -> Answer:
+    """An answer with this body that promises ``promise`` bytes; -1 promises nothing, as GitHub does."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        if promise != -1:
+            request.send_header("Content-Length", str(len(body) if promise is None else promise))
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def refuse(status: int) -> Answer:
+    """An answer that is only a status."""
+    return lambda request: request.send_error(status)
+
+
+class Server:
+    """A web server on this machine: gives each request the next answer, and the last one for ever.
+
+    Attributes:
+        url: what to ask for.
+        asked: how many requests came.
+    """
+
+    def __init__(self, answers: tuple[Answer, ...]) -> None:
+        self.asked = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answer = answers[min(outer.asked, len(answers) - 1)]
+                outer.asked += 1
+                answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}/mmf.tar.gz"
+
+    @classmethod
+    @contextmanager
+    def answering(cls, *answers: Answer) -> Iterator[Server]:
+        """A server that runs inside the ``with`` block."""
+        server = cls(answers)
+        thread = threading.Thread(target=server._http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server._http.shutdown()
+            thread.join()
+            server._http.server_close()
