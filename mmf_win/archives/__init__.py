@@ -1,1 +1,21 @@
-"""Protected archives and their verified extraction. Knows no memes."""
+"""Protected archives and their verified extraction. Knows no memes.
+
+Usable as a library::
+
+    from pathlib import Path
+    from mmf_win.archives import open_archive
+
+    with open_archive(Path("photos.zip"), password="secret") as archive:
+        archive.check_password()  # before anything is written
+        wanted = {m.name: Path("out", m.name) for m in archive.members}
+        for done in archive.extract(wanted):
+            print(done.name, done.size, done.crc32)
+
+zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and folders all look the same
+from here. What is wrong with a file is an :class:`~mmf_win.errors.ArchiveError` that names file and member.
+"""
+
+from mmf_win.archives.base import Archive, Extracted, Member
+from mmf_win.archives.detect import open_archive
+
+__all__ = ["Archive", "Extracted", "Member", "open_archive"]

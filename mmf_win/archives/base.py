@@ -1,0 +1,245 @@
+"""What every kind of archive has in common: a list of members, and one verified way to write them out."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from mmf_win.archives.names import find_twins, naming_problem, safe_name
+from mmf_win.errors import ArchiveError, PasswordError
+
+BLOCK = 1 << 20
+"""Bytes that are read or written at once."""
+
+Advance = Callable[[int], None]
+"""Called with the number of bytes just done."""
+
+
+def ignore(_: int) -> None:
+    """Progress for those who do not want any."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in an archive.
+
+    Attributes:
+        name: relative path with ``/`` between its parts, safe to join to a folder.
+        size: bytes when unpacked, as the archive declares them.
+        encrypted: whether a password is needed to read it.
+        crc32: checksum that the archive keeps, None where it keeps none.
+        problem: why it will not be extracted (a link, a name that Windows refuses …), None for most.
+    """
+
+    name: str
+    size: int
+    encrypted: bool = False
+    crc32: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A member that was written and verified."""
+
+    name: str
+    target: Path
+    size: int
+    crc32: int
+
+
+class Archive(ABC):
+    """An archive opened for reading; a context manager.
+
+    Attributes:
+        path: the archive itself.
+        format: what it is, for people: ``zip``, ``7z``, ``tar``, ``tar.gz``, ``folder`` …
+        members: its files; folders are not listed.
+    """
+
+    format: str
+
+    def __init__(self, path: Path, password: str | None = None) -> None:
+        self.path = path
+        self._password = password
+        self._password_checked = False
+        self.members: Sequence[Member] = ()
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:  # noqa: B027 – most kinds open their file anew for each pass
+        """Let go of the file."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether any member needs a password."""
+        return any(member.encrypted for member in self.members)
+
+    def check_password(self) -> None:
+        """Try the password on a few small members, writing nothing.
+
+        Raises:
+            PasswordError: it is missing or wrong. Nothing is raised when no member is encrypted.
+        """
+        if self._password_checked or not self.encrypted:
+            return
+        if self._password is None:
+            raise missing_password(self.path)
+        if not self._password_fits():
+            raise wrong_password(self.path)
+        self._password_checked = True
+
+    def extract(self, wanted: Mapping[str, Path], progress: Advance = ignore) -> Iterator[Extracted]:
+        """Write members to files, in whatever order is fastest.
+
+        Each is written to its target straight away and removed again if its size or checksum is wrong, so
+        let the targets lie in a staging folder until all are there.
+
+        Args:
+            wanted: name of a member → the file to write; its folder is made.
+            progress: called with the number of bytes just written.
+
+        Yields:
+            what was written, after its size and CRC were verified. A tar keeps no checksum of a member;
+            that of a compressed one as a whole was verified when it was opened.
+
+        Raises:
+            ArchiveError: a member is not there, refused, damaged, or not of the size it declares.
+            PasswordError: the password is missing or wrong.
+        """
+        by_name = {member.name: member for member in self.members}
+        for name in wanted:
+            if name not in by_name:
+                raise self._error("there is no such member", name)
+            if problem := by_name[name].problem:
+                raise self._error(problem, name)
+        if any(by_name[name].encrypted for name in wanted):
+            self.check_password()
+        return self._extract({name: (by_name[name], target) for name, target in wanted.items()}, progress)
+
+    @abstractmethod
+    def _extract(self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance) -> Iterator[Extracted]:
+        """Write the wanted members, all of which exist and may be extracted."""
+
+    def _password_fits(self) -> bool:
+        """Whether the given password opens the archive; asked only of encrypted ones."""
+        return True
+
+    def _error(self, reason: str, member: str | None = None) -> ArchiveError:
+        """What is wrong with the archive, or with one member of it."""
+        return damaged(self.path, reason, member)
+
+    def _safe_name(self, raw: str) -> str:
+        """The member's name; refuses the whole archive when that is an attack."""
+        try:
+            return safe_name(raw)
+        except ValueError as error:
+            raise ArchiveError(
+                f"{self.path}: member {raw!r} is refused: {error}",
+                hint="this archive may be an attack; get it from another place",
+            ) from None
+
+    def _write(self, member: Member, target: Path, blocks: Iterable[bytes], progress: Advance) -> Extracted:
+        """Write ``blocks`` to ``target`` and verify them; no file stays if they are wrong."""
+        with Output(self.path, member, target, progress) as output:
+            for block in blocks:
+                output.write(block)
+            return output.finish()
+
+
+class Output:
+    """A member on its way to disk; a context manager that leaves no file unless :meth:`finish` was happy.
+
+    Args:
+        archive: where the member comes from, for messages.
+        member: what it should be.
+        target: the file to write; its folder is made.
+        progress: called with the number of bytes just written.
+    """
+
+    def __init__(self, archive: Path, member: Member, target: Path, progress: Advance) -> None:
+        self._archive, self._member, self._target, self._progress = archive, member, target, progress
+        self._size = self._crc = 0
+        self._verified = False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._file = target.open("wb")
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file, and remove it unless it was verified."""
+        self._file.close()
+        if not self._verified:
+            self._target.unlink(missing_ok=True)
+
+    def write(self, block: bytes) -> None:
+        """Append a block.
+
+        Raises:
+            ArchiveError: this would be more than the member declares; nothing of the block was written.
+        """
+        self._size += len(block)
+        if self._size > self._member.size:
+            raise damaged(self._archive, "it holds more bytes than it declares", self._member.name)
+        self._file.write(block)
+        self._crc = zlib.crc32(block, self._crc)
+        self._progress(len(block))
+
+    def finish(self) -> Extracted:
+        """Close the file and compare it with the member.
+
+        Raises:
+            ArchiveError: the size or the checksum is not what the archive declares.
+        """
+        self._file.close()
+        member = self._member
+        if self._size < member.size:
+            raise damaged(self._archive, f"it ends after {self._size} of {member.size} bytes", member.name)
+        if member.crc32 not in (None, self._crc):
+            raise damaged(self._archive, "its checksum (CRC-32) is wrong", member.name)
+        self._verified = True
+        return Extracted(member.name, self._target, self._size, self._crc)
+
+
+def with_problems(members: Iterable[Member]) -> list[Member]:
+    """``members``, with those marked whose names clash or cannot be written everywhere."""
+    listed = list(members)
+    twins = find_twins(member.name for member in listed)
+    return [replace(m, problem=m.problem or naming_problem(m.name) or twins.get(m.name)) for m in listed]
+
+
+def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:
+    """The error for an archive that cannot be used as it is."""
+    what = f"{path}: {reason}" if member is None else f"{path}: member {member}: {reason}"
+    return ArchiveError(what, hint="the file may be incomplete or damaged; get it again")
+
+
+def missing_password(path: Path) -> PasswordError:
+    """The error for an encrypted archive and no password."""
+    return PasswordError(
+        f"{path} is encrypted and no password was given",
+        hint="give it with --password, --password-file or the variable MMFW_PASSWORD",
+    )
+
+
+def wrong_password(path: Path) -> PasswordError:
+    """The error for a password that does not open the archive."""
+    return PasswordError(
+        f"{path}: the password is wrong", hint="upper and lower case count; mind a blank at the end"
+    )

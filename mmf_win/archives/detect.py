@@ -1,0 +1,76 @@
+"""Tells what an archive is by its content: names are often wrong, and downloads are often web pages."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+from mmf_win.archives.base import Advance, Archive, damaged, ignore
+from mmf_win.archives.folder import FolderArchive
+from mmf_win.errors import ArchiveError
+
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a part of several
+_SEVEN_ZIP = b"7z\xbc\xaf\x27\x1c"
+_WEB_PAGE = (b"<!doctype", b"<html")
+_HEAD = 512
+
+
+def open_archive(path: Path, password: str | None = None, *, progress: Advance = ignore) -> Archive:
+    """Open an archive for reading, whatever its suffix says.
+
+    Args:
+        path: a zip, 7z or tar file (plain, gzip, bzip2, xz), or a folder.
+        password: used for encrypted members only.
+        progress: called with the number of bytes read while the members are listed; only a compressed tar
+            has to be read whole for that.
+
+    Raises:
+        ArchiveError: there is no such file, it is no archive, it is damaged, or a member's name is an attack.
+        PasswordError: even the list of members is encrypted, and the password is missing or wrong.
+    """
+    if path.is_dir():
+        return FolderArchive(path)
+    if not path.is_file():
+        raise ArchiveError(f"{path}: no such file or folder")
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if not head:
+        raise damaged(path, "the file is empty")
+    if head.startswith(_ZIP):
+        return _zip(path, password)
+    if head.startswith(_SEVEN_ZIP):
+        from mmf_win.archives.sevenzip import SevenZipArchive
+
+        return SevenZipArchive(path, password)
+
+    from mmf_win.archives.tar import MAGIC, TarArchive
+
+    for name, magic in MAGIC.items():
+        if head.startswith(magic):
+            return TarArchive(path, name, progress)
+    if _is_tar(head):
+        return TarArchive(path, None)
+    if zipfile.is_zipfile(path):  # a self-extracting one begins with a program
+        return _zip(path, password)
+    if head.lstrip().lower().startswith(_WEB_PAGE):
+        raise ArchiveError(
+            f"{path}: this is a web page, not an archive",
+            hint="the site probably asked for a login; download the file in a browser",
+        )
+    raise ArchiveError(f"{path}: not an archive", hint="zip, 7z, tar and tar.gz files and folders are known")
+
+
+def _zip(path: Path, password: str | None) -> Archive:
+    from mmf_win.archives.zip import ZipArchive
+
+    return ZipArchive(path, password)
+
+
+def _is_tar(head: bytes) -> bool:
+    """Whether a tar begins like this: its header has a checksum, even in old tars without a magic."""
+    try:
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True

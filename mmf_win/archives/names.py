@@ -1,0 +1,63 @@
+"""Names of archive members, made safe: an archive may come from anybody."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from mmf_win.paths import is_portable
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def safe_name(raw: str) -> str:
+    """``raw`` as a relative path with ``/`` between its parts.
+
+    Raises:
+        ValueError: the name points out of the folder it would be unpacked in; the text says how.
+    """
+    name = raw.replace("\\", "/")
+    if "\0" in name:
+        raise ValueError("its name holds a NUL")
+    if name.startswith("//"):
+        raise ValueError("its name is a network path")
+    if name.startswith("/"):
+        raise ValueError("its name is an absolute path")
+    if _DRIVE.match(name):
+        raise ValueError("its name begins with a drive letter")
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise ValueError("its name climbs out of the folder with '..'")
+    if not parts:
+        raise ValueError("its name is empty")
+    return "/".join(parts)
+
+
+def naming_problem(name: str) -> str | None:
+    """Why a file of this safe name cannot be written on every system; None when it can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a tar's bytes that are not UTF-8 arrive as lone surrogates
+        return "its name is not valid text"
+    if not all(is_portable(part) for part in name.split("/")):
+        return "its name is not legal on Windows"
+    return None
+
+
+def find_twins(names: Iterable[str]) -> dict[str, str]:
+    """Names that would land on one file, each with the reason.
+
+    NTFS and APFS fold case, and APFS takes composed and decomposed letters for the same.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+    return {
+        name: "the archive holds it twice"
+        if len(set(group)) == 1
+        else f"it differs only by case from {other}"
+        for group in groups.values()
+        if len(group) > 1
+        for name, other in zip(group, reversed(group), strict=True)
+    }

@@ -1,0 +1,179 @@
+"""7z, read by py7zr."""
+
+from __future__ import annotations
+
+import lzma
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import py7zr
+from py7zr.exceptions import ArchiveError as Py7zrError
+from py7zr.exceptions import CrcError, PasswordRequired
+from py7zr.io import Py7zIO, WriterFactory
+
+from mmf_win.archives.base import (
+    Advance,
+    Archive,
+    Extracted,
+    Member,
+    Output,
+    missing_password,
+    with_problems,
+    wrong_password,
+)
+from mmf_win.archives.names import safe_name
+
+# DOC/Methods.txt of the 7-Zip source: 7zAES
+_AES = b"\x06\xf1\x07\x01"
+
+_DAMAGE = (Py7zrError, lzma.LZMAError, zlib.error, EOFError, ValueError)
+
+
+class SevenZipArchive(Archive):
+    """A 7z file. Its members mostly share one compressed stream, so all wanted ones come in one pass."""
+
+    format = "7z"
+
+    def __init__(self, path: Path, password: str | None = None) -> None:
+        super().__init__(path, password)
+        self._raw_names: dict[str, str] = {}
+        self._cheapest: Member | None = None
+        with path.open("rb") as file:
+            self.members = with_problems(self._list(self._open(file)))
+
+    def _open(self, file: IO[bytes]) -> Any:
+        # A file object, not a path: py7zr would unpack a path in threads of its own.
+        try:
+            return py7zr.SevenZipFile(file, password=self._password)
+        except PasswordRequired:
+            raise missing_password(self.path) from None
+        except _DAMAGE as error:
+            if self._password is not None and _hides_names(file):
+                raise wrong_password(self.path) from None
+            raise self._error(f"not a whole 7z: {error}") from error
+
+    def _list(self, archive: Any) -> Iterator[Member]:
+        streams = set()
+        for file in archive.files:
+            if file.is_directory:
+                continue
+            stream = None if file.emptystream else file.folder
+            encrypted = stream is not None and any(coder["method"] == _AES for coder in stream.coders)
+            link = file.is_symlink or file.is_junction
+            member = Member(
+                self._safe_name(file.filename),
+                file.uncompressed,
+                encrypted,
+                file.crc32,
+                "it is a link" if link else None,
+            )
+            self._raw_names[member.name] = file.filename
+            if encrypted and id(stream) not in streams:  # only the first of a stream can be read cheaply
+                streams.add(id(stream))
+                if self._cheapest is None or member.size < self._cheapest.size:
+                    self._cheapest = member
+            yield member
+
+    def _password_fits(self) -> bool:
+        assert self._cheapest is not None
+        try:
+            self._unpack([self._cheapest.name], lambda _: _Sink(lambda block: None))
+        except (*_DAMAGE, OSError):  # OSError is how bz2 speaks of damage
+            return False
+        return True
+
+    def _extract(self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance) -> Iterator[Extracted]:
+        with closing(_Outputs(lambda name: Output(self.path, *wanted[name], progress))) as outputs:
+            try:
+                self._unpack(wanted, outputs.next)
+            except CrcError as error:
+                raise self._error("its checksum (CRC-32) is wrong", error.args[2]) from error
+            except _DAMAGE as error:
+                raise self._error(f"damaged: {error}") from error
+            outputs.finish()
+        yield from outputs.done
+
+    def _unpack(self, names: Iterable[str], into: Callable[[str], Py7zIO]) -> None:
+        """One pass over the archive; ``into`` is asked for each member's writer when its turn comes."""
+        with self.path.open("rb") as file, tempfile.TemporaryDirectory() as nowhere:
+            # py7zr judges names by the folder that it would unpack to, following the links there. Nothing is
+            # written to this empty one; it keeps that judgement from depending on the user's folders.
+            root = Path(nowhere).resolve()
+            factory = _Factory(lambda joined: into(safe_name(Path(joined).relative_to(root).as_posix())))
+            targets = {self._raw_names[name] for name in names}
+            with self._open(file) as archive:
+                archive.extract(path=root, targets=targets, factory=factory)
+
+
+def _hides_names(file: IO[bytes]) -> bool:
+    """Whether even the list of members is encrypted; with a wrong password it looks damaged."""
+    file.seek(0)
+    try:
+        py7zr.SevenZipFile(file)
+    except PasswordRequired:
+        return True
+    except _DAMAGE:
+        return False
+    return False
+
+
+class _Outputs:
+    """Opens each member's output when its turn comes, and finishes the one before."""
+
+    def __init__(self, open_output: Callable[[str], Output]) -> None:
+        self.done: list[Extracted] = []
+        self._open = open_output
+        self._current: Output | None = None
+
+    def next(self, name: str) -> Py7zIO:
+        self.finish()
+        self._current = self._open(name)
+        return _Sink(self._current.write)
+
+    def finish(self) -> None:
+        if self._current is not None:
+            self.done.append(self._current.finish())
+            self._current = None
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current.close()
+
+
+class _Factory(WriterFactory):  # type: ignore[misc]  # py7zr has no types for us
+    """A function in the form that py7zr wants."""
+
+    def __init__(self, create: Callable[[str], Py7zIO]) -> None:
+        self._create = create
+
+    def create(self, filename: str) -> Py7zIO:
+        return self._create(filename)
+
+
+class _Sink(Py7zIO):  # type: ignore[misc]
+    """Hands what py7zr unpacks to a function; there is nothing to read back or to rewind."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._size = 0
+
+    def write(self, s: bytes | bytearray) -> int:
+        self._write(bytes(s))
+        self._size += len(s)
+        return len(s)
+
+    def read(self, size: int | None = None) -> bytes:
+        return b""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return 0
+
+    def flush(self) -> None:
+        pass
+
+    def size(self) -> int:
+        return self._size
