@@ -38,13 +38,18 @@ class Row:
     line: int
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
     """The rows of an annotation file, in its order; blank lines are skipped.
+
+    Args:
+        path: the file.
+        shown: what errors call it, where the user knows it by another name.
 
     Raises:
         DatasetError: the file cannot be read, or a line is not what it should be; it names file and line.
     """
-    return [_row(path, number, line) for number, line in _lines(path)]
+    name = shown or str(path)
+    return [_row(name, number, line) for number, line in _lines(path, name)]
 
 
 def count_rows(path: Path) -> int:
@@ -53,13 +58,13 @@ def count_rows(path: Path) -> int:
     Raises:
         DatasetError: the file cannot be read.
     """
-    return sum(1 for _ in _lines(path))
+    return sum(1 for _ in _lines(path, str(path)))
 
 
 def keep_rows(path: Path, rows: list[Row]) -> None:
     """Rewrite the file at ``path`` so that it holds only those of its lines that ``rows`` came from."""
     kept = {row.line for row in rows}
-    lines = [line for number, line in _lines(path) if number in kept]
+    lines = [line for number, line in _lines(path, str(path)) if number in kept]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
 
@@ -87,7 +92,7 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, shown: str) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, without their ends, counted from 1."""
     try:
         with path.open(encoding="utf-8") as file:
@@ -95,14 +100,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line.rstrip("\r\n")
     except OSError as error:
-        raise DatasetError(f"{path}: {error.strerror}") from None
+        raise DatasetError(f"{shown}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise DatasetError(f"{path}: not a text file in UTF-8") from None
+        raise DatasetError(f"{shown}: not a text file in UTF-8") from None
 
 
-def _row(path: Path, number: int, line: str) -> Row:
+def _row(file: str, number: int, line: str) -> Row:
     def wrong(what: str) -> DatasetError:
-        return DatasetError(f"{path}:{number}: {what}")
+        return DatasetError(f"{file}:{number}: {what}")
 
     try:
         value: Any = json.loads(line)

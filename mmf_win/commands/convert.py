@@ -1,0 +1,112 @@
+"""``mmfw convert``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.console import duration, print_json, say, table
+from mmf_win.errors import PasswordError, UsageError
+
+if TYPE_CHECKING:
+    from mmf_win.dataset.convert import Conversion
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw convert --zip hateful_memes.zip
+  mmfw convert --zip hateful_memes.zip --password-file secret.txt --data-dir D:\\data
+  mmfw convert --zip unpacked/hateful_memes --allow-missing
+
+The password may also be in the variable MMFW_PASSWORD; without any, you are asked for it when it is needed.
+It is neither shown nor stored.""",
+)
+@click.option(
+    "--zip",
+    "source",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE_OR_FOLDER",
+    help="The dataset as you got it: zip, 7z, tar or tar.gz, or a folder. It is only read.",
+)
+@click.option("--password", metavar="P", envvar="MMFW_PASSWORD", help="Its password, if it is encrypted.")
+@click.option(
+    "--password-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="F",
+    help="A file whose first line is the password.",
+)
+@options.data_dir
+@click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
+@click.option("--allow-missing", is_flag=True, help="Leave out memes whose image is missing.")
+@options.as_json
+def command(
+    source: Path,
+    password: str | None,
+    password_file: Path | None,
+    data_dir: Path | None,
+    force: bool,
+    allow_missing: bool,
+    as_json: bool,
+) -> None:
+    """Turn the dataset's archive into MMF's layout.
+
+    Checks the password, the free disk space, every file's checksum, and that annotations and images belong
+    together. Converting the same archive again takes a second.
+    """
+    from mmf_win.dataset.convert import convert
+    from mmf_win.paths import Places
+
+    if password_file is not None:
+        password = _first_line(password_file)
+    places = Places.resolve(data_dir)
+
+    def run(secret: str | None) -> Conversion:
+        return convert(source, places, password=secret, force=force, allow_missing=allow_missing)
+
+    try:
+        result = run(password)
+    except PasswordError:
+        if password is not None or not sys.stdin.isatty():
+            raise
+        result = run(click.prompt("Password", hide_input=True, err=True))
+    if as_json:
+        print_json(result.to_json())
+    else:
+        _show(result, data_dir)
+
+
+def _first_line(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: the password file is not UTF-8 text") from None
+    if not lines or not lines[0]:
+        raise UsageError(f"{path}: the password file is empty")
+    return lines[0]
+
+
+def _show(result: Conversion, data_dir: Path | None) -> None:
+    header = ("split", "rows", "hateful", "benign", "left out")
+    rows = [(name, s.rows, s.hateful, s.benign, s.missing) for name, s in result.splits.items()]
+    print(table(header, rows))
+    extra = f", {result.extra_images} of them in no split" if result.extra_images else ""
+    say(f"\n{result.images} images{extra}")
+    for pair, count in result.shared_ids.items():
+        say(f"{pair} have {count} memes in common")
+    if result.known is False:
+        say(f"note: this is not a published archive that is known here; its SHA-256 is {result.sha256}")
+    if result.already_done:
+        say(f"it was converted before, and all files are in place: {result.target}")
+    else:
+        say(f"converted in {duration(result.seconds)}: {result.target}")
+    say(f"next: mmfw train PRESET{_data_option(data_dir)}    (mmfw train --list shows the presets)")
+
+
+def _data_option(data_dir: Path | None) -> str:
+    return "" if data_dir is None else f' --data-dir "{data_dir}"'

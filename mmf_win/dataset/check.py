@@ -1,0 +1,76 @@
+"""Whether annotations and images belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from mmf_win.dataset.annotations import Row
+from mmf_win.errors import DatasetError
+
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """What a split holds.
+
+    Attributes:
+        rows: memes whose image is there.
+        hateful: rows with label 1; None when the split has no labels.
+        benign: rows with label 0; None when the split has no labels.
+        missing: rows without their image, which are left out.
+    """
+
+    rows: int
+    hateful: int | None
+    benign: int | None
+    missing: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], missing: int) -> SplitSummary:
+        """Count the rows that stay."""
+        labels = [row.label for row in rows]
+        labelled = any(label is not None for label in labels)
+        return cls(
+            len(rows), labels.count(1) if labelled else None, labels.count(0) if labelled else None, missing
+        )
+
+
+def require_unique_ids(file: str, rows: Sequence[Row]) -> None:
+    """Refuse a split that names a meme twice.
+
+    Raises:
+        DatasetError: it names both lines.
+    """
+    first: dict[int, Row] = {}
+    for row in rows:
+        earlier = first.setdefault(row.id, row)
+        if earlier is not row:
+            raise DatasetError(f"{file}:{row.line}: id {row.id} is already in line {earlier.line}")
+
+
+def shared_ids(splits: Mapping[str, Sequence[Row]]) -> dict[str, int]:
+    """How many ids two splits have in common: ``{"dev_seen & dev_unseen": 400}``."""
+    ids = {split: {row.id for row in rows} for split, rows in splits.items()}
+    counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
+    return {pair: count for pair, count in counts.items() if count}
+
+
+def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> None:
+    """Refuse annotations whose images are not there.
+
+    Raises:
+        DatasetError: it says how many are missing of each split, and names a few.
+    """
+    missing = {split: [r.img for r in rows if r.img not in images] for split, rows in splits.items()}
+    counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
+    if counts:
+        names = sorted({img for imgs in missing.values() for img in imgs})
+        shown = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
+        raise DatasetError(
+            f"{source}: images are missing: {', '.join(counts)} ({shown})",
+            hint="get a complete copy, or leave these memes out with --allow-missing",
+        )

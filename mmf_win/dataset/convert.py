@@ -1,0 +1,220 @@
+"""From an archive of the dataset to MMF's layout.
+
+Everything is written to a staging folder on the same disk, verified there, and moved into place at the end,
+so a conversion that was killed leaves nothing that looks finished. The archive is only read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmf_win.archives import Archive, Extracted
+from mmf_win.console import Progress, say
+from mmf_win.dataset import known
+from mmf_win.dataset.annotations import Row, keep_rows, read_rows, splits_on_disk
+from mmf_win.dataset.check import SplitSummary, require_images, require_unique_ids, shared_ids
+from mmf_win.dataset.layout import Layout, find_images, find_layout
+from mmf_win.dataset.opening import open_with_progress
+from mmf_win.dataset.record import Record, Source
+from mmf_win.dataset.staging import Staging, require_space, staging, was_killed_while_installing
+from mmf_win.errors import DatasetError
+from mmf_win.integrity import file_digest
+from mmf_win.paths import DatasetPaths, Places
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion has brought about, now or earlier.
+
+    Attributes:
+        target: the dataset's root in MMF's layout.
+        splits: what each split holds.
+        shared_ids: how many ids two splits have in common, for pairs that have some.
+        images: how many images there are.
+        extra_images: how many of them no split names.
+        sha256: of the archive; None for a folder.
+        known: whether that is the hash of a published archive; None for a folder.
+        already_done: whether an earlier conversion of the same archive was found whole, and nothing was done.
+        seconds: how long this took.
+    """
+
+    target: Path
+    splits: Mapping[str, SplitSummary]
+    shared_ids: Mapping[str, int]
+    images: int
+    extra_images: int
+    sha256: str | None
+    known: bool | None
+    already_done: bool
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a script or a record."""
+        return {**asdict(self), "target": str(self.target)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Conversion:
+        """What :meth:`to_json` made."""
+        splits = {split: SplitSummary(**summary) for split, summary in value["splits"].items()}
+        return cls(**{**value, "target": Path(value["target"]), "splits": splits})
+
+
+def convert(
+    source: Path,
+    places: Places,
+    *,
+    password: str | None = None,
+    force: bool = False,
+    allow_missing: bool = False,
+) -> Conversion:
+    """Put the dataset in ``source`` where MMF looks for it.
+
+    Args:
+        source: an archive of any kind that :mod:`mmf_win.archives` reads, or a folder.
+        places: where MMF's data folder is.
+        password: for an encrypted archive.
+        force: replace images and annotations that came from elsewhere. Features and extras always stay.
+        allow_missing: leave out rows whose image is missing instead of refusing the archive.
+
+    Raises:
+        ArchiveError: the archive is damaged, hostile or none at all.
+        DatasetError: it holds something else, its parts disagree, or there is another dataset already.
+        PasswordError: the password is missing or wrong; nothing was written.
+        ResourceError: it does not fit on the disk; nothing was written.
+        UsageError: another conversion into the same folder is under way.
+    """
+    started = time.monotonic()
+    source = source.absolute()
+    paths = places.dataset
+    record = Record.load(paths.record)
+    same = record is not None and record.source.is_same(source)
+    if record is not None and same and not force:
+        broken = record.broken_files(paths.root)
+        if not broken:
+            earlier = Conversion.from_json(record.result)
+            return replace(earlier, target=paths.root, already_done=True, seconds=time.monotonic() - started)
+        say(f"{len(broken)} files of the dataset are missing or changed ({broken[0]}); converting it again")
+    interrupted = record is None and was_killed_while_installing(paths.root)
+    with open_with_progress(source, password) as archive:
+        layout = find_layout(source, archive.members)
+        if not (force or same or interrupted):
+            _require_empty(paths)
+        archive.check_password()
+        require_space(paths.root, _size(archive, layout))
+        with staging(paths.root) as here:
+            return _convert(archive, layout, here, paths, allow_missing, started)
+
+
+def _convert(
+    archive: Archive, layout: Layout, here: Staging, paths: DatasetPaths, allow_missing: bool, started: float
+) -> Conversion:
+    sizes: dict[str, int] = {}
+    rows = _unpack_annotations(archive, layout, here)
+    with _image_archive(archive, layout, here) as (holder, images):
+        if not allow_missing:
+            require_images(archive.path, rows, images)
+        sha256 = _unpack_images(archive, holder, images, here, sizes)
+
+    kept = {split: [row for row in rows[split] if row.img in images] for split in rows}
+    for split, stay in kept.items():
+        file = here.new / "annotations" / f"{split}.jsonl"
+        if len(stay) < len(rows[split]):
+            keep_rows(file, stay)
+        sizes[f"annotations/{split}.jsonl"] = file.stat().st_size
+    named = {row.img for split in rows.values() for row in split}
+    result = Conversion(
+        target=paths.root,
+        splits={split: SplitSummary.of(stay, len(rows[split]) - len(stay)) for split, stay in kept.items()},
+        shared_ids=shared_ids(kept),
+        images=len(images),
+        extra_images=len(images.keys() - named),
+        sha256=sha256,
+        known=None if sha256 is None else known.is_known(sha256),
+        already_done=False,
+        seconds=time.monotonic() - started,
+    )
+    Record(Source.of(archive.path, sha256), sizes, result.to_json()).save(here.new / "record.json")
+    _install(here, paths, list(rows))
+    return result
+
+
+def _unpack_annotations(archive: Archive, layout: Layout, here: Staging) -> dict[str, list[Row]]:
+    """Stage the annotations before the images: what is wrong with them shows within a second."""
+    targets = {
+        member: here.new / "annotations" / f"{split}.jsonl" for split, member in layout.annotations.items()
+    }
+    for _ in archive.extract(targets):
+        pass
+    rows = {}
+    for split, member in layout.annotations.items():
+        shown = f"{archive.path}: {member}"
+        rows[split] = read_rows(targets[member], shown=shown)
+        require_unique_ids(shown, rows[split])
+    return rows
+
+
+@contextmanager
+def _image_archive(
+    archive: Archive, layout: Layout, here: Staging
+) -> Iterator[tuple[Archive, dict[str, str]]]:
+    """The archive that holds the images, which may be one inside the other, and image → member in it."""
+    if layout.packed_images is None:
+        yield archive, layout.images
+        return
+    packed = here.new / Path(layout.packed_images).name
+    size = next(member.size for member in archive.members if member.name == layout.packed_images)
+    with Progress("Unpacking the images' archive", size) as bar:
+        for _ in archive.extract({layout.packed_images: packed}, bar.advance):
+            pass
+    with open_with_progress(packed) as inner:
+        yield inner, find_images(member.name for member in inner.members)
+    packed.unlink()
+
+
+def _unpack_images(
+    archive: Archive, holder: Archive, images: Mapping[str, str], here: Staging, sizes: dict[str, int]
+) -> str | None:
+    """Stage the images, note their sizes, and return the archive's SHA-256; one bar for all of that."""
+    by_name = {member.name: member.size for member in holder.members}
+    total = sum(by_name[member] for member in images.values())
+    require_space(here.new, total)
+    is_file = archive.path.is_file()
+    targets = {member: here.new / Path(image) for image, member in images.items()}
+    with Progress("Converting", total + (archive.path.stat().st_size if is_file else 0)) as bar:
+        sha256 = file_digest(archive.path, progress=bar.advance).hex() if is_file else None
+        for done in holder.extract(targets, bar.advance):
+            sizes[_below_images(done, here)] = done.size
+    return sha256
+
+
+def _below_images(done: Extracted, here: Staging) -> str:
+    return f"images/{done.target.relative_to(here.new).as_posix()}"
+
+
+def _install(here: Staging, paths: DatasetPaths, splits: list[str]) -> None:
+    """Move everything into place, the record last; annotations of the other phase must not stay behind."""
+    moves: list[tuple[Path | None, Path]] = [(None, paths.record), (here.new / "img", paths.images / "img")]
+    moves += [(None, paths.split(split)) for split in splits_on_disk(paths) if split not in splits]
+    moves += [(here.new / "annotations" / f"{split}.jsonl", paths.split(split)) for split in splits]
+    moves += [(here.new / "record.json", paths.record)]
+    here.install(moves)
+
+
+def _require_empty(paths: DatasetPaths) -> None:
+    if splits_on_disk(paths) or (paths.images / "img").exists():
+        raise DatasetError(
+            f"{paths.root}: there is a dataset already that was not made from this archive",
+            hint="--force replaces its images and annotations; --data-dir chooses another folder",
+        )
+
+
+def _size(archive: Archive, layout: Layout) -> int:
+    """Bytes that the wanted members take; an archive inside is there twice for a while."""
+    sizes = {member.name: member.size for member in archive.members}
+    packed = 2 * sizes[layout.packed_images] if layout.packed_images else 0
+    return packed + sum(sizes[name] for name in (*layout.annotations.values(), *layout.images.values()))

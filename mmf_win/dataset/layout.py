@@ -1,0 +1,98 @@
+"""Where things are in an archive of the dataset; copies differ in their folders, so names decide.
+
+::
+
+    data/                          or hateful_memes/, or none, or MMF's own layout
+    ├── train.jsonl …              beside each other, in any folder
+    └── img/01235.png …            or img.tar.gz
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from mmf_win.archives import Member
+from mmf_win.dataset.annotations import SPLITS
+from mmf_win.errors import DatasetError
+
+_IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+_PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parts of the dataset among an archive's members.
+
+    Attributes:
+        annotations: split → member.
+        images: name as the annotations give it (``img/01235.png``) → member.
+        packed_images: the member that is an archive of the images, where they are not members themselves.
+    """
+
+    annotations: dict[str, str]
+    images: dict[str, str]
+    packed_images: str | None
+
+
+def find_layout(source: Path, members: Sequence[Member]) -> Layout:
+    """Recognise the dataset by its members' names.
+
+    Raises:
+        DatasetError: there is no ``train.jsonl``, or there are no images.
+    """
+    names = [member.name for member in members if not _is_litter(member.name)]
+    annotations = _find_annotations(names)
+    if "train" not in annotations:
+        shown = ", ".join(names[:3]) or "nothing"
+        raise DatasetError(
+            f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl in it",
+            hint=f"it holds {shown}{' …' if len(names) > 3 else ''}",
+        )
+    images = find_images(names)
+    packed = min((n for n in names if _basename(n) in _PACKED_IMAGES), key=_depth, default=None)
+    if not images and packed is None:
+        raise DatasetError(
+            f"{source}: there are annotations in it, but no images",
+            hint="the images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it",
+        )
+    return Layout(annotations, images, None if images else packed)
+
+
+def find_images(names: Iterable[str]) -> dict[str, str]:
+    """The images in the folder ``img``, the fullest if there are several: name from ``img/`` on → member."""
+    folders: dict[str, dict[str, str]] = {}
+    for name in names:
+        parts = name.split("/")
+        if "img" not in parts[:-1] or _is_litter(name):
+            continue
+        if PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES:
+            at = parts.index("img")
+            folders.setdefault("/".join(parts[:at]), {})["/".join(parts[at:])] = name
+    return max(folders.values(), key=len, default={})
+
+
+def _find_annotations(names: Iterable[str]) -> dict[str, str]:
+    """The annotation files of the folder that holds most of them, the outermost if there are several."""
+    folders: dict[str, dict[str, str]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        if path.suffix == ".jsonl" and path.stem in SPLITS:
+            folders.setdefault(str(path.parent), {})[path.stem] = name
+    best = max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
+    return {split: best[split] for split in SPLITS if split in best}
+
+
+def _is_litter(name: str) -> bool:
+    """Whether macOS has put this beside the real files, or mmfw has."""
+    parts = name.split("/")
+    return parts[0] == "__MACOSX" or parts[-1].startswith("._") or any(p.startswith(".mmfw-") for p in parts)
+
+
+def _basename(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _depth(name: str) -> int:
+    return name.count("/")

@@ -1,0 +1,149 @@
+"""How new files take their place: staged beside it, then moved in all together, or not at all.
+
+::
+
+    <dataset root>/
+    ├── .mmfw-lock              held while one process works here; the system frees it when that one dies
+    └── .mmfw-staging/          what is not finished; removed at the end, or at the next start after a kill
+        ├── new/                files being written
+        ├── old/                what they replace, until all of them are in place
+        └── installing          an empty file, there while files are moved
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from mmf_win.console import size
+from mmf_win.errors import ResourceError, UsageError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+_RENAME_TRIES = 20
+_RENAME_PAUSE = 0.1
+_RESERVE = 64 << 20
+
+
+class Staging:
+    """A folder for unfinished files, of which there is one at a time.
+
+    Attributes:
+        new: write here.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._folder = staging_folder(root)
+        self._old = self._folder / "old"
+        self.new = self._folder / "new"
+
+    def install(self, moves: Sequence[tuple[Path | None, Path]]) -> None:
+        """Move each new file or folder to its target, in this order; None only takes the target away.
+
+        What was at the targets is kept until all moves have succeeded, and put back when one fails.
+        """
+        self._old.mkdir()
+        (self._folder / "installing").touch()
+        with ExitStack() as undo:
+            for number, (new, target) in enumerate(moves):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if target.exists() or target.is_symlink():
+                    old = self._old / str(number)
+                    _rename(target, old)
+                    undo.callback(_rename, old, target)
+                if new is not None:
+                    _rename(new, target)
+                    undo.callback(_rename, target, new)
+            undo.pop_all()
+
+
+@contextmanager
+def staging(root: Path) -> Iterator[Staging]:
+    """An empty staging folder in ``root``, which is made; it is gone afterwards, whatever happens.
+
+    Raises:
+        UsageError: another process is at work in ``root``.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    with _lock(root / ".mmfw-lock"):
+        folder = staging_folder(root)
+        _remove(folder)
+        here = Staging(root)
+        here.new.mkdir(parents=True)
+        try:
+            yield here
+        finally:
+            _remove(folder)
+
+
+def staging_folder(root: Path) -> Path:
+    """Where the unfinished files of ``root`` are."""
+    return root / ".mmfw-staging"
+
+
+def was_killed_while_installing(root: Path) -> bool:
+    """Whether some of the files in ``root`` may have been moved there by a run that died amidst it."""
+    return (staging_folder(root) / "installing").exists()
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Refuse to begin what will not fit.
+
+    Args:
+        folder: where it will be written; it need not exist yet.
+        needed: bytes.
+
+    Raises:
+        ResourceError: the disk has not that much and a reserve of 64 MiB.
+    """
+    existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    free = shutil.disk_usage(existing).free
+    if free < needed + _RESERVE:
+        raise ResourceError(
+            f"{existing}: {size(needed + _RESERVE)} are needed and {size(free)} are free",
+            hint="free some space, or choose a folder on another disk with --data-dir",
+        )
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("ab") as file:
+        try:
+            if sys.platform == "win32":
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"{path.parent}: another mmfw is at work here", hint="wait until it has finished"
+            ) from None
+        try:
+            yield
+        finally:
+            if sys.platform == "win32":
+                file.seek(0)
+                msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+
+
+def _rename(old: Path, new: Path) -> None:
+    """Rename; on Windows a virus scanner may hold a fresh file for a moment, which refuses that."""
+    for _ in range(_RENAME_TRIES if sys.platform == "win32" else 0):
+        try:
+            old.rename(new)
+        except PermissionError:
+            time.sleep(_RENAME_PAUSE)
+        else:
+            return
+    old.rename(new)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; what cannot be removed now is removed at the next start."""
+    shutil.rmtree(folder, ignore_errors=True)
