@@ -1,0 +1,135 @@
+"""``mmfw doctor``: versions, paths, the machine, and how to get what is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mmf_win.commands.options import as_json, data_dir, save_dir
+from mmf_win.console import colour, print_json, size, table
+from mmf_win.errors import MmfError
+from mmf_win.paths import Places
+
+if TYPE_CHECKING:
+    from mmf_win.commands.machine import Machine
+    from mmf_win.commands.survey import DatasetState, MmfState, Survey
+
+_SHOWN_PROBLEMS = 10
+
+
+@click.command(
+    "doctor",
+    epilog="""\b
+Examples:
+  mmfw doctor
+  mmfw doctor --data-dir D:/data --json
+  mmfw doctor --compat
+""",
+)
+@data_dir
+@save_dir
+@as_json
+@click.option("--compat", is_flag=True, help="List what is mended in MMF for today's libraries, and no more.")
+def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat: bool) -> int:
+    """Show versions and every resolved path, and the command that brings what is missing.
+
+    Exits with 6 when an installed MMF is broken or with --compat cannot be found, otherwise with 0: what is
+    merely missing may not be needed.
+    """
+    if compat:
+        _show_compat(as_json)
+        return 0
+    from mmf_win.commands.survey import survey
+
+    found = survey(Places.resolve(data_dir, save_dir))
+    if as_json:
+        print_json(_plain(found))
+    else:
+        print("\n\n".join(_sections(found)), flush=True)
+    return MmfError.exit_code if found.mmf.problems else 0
+
+
+def _plain(found: Survey) -> dict[str, Any]:
+    plain = asdict(found)
+    if found.mmf.installed is not None:
+        plain["mmf"]["installed"]["root"] = str(found.mmf.installed.root)
+    return plain
+
+
+def _sections(found: Survey) -> Iterator[str]:
+    yield table(("package", "version"), list(found.versions.items()))
+    yield "\n".join(_mmf_lines(found.mmf))
+    folders = [
+        (folder.name, folder.path, "yes" if folder.exists else "not yet", size(folder.free))
+        for folder in found.folders
+    ]
+    yield table(("folder", "path", "exists", "free"), folders)
+    yield _dataset_line(found.dataset)
+    yield "\n".join(_machine_lines(found.machine))
+    if not found.missing:
+        yield colour("Everything is in place.", 32)
+    for missing in found.missing:
+        yield f"{colour('missing:', 33)} {missing.what}\n{colour('cure:', 36)}    {missing.cure}"
+
+
+def _mmf_lines(mmf: MmfState) -> Iterator[str]:
+    if mmf.installed is None:
+        yield f"MMF: {mmf.message}"
+        return
+    origin = mmf.installed.source
+    commit = f", commit {mmf.installed.commit[:12]}" if mmf.installed.commit else ""
+    yield f"MMF {mmf.installed.version} ({origin}{commit}): {mmf.message or 'whole'}"
+    yield from (f"  {problem}" for problem in mmf.problems[:_SHOWN_PROBLEMS])
+    if len(mmf.problems) > _SHOWN_PROBLEMS:
+        yield f"  and {len(mmf.problems) - _SHOWN_PROBLEMS} more"
+
+
+def _dataset_line(dataset: DatasetState) -> str:
+    splits = ", ".join(dataset.splits) or "no splits"
+    features = "with" if dataset.features else "without"
+    return f"Dataset: {splits}; {dataset.images} images; {features} region features"
+
+
+def _machine_lines(machine: Machine) -> Iterator[str]:
+    memory = f", {size(machine.memory)} of memory" if machine.memory else ""
+    yield f"Machine: {machine.cpus} processors{memory}"
+    for gpu in machine.gpus:
+        yield f"GPU: {gpu.name}, {size(gpu.memory)}, driver {gpu.driver}"
+    if not machine.gpus:
+        yield "GPU: none found by nvidia-smi"
+
+
+def _show_compat(as_json: bool) -> None:
+    cures = _survey_compat()
+    if as_json:
+        print_json(cures)
+        return
+    state = {True: "active", False: "not needed"}
+    rows = [(cure["name"], state[cure["active"]], cure["library"], cure["cures"]) for cure in cures]
+    print(table(("cure", "state", "for", "what it cures"), rows), flush=True)
+
+
+def _survey_compat() -> list[dict[str, Any]]:
+    """The cures, surveyed in a child: they may import what the parent must not."""
+    from mmf_win.bridge.install import find
+
+    installed = find()
+    done = subprocess.run(
+        [sys.executable, "-m", "mmf_win.bridge.compat", str(installed.root), installed.version],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise MmfError(f"the survey of the cures failed: {last}", hint="`mmfw doctor` shows what is missing")
+    cures: list[dict[str, Any]] = json.loads(done.stdout)
+    return cures

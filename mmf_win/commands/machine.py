@@ -1,0 +1,123 @@
+"""What the machine has to offer, found without importing anything heavy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_NVIDIA_SMI = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of NVIDIA.
+
+    Attributes:
+        name: as the driver calls it.
+        memory: its memory in bytes.
+        driver: the driver's version.
+    """
+
+    name: str
+    memory: int
+    driver: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine.
+
+    Attributes:
+        cpus: how many of its processors this process may use.
+        memory: its memory in bytes; None where the system does not say.
+        gpus: the GPUs that the driver shows; none without a driver.
+    """
+
+    cpus: int
+    memory: int | None
+    gpus: tuple[Gpu, ...]
+
+
+def survey_machine() -> Machine:
+    """Look at this machine."""
+    return Machine(_cpus(), _memory(), _gpus())
+
+
+def free_space(path: Path) -> int:
+    """Free bytes on the disk that ``path`` is on, or will be on once it exists."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _cpus() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory() -> int | None:
+    if sys.platform == "win32":
+        return _windows_memory()
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+if sys.platform == "win32":
+    import ctypes
+    from ctypes import wintypes
+
+    class _MemoryStatus(ctypes.Structure):
+        """https://learn.microsoft.com/windows/win32/api/sysinfoapi/ns-sysinfoapi-memorystatusex"""
+
+        _fields_ = (
+            ("dwLength", wintypes.DWORD),
+            ("dwMemoryLoad", wintypes.DWORD),
+            ("ullTotalPhys", ctypes.c_uint64),
+            ("ullAvailPhys", ctypes.c_uint64),
+            ("ullTotalPageFile", ctypes.c_uint64),
+            ("ullAvailPageFile", ctypes.c_uint64),
+            ("ullTotalVirtual", ctypes.c_uint64),
+            ("ullAvailVirtual", ctypes.c_uint64),
+            ("ullAvailExtendedVirtual", ctypes.c_uint64),
+        )
+
+    def _windows_memory() -> int | None:
+        status = _MemoryStatus(dwLength=ctypes.sizeof(_MemoryStatus))
+        known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.ullTotalPhys) if known else None
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        done = subprocess.run(
+            [program, *_NVIDIA_SMI],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
+            timeout=20,  # a driver in trouble may never answer
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    # Without a working driver it prints a sentence instead.
+    return tuple(gpu for line in done.stdout.splitlines() if (gpu := _gpu(line)))
+
+
+def _gpu(line: str) -> Gpu | None:
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != 3:
+        return None
+    name, mebibytes, driver = fields
+    # Machines whose GPU shares the memory of the CPU say "[N/A]".
+    return Gpu(name, int(mebibytes) << 20 if mebibytes.isdecimal() else 0, driver)

@@ -1,0 +1,200 @@
+"""What ``mmfw doctor`` looks at: versions, MMF, folders and the machine, and what is missing among them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmf_win import __version__
+from mmf_win.bridge.install import Installed, find, verify
+from mmf_win.commands.machine import Machine, free_space, survey_machine
+from mmf_win.errors import MmfError
+from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
+
+BASE = ("click", "omegaconf", "tqdm", "py7zr", "pycryptodomex", "fast-zip-decryption")
+TRAIN = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "lmdb",
+    "scikit-learn",
+    "pillow",
+    "requests",
+    "numpy",
+    "packaging",
+    "tensorboard",
+    "iopath",
+    "termcolor",
+)
+# A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
+_LITTLE_SPACE = 10 << 30
+
+
+@dataclass(frozen=True)
+class MmfState:
+    """The MMF that runs.
+
+    Attributes:
+        installed: the copy; None when there is none.
+        problems: what is wrong with it, a line for each file.
+        message: why there is none, or why it cannot be used.
+        cure: how to get it.
+    """
+
+    installed: Installed | None
+    problems: tuple[str, ...] = ()
+    message: str | None = None
+    cure: str | None = None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that mmfw or MMF uses.
+
+    Attributes:
+        name: what it is for.
+        path: where it is.
+        exists: whether it is there; MMF and mmfw make theirs when they need them.
+        free: bytes free on its disk.
+    """
+
+    name: str
+    path: str
+    exists: bool
+    free: int
+
+
+@dataclass(frozen=True)
+class DatasetState:
+    """What there is of the Hateful Memes dataset.
+
+    Attributes:
+        splits: the annotation files, by their stems.
+        images: how many images there are.
+        features: whether the region features are there.
+    """
+
+    splits: tuple[str, ...]
+    images: int
+    features: bool
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that is not there.
+
+    Attributes:
+        what: said in a sentence.
+        cure: the command that brings it, or what to do.
+    """
+
+    what: str
+    cure: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All of it.
+
+    Attributes:
+        versions: of mmfw, Python and each package; None for one that is not installed.
+        mmf: the MMF that runs.
+        folders: where everything is.
+        dataset: what there is of the dataset.
+        machine: processors, memory, GPUs.
+        missing: what training would trip over, in the order in which to mend it.
+    """
+
+    versions: dict[str, str | None]
+    mmf: MmfState
+    folders: tuple[Folder, ...]
+    dataset: DatasetState
+    machine: Machine
+    missing: tuple[Missing, ...]
+
+
+def survey(places: Places) -> Survey:
+    """Look at everything; nothing heavy is imported, and nothing is changed."""
+    versions = _versions()
+    mmf = _mmf()
+    folders = tuple(_folders(places, mmf))
+    dataset = _dataset(places.dataset)
+    missing = tuple(_missing(versions, mmf, places, folders, dataset))
+    return Survey(versions, mmf, folders, dataset, survey_machine(), missing)
+
+
+def _versions() -> dict[str, str | None]:
+    system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
+    return system | {name: _version(name) for name in (*BASE, *TRAIN)}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _mmf() -> MmfState:
+    try:
+        installed = find()
+    except MmfError as error:
+        return MmfState(None, message=str(error), cure=error.hint)
+    problems = tuple(verify(installed))
+    if not problems:
+        return MmfState(installed)
+    return MmfState(installed, problems, f"{len(problems)} files of MMF are not as they were", "mmfw setup")
+
+
+def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:
+    named = {
+        "data": places.data_dir,
+        "cache": places.cache_dir,
+        "runs": places.save_dir,
+        "dataset": places.dataset.root,
+        "presets": presets_dir(),
+        "tool home": tool_home(),
+    }
+    if mmf.installed is not None:
+        named["mmf"] = mmf.installed.root
+    for name, path in named.items():
+        yield Folder(name, str(path), path.is_dir(), free_space(path))
+
+
+def _dataset(paths: DatasetPaths) -> DatasetState:
+    splits = tuple(sorted(file.stem for file in paths.annotations.glob("*.jsonl")))
+    return DatasetState(splits, _count(paths.images / "img"), (paths.features / "detectron.lmdb").is_dir())
+
+
+def _count(folder: Path) -> int:
+    try:
+        with os.scandir(folder) as entries:
+            return sum(1 for _ in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _missing(
+    versions: dict[str, str | None],
+    mmf: MmfState,
+    places: Places,
+    folders: tuple[Folder, ...],
+    dataset: DatasetState,
+) -> Iterator[Missing]:
+    for extra, names in (("", BASE), ("[train]", TRAIN)):
+        absent = [name for name in names if versions[name] is None]
+        if absent:
+            yield Missing(f"not installed: {', '.join(absent)}", f'pip install "mmf-win{extra}"')
+    if mmf.message is not None:
+        yield Missing(mmf.message, mmf.cure or "mmfw setup")
+    if not dataset.splits or not dataset.images:
+        cure = f'mmfw convert --zip FILE --data-dir "{places.data_dir}"'
+        yield Missing(f"no Hateful Memes dataset in {places.dataset.root}", cure)
+    for folder in folders:
+        if folder.name in ("data", "runs") and folder.free < _LITTLE_SPACE:
+            yield Missing(f"little disk space for {folder.name} in {folder.path}", "free some space there")
