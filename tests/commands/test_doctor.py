@@ -1,0 +1,140 @@
+"""``mmfw doctor`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.bridge.install import adopt, find, install
+from mmf_win.cli import main
+from mmf_win.commands import machine
+from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
+
+
+def _doctor(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main(["doctor", "--json", *arguments]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def _cures(found: dict[str, Any]) -> list[str]:
+    return [missing["cure"] for missing in found["missing"]]
+
+
+def test_it_names_every_path_with_its_free_space(
+    home: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, save = user_dir / "data", user_dir / "save"
+    found = _doctor(capsys, "--data-dir", str(data), "--save-dir", str(save))
+    folders = {folder["name"]: folder for folder in found["folders"]}
+    assert folders["data"]["path"] == str(data)
+    assert folders["runs"]["path"] == str(save)
+    assert folders["dataset"]["path"].startswith(str(data))
+    assert folders["tool home"]["path"] == str(home)
+    assert folders["presets"]["exists"]
+    assert all(folder["free"] > 0 for folder in folders.values())
+    assert not data.exists(), "looking must not make anything"
+
+
+def test_a_missing_mmf_is_not_an_error_but_has_a_cure(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _doctor(capsys)
+    assert found["mmf"]["installed"] is None
+    assert "run `mmfw setup`" in _cures(found)
+
+
+def test_a_broken_mmf_is_an_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Server.answering(send(tar_gz(TREE))) as server:
+        monkeypatch.setattr("mmf_win.bridge.install.SOURCES", (github(server.url),))
+        install(github(server.url))
+    assert _doctor(capsys)["mmf"]["problems"] == []
+    (find().root / "mmf.txt").unlink()
+    found = _doctor(capsys, code=6)
+    assert found["mmf"]["problems"] == ["missing: mmf.txt"]
+    assert "mmfw setup" in _cures(found)
+    assert main(["doctor"]) == 6
+    assert "missing: mmf.txt" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_cured_by_pip(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mmf_win.commands.survey.TRAIN", ("torch", "no-such-package"))
+    assert 'pip install "mmf-win[train]"' in _cures(_doctor(capsys))
+
+
+def test_a_missing_dataset_is_cured_by_convert(
+    home: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = user_dir / "data"
+    assert any("mmfw convert" in cure for cure in _cures(_doctor(capsys, "--data-dir", str(data))))
+    dataset = data / "datasets/hateful_memes/defaults"
+    for path in ("annotations/train.jsonl", "annotations/dev.jsonl", "images/img/1.png", "images/img/2.png"):
+        (dataset / path).parent.mkdir(parents=True, exist_ok=True)
+        (dataset / path).touch()
+    (dataset / "features/detectron.lmdb").mkdir(parents=True)
+    found = _doctor(capsys, "--data-dir", str(data))
+    assert found["dataset"] == {"splits": ["dev", "train"], "images": 2, "features": True}
+    assert not any("mmfw convert" in cure for cure in _cures(found))
+
+
+def test_little_space_is_said_with_a_fake_disk(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mmf_win.commands.survey.free_space", lambda path: 1 << 20)
+    assert _cures(_doctor(capsys)).count("free some space there") == 2
+
+
+def test_people_read_the_same_as_scripts(
+    home: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("mmf/version.py", "mmf_cli/run.py"):
+        (user_dir / path).parent.mkdir()
+        (user_dir / path).write_bytes(TREE[path].content)
+    adopt(user_dir)
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert f"MMF {VERSION} (path): whole" in said
+    assert sys.version.split()[0] in said
+    assert str(home) in said
+    assert "cure:" in said
+
+
+def test_the_machine_has_processors_and_memory() -> None:
+    found = machine.survey_machine()
+    assert found.cpus >= 1
+    assert found.memory is not None and found.memory > 1 << 28
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows would need an .exe for a fake nvidia-smi")
+def test_gpus_are_read_from_a_fake_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    lines = "NVIDIA H200, 143771, 570.86\\nNVIDIA GB10, [N/A], 580.1\\nFailed to talk to the driver\\n"
+    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+    assert machine.survey_machine().gpus == (
+        machine.Gpu("NVIDIA H200", 143771 << 20, "570.86"),
+        machine.Gpu("NVIDIA GB10", 0, "580.1"),
+    )
+
+
+@pytest.mark.torch
+def test_the_cures_are_listed_with_whether_they_are_active(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--compat", "--json"]) == 0
+    cures = {cure["name"]: cure for cure in json.loads(capsys.readouterr().out)}
+    assert cures["adamw"]["active"]
+    assert all(cure["cures"] and cure["library"] for cure in cures.values())
+    assert main(["doctor", "--compat"]) == 0
+    assert "adamw" in capsys.readouterr().out
+
+
+def test_compat_without_mmf_says_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--compat"]) == 6
+    assert "mmfw setup" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""``mmfw setup`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmf_win.bridge import install, sources
+from mmf_win.cli import main
+from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
+
+
+@pytest.fixture
+def checkout(user_dir: Path) -> Path:
+    root = user_dir / "my mmf"
+    for path, file in TREE.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(file.content)
+    return root
+
+
+def test_a_checkout_is_taken(home: Path, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["setup", "--mmf", str(checkout), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "root": str(checkout.resolve()),
+        "version": VERSION,
+        "source": "path",
+        "commit": None,
+    }
+
+
+def test_without_a_choice_the_last_one_stays(
+    home: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["setup", "--mmf", str(checkout)]) == 0
+    assert main(["setup"]) == 0
+    assert install.find().source == "path"
+    assert str(checkout.resolve()) in capsys.readouterr().err
+
+
+def test_without_a_choice_a_broken_copy_is_mended(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Server.answering(send(tar_gz(TREE))) as server:
+        known = (sources.PYPI, github(server.url))
+        monkeypatch.setattr("mmf_win.bridge.install.SOURCES", known)
+        monkeypatch.setattr("mmf_win.commands.setup.SOURCES", known)
+        assert main(["setup", "--mmf", "github"]) == 0
+        (install.find().root / "mmf/__init__.py").write_bytes(b"?")
+        assert install.verify(install.find()) == ["changed: mmf/__init__.py"]
+        assert main(["setup"]) == 0
+    assert install.verify(install.find()) == []
+
+
+def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["setup", "--mmf", "gihub"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no folder gihub" in said
+    assert "pypi, github or a folder" in said
+    assert not home.exists()

