@@ -74,7 +74,8 @@ def summarize(run: Run) -> Summary:
     """What the run's files say about it."""
     request = run.request()
     events = read_events(run.events)
-    counted = [event for event in events if "update" in event]
+    # The final validation is of the best checkpoint, which may lie behind.
+    counted = [event for event in events if "update" in event and not event.get("final")]
     scores = [score for event in events if (score := val_auroc(event)) is not None]
     limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
     return Summary(

@@ -59,7 +59,7 @@ def train(run: Run, request: RunRequest, places: Places, resume_file: Path | Non
     differ = differences(mmf.version)
     run.save_request(request)
     layers = [
-        settings.common(request.model, request.splits, differ),
+        settings.common(request.model, _present(request.splits, places), differ),
         settings.train(request.updates),
         request.settings,
         settings.options(request.seed, request.batch_size, request.updates),
@@ -135,11 +135,21 @@ def predict(
     return report
 
 
+def _present(splits: dict[str, str], places: Places) -> dict[str, str]:
+    """``splits`` with the validation set in the place of a test set that is not there.
+
+    MMF loads the test set before it trains, and fails without one.
+    """
+    there = places.dataset.split(splits["test"]).is_file()
+    return splits if there else {**splits, "test": splits["val"]}
+
+
 def _attempt(run: Run, request: Request, places: Places, *, offline: bool) -> None:
     """Run one worker to its end; raises what its exit stands for."""
     attempt = Path(request.attempt_dir)
     request_file = attempt / "request.json"
     request.save(request_file)
+    run.checkpoints.mkdir(exist_ok=True)
     training = request.action == "train"
     if training:
         run.exit_file.unlink(missing_ok=True)

@@ -52,7 +52,9 @@ class Watcher:
 
     def _on_val(self, event: Event) -> None:
         auroc = val_auroc(event)
-        if auroc is not None and self._progress is not None:
+        if event.get("final"):
+            self._end()
+        elif auroc is not None and self._progress is not None:
             best = self._best is None or auroc > self._best
             self._best = auroc if best else self._best
             self._notes["AUROC"] = f"{auroc:.4f}"

@@ -47,15 +47,12 @@ class Watch(Callback):  # type: ignore[misc]
         meter = kwargs["meter"]
         if self.trainer.num_updates % self.training_config.evaluation_interval:
             self.trainer.early_stop_callback.on_validation_end(meter=meter)
-        scalars = {key: meter.meters[key].global_avg for key in meter.get_scalar_dict()}
-        _observer.validated(self.trainer, scalars)
+        _observer.validated(self.trainer, meter)
 
     def on_test_end(self, **kwargs: Any) -> None:
         """Report the validation that follows training."""
-        meter = kwargs["meter"]
         if kwargs["report"].dataset_type == "val":
-            scalars = {key: meter.meters[key].global_avg for key in meter.get_scalar_dict()}
-            _observer.validated(self.trainer, scalars)
+            _observer.validated(self.trainer, kwargs["meter"], final=True)
 
     def _save(self) -> None:
         self._checkpoint.save(self.trainer.num_updates, self.trainer.current_iteration, update_best=False)

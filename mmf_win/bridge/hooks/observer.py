@@ -61,10 +61,10 @@ class Observer:
         )
         self._last_update, self._since = trainer.num_updates, now
 
-    def validated(self, trainer: Any, scalars: dict[str, Any]) -> None:
-        """The whole validation set has been scored."""
-        metrics = {key.removeprefix("val/"): _number(value) for key, value in scalars.items()}
-        self.event("val", update=trainer.num_updates, metrics=metrics)
+    def validated(self, trainer: Any, meter: Any, *, final: bool = False) -> None:
+        """The whole validation set has been scored; ``final`` after training, with the best checkpoint."""
+        metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
+        self.event("val", update=trainer.num_updates, metrics=metrics, final=final)
 
     def saved(self, update: int, is_best: bool) -> None:
         """A checkpoint has been written."""

@@ -25,11 +25,18 @@ def register(observer: Observer) -> None:
 class Trainer(BaseTrainer):  # type: ignore[misc]
     """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
 
+    _after_training = False
+
     def load_extras(self) -> None:
         """Guard the model before MMF loads a checkpoint into it."""
         guard(self.model)
         super().load_extras()
         self._observe_saves()
+
+    def inference(self) -> None:
+        """Score the validation set with the best checkpoint."""
+        self._after_training = True
+        super().inference()
 
     def train(self) -> None:
         """Train, having said so."""
@@ -48,8 +55,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         super()._summarize_report(meter, should_print, extra)
         scalars = meter.get_scalar_dict()
         if any(key.startswith("val/") for key in scalars):
-            averages = {key: meter.meters[key].global_avg for key in scalars}
-            _observer.validated(self, averages)
+            _observer.validated(self, meter, final=self._after_training)
         elif should_print is True:
             _observer.trained(self, self.max_updates, scalars)
 

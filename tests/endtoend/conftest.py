@@ -1,0 +1,111 @@
+"""The whole tool around the real MMF, on a tiny dataset whose path holds spaces and letters of three scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.runs.folder import Run
+from tests.worlds import tiny_mmf
+
+# MMF's default is to download; every test here says what it needs instead.
+OFFLINE = {"offline": True}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what asks for ``mmf_version`` on the newest release, and on a checkout where one is named."""
+    if "mmf_version" in metafunc.fixturenames:
+        skipped = pytest.mark.skipif(
+            "MMFW_TEST_MMF" not in os.environ, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12"
+        )
+        metafunc.parametrize("mmf_version", ["rc10", pytest.param("rc12", marks=skipped)], scope="session")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tiny_mmf.TinyWorld:
+    """A tiny dataset with features, word vectors and a BERT."""
+    return tiny_mmf.build(tmp_path_factory.mktemp("tiny") / "мой dataset 中文")
+
+
+@pytest.fixture
+def mmf(mmf_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The MMF to test with: what ``mmfw setup`` installed, or the checkout of MMFW_TEST_MMF."""
+    if mmf_version == "rc12":
+        monkeypatch.setenv("MMFW_HOME", str(tmp_path / "home"))
+        assert main(["setup", "--mmf", os.environ["MMFW_TEST_MMF"]]) == 0
+    yield mmf_version
+
+
+@dataclass
+class Tool:
+    """``mmfw`` as a user types it, in a folder of the user's own.
+
+    Attributes:
+        world: the dataset.
+        folder: where presets and runs go.
+    """
+
+    world: tiny_mmf.TinyWorld
+    folder: Path
+    read: Callable[[], tuple[str, str]]
+    errors: str = ""
+
+    @property
+    def save_dir(self) -> Path:
+        """Where the runs go."""
+        return self.folder / "сохранено 保存"
+
+    def preset(self, name: str, **changes: Any) -> str:
+        """The path of a preset for one of the tiny recipes."""
+        recipe = tiny_mmf.recipes(self.world)[name]
+        settings = {
+            **recipe.settings,
+            "training": {"batch_size": 4, "num_workers": 0},
+            "env": {"user_dir": str(Path(tiny_mmf.__file__).with_name("small_resnet"))},
+        }
+        values = {"model": recipe.model, "config": recipe.config, "settings": settings, **OFFLINE, **changes}
+        path = self.folder / f"{name}.yaml"
+        path.write_text(json.dumps(values), encoding="utf-8")
+        return str(path)
+
+    def code(self, *words: str) -> int:
+        """The exit code of a command; what it said is kept in ``errors``."""
+        code = main([*words, "--data-dir", str(self.world.data), "--save-dir", str(self.save_dir)])
+        self.errors = self.read()[1]
+        return code
+
+    def __call__(self, *words: str) -> Any:
+        """The JSON that a successful command prints."""
+        code = main([*words, "--data-dir", str(self.world.data), "--save-dir", str(self.save_dir), "--json"])
+        output, self.errors = self.read()
+        assert code == 0, self.errors + self._log()
+        return json.loads(output)
+
+    def run_of(self, result: Mapping[str, Any]) -> Run:
+        """The run that a command's result names."""
+        return Run(Path(result["path"]))
+
+    def _log(self) -> str:
+        logs = sorted(self.save_dir.glob("*/*/log.txt"))
+        return logs[-1].read_text(encoding="utf-8")[-4000:] if logs else ""
+
+
+@pytest.fixture
+def tool(
+    mmf: str,
+    world: tiny_mmf.TinyWorld,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Tool:
+    """``mmfw`` with the tiny dataset, and one thread a process."""
+    for name in ("MMF_CACHE_DIR", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, world.environment[name])
+    return Tool(world, tmp_path, lambda: tuple(capfd.readouterr()))  # type: ignore[arg-type, return-value]
