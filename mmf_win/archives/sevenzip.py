@@ -51,7 +51,7 @@ class SevenZipArchive(Archive):
             return py7zr.SevenZipFile(file, password=self._password)
         except PasswordRequired:
             raise missing_password(self.path) from None
-        except _DAMAGE as error:
+        except Exception as error:  # on nonsense py7zr's parser fails with whatever it stumbles over
             if self._password is not None and _hides_names(file):
                 raise wrong_password(self.path) from None
             raise self._error(f"not a whole 7z: {error}") from error
@@ -116,7 +116,7 @@ def _hides_names(file: IO[bytes]) -> bool:
         py7zr.SevenZipFile(file)
     except PasswordRequired:
         return True
-    except _DAMAGE:
+    except Exception:  # as above
         return False
     return False
 

@@ -103,11 +103,10 @@ def write_encrypted_zip(
                 offset = out.tell()
                 header, data = _member(name.encode(), content, secret)
                 out.write(b"PK\x03\x04" + header + name.encode() + data)
-                # version made by; then, between header and name: comment, disk, attributes, offset
-                directory.append(
-                    b"PK\x01\x02" + struct.pack("<H", 20) + header
-                    + struct.pack("<HHHII", 0, 0, 0, 0, offset) + name.encode()
-                )  # fmt: skip
+                # Made on Unix: of DOS names, unzip believes no UTF-8 flag. Hence a Unix mode, too.
+                made_by = struct.pack("<H", 3 << 8 | 20)
+                rest = struct.pack("<3H2I", 0, 0, 0, 0o100644 << 16, offset)  # comment, disk, kind, mode
+                directory.append(b"PK\x01\x02" + made_by + header + rest + name.encode())
             start = out.tell()
             if len(directory) > _LIMIT or start > 0xFFFFFFFF:
                 raise ValueError(f"{path}: too much for a zip without Zip64")

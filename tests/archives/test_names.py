@@ -1,0 +1,58 @@
+"""Names of members: what is made safe, what is refused, and what Windows would confuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmf_win.archives.names import find_twins, naming_problem, safe_name
+
+
+@pytest.mark.parametrize(
+    ("raw", "safe"),
+    [
+        ("data/img/01235.png", "data/img/01235.png"),
+        ("./data//img/./01235.png", "data/img/01235.png"),
+        ("data\\img\\01235.png", "data/img/01235.png"),
+        ("Мемы/梗 图.png", "Мемы/梗 图.png"),
+        ("a..b/...c", "a..b/...c"),
+    ],
+)
+def test_harmless_names_become_posix_paths(raw: str, safe: str) -> None:
+    assert safe_name(raw) == safe
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ("/etc/passwd", "absolute"),
+        ("\\windows\\win.ini", "absolute"),
+        ("C:/windows/win.ini", "drive"),
+        ("c:win.ini", "drive"),
+        ("//server/share/x", "network"),
+        ("\\\\server\\share\\x", "network"),
+        ("../x", "climbs"),
+        ("data/../../x", "climbs"),
+        ("data\\..\\x", "climbs"),
+        ("x\0.png", "NUL"),
+        ("./", "empty"),
+    ],
+)
+def test_names_that_lead_out_of_the_folder_are_refused(raw: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        safe_name(raw)
+
+
+@pytest.mark.parametrize("name", ["a:b", "aux", "img/con.png", "dot.", "img /x", "what?", "a\x1fb", "\udcff"])
+def test_names_that_windows_refuses_have_a_problem(name: str) -> None:
+    assert naming_problem(name)
+
+
+def test_names_of_the_dataset_have_no_problem() -> None:
+    assert naming_problem("data/img/01235.png") is None
+
+
+def test_twins_are_names_for_one_file() -> None:
+    twins = find_twins(["a/x.png", "A/x.png", "b", "b", "é", "e\u0301", "alone"])
+    assert twins.keys() == {"a/x.png", "A/x.png", "b", "é", "e\u0301"}
+    assert "A/x.png" in twins["a/x.png"]
+    assert "twice" in twins["b"]

@@ -1,0 +1,303 @@
+"""zip in all its kinds: what opens, what is refused, and that nothing unverified stays on disk."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mmf_win.archives import open_archive, zipcrypto
+from mmf_win.archives.zipcrypto import Cipher, write_encrypted_zip
+from mmf_win.errors import ArchiveError, PasswordError
+from tests.worlds import hostile
+from tests.worlds.memes import Files, memes, tree
+from tests.worlds.tools import call, requires_tool
+
+FILES: Files = {"data/a b.txt": b"words " * 500, "data/图/мем.png": bytes(range(256)) * 9, "data/empty": b""}
+
+# fox.txt, twice "The quick brown fox …", packed by 7-Zip 16.02 with AE-2 and the password "secret"
+FOX = b"The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy dog."
+AES_ZIPS = {
+    "AES-256": (
+        "UEsDBDMAAQBjAAAAIVAAAAAAUQAAAFkAAAAHAAsAZm94LnR4dAGZBwACAEFFAwgAgxm3TQ/4lhuYWBvnauEnWD31hxmZ+FaGO8q+"
+        "Xf4B4l7ITJ7EDYK0pOIV9k0V4DM+Ctc+khtSTZnvwN/9rYEB1sVKyYnjDqqWO1V4sihvTKydUEsBAj8DMwABAGMAAAAhUAAAAABR"
+        "AAAAWQAAAAcALwAAAAAAAAAggKSBAAAAAGZveC50eHQKACAAAAAAAAEAGAAAAAVpNsDVAQAAAAAAAAAAAAAAAAAAAAABmQcAAgBB"
+        "RQMIAFBLBQYAAAAAAQABAGQAAACBAAAAAAA="
+    ),
+    "AES-128": (
+        "UEsDBDMAAQBjAAAAIVAAAAAASQAAAFkAAAAHAAsAZm94LnR4dAGZBwACAEFFAQgAb9kmIuAkvunznaNF4xtdAA32bsnyMQ5aSGnn"
+        "yg8sDTzGsGoUOVi8yK2NULPwHIWLRPQ3/Ve6pudW97w+dRzlSkIoq4CDszLE6lBLAQI/AzMAAQBjAAAAIVAAAAAASQAAAFkAAAAH"
+        "AC8AAAAAAAAAIICkgQAAAABmb3gudHh0CgAgAAAAAAABABgAAAAFaTbA1QEAAAAAAAAAAAAAAAAAAAAAAZkHAAIAQUUBCABQSwUG"
+        "AAAAAAEAAQBkAAAAeQAAAAAA"
+    ),
+}
+
+
+def unpack(path: Path, out: Path, password: str | None = None) -> Files:
+    """Everything in the archive, through disk."""
+    with open_archive(path, password) as archive:
+        archive.check_password()
+        for done in archive.extract({m.name: out / m.name for m in archive.members}):
+            assert done.target.stat().st_size == done.size
+    return tree(out)
+
+
+@pytest.fixture
+def encrypted(user_dir: Path) -> Path:
+    path = user_dir / "архив 档案.zip"
+    write_encrypted_zip(path, FILES, "пароль 密码")
+    return path
+
+
+def test_plain_zip(user_dir: Path) -> None:
+    assert unpack(hostile.plain_zip(user_dir / "a.zip", FILES), user_dir / "out") == FILES
+
+
+def test_members_are_files_with_their_sizes_and_checksums(user_dir: Path) -> None:
+    path = user_dir / "a.zip"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("folder/", b"")
+        made.writestr("folder/x", b"abc")
+    with open_archive(path) as archive:
+        (member,) = archive.members
+        assert (archive.format, archive.encrypted) == ("zip", False)
+        assert (member.name, member.size, member.crc32, member.problem) == ("folder/x", 3, 0x352441C2, None)
+
+
+def test_our_own_encrypted_zip_comes_back(encrypted: Path, user_dir: Path) -> None:
+    assert unpack(encrypted, user_dir / "out", "пароль 密码") == FILES
+
+
+def test_without_the_fast_wheel_the_python_cipher_does_the_same(
+    encrypted: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "_zipdecrypter", None)
+    assert isinstance(zipcrypto.decryptor(b"x"), Cipher)
+    assert unpack(encrypted, user_dir / "out", "пароль 密码") == FILES
+
+
+@requires_tool("unzip", "7z")
+@pytest.mark.parametrize("tool", ["unzip", "7z"])
+def test_other_programs_read_our_encrypted_zip(tool: str, user_dir: Path) -> None:
+    write_encrypted_zip(user_dir / "a.zip", {"x/文.txt": FOX, "empty": b""}, "secret")
+    if tool == "unzip":
+        call("unzip", "-P", "secret", "a.zip", "-d", "out", cwd=user_dir)
+    else:
+        call("7z", "x", "-psecret", "-oout", "a.zip", cwd=user_dir)
+    assert tree(user_dir / "out") == {"x/文.txt": FOX, "empty": b""}
+
+
+@requires_tool("zip", "7z")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["zip", "-rq", "a.zip", "data"],
+        ["zip", "-rq", "-0", "a.zip", "data"],
+        ["zip", "-rq", "-fz", "a.zip", "data"],  # Zip64
+        ["zip", "-rq", "-P", "secret", "a.zip", "data"],
+        ["zip", "-rq", "-P", "пароль", "a.zip", "data"],
+        ["7z", "a", "-tzip", "a.zip", "data"],
+        ["7z", "a", "-tzip", "-psecret", "a.zip", "data"],
+        ["7z", "a", "-tzip", "-psecret", "-mem=AES128", "a.zip", "data"],
+        ["7z", "a", "-tzip", "-psecret", "-mem=AES192", "-mx=0", "a.zip", "data"],
+        ["7z", "a", "-tzip", "-psecret", "-mem=AES256", "a.zip", "data"],
+    ],
+    ids=" ".join,
+)
+def test_zips_of_other_programs(command: list[str], user_dir: Path) -> None:
+    for name, content in FILES.items():
+        (user_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (user_dir / name).write_bytes(content)
+    call(*command, cwd=user_dir)
+    password = next((p for p in ("secret", "пароль") if p in " ".join(command)), None)
+    assert unpack(user_dir / "a.zip", user_dir / "out", password) == FILES
+    if password is not None:
+        with open_archive(user_dir / "a.zip", "wrong") as archive, pytest.raises(PasswordError):
+            archive.check_password()
+
+
+@pytest.mark.parametrize("kind", AES_ZIPS)
+def test_aes_zip_of_7zip(kind: str, user_dir: Path) -> None:
+    path = user_dir / "fox.zip"
+    path.write_bytes(base64.b64decode(AES_ZIPS[kind]))
+    assert unpack(path, user_dir / "out", "secret") == {"fox.txt": FOX}
+
+
+def test_aes_zip_with_a_changed_byte_is_not_authentic(user_dir: Path) -> None:
+    data = bytearray(base64.b64decode(AES_ZIPS["AES-256"]))
+    data[80] ^= 1
+    path = user_dir / "fox.zip"
+    path.write_bytes(data)
+    with open_archive(path, "secret") as archive, pytest.raises((ArchiveError, PasswordError)):
+        list(archive.extract({"fox.txt": user_dir / "fox.txt"}))
+    assert not (user_dir / "fox.txt").exists()
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "cp437", "latin-1"])
+def test_a_password_in_a_code_page_is_found(codec: str, user_dir: Path) -> None:
+    path = user_dir / "a.zip"
+    # 'ü' is another byte in each codec; the writer takes text, so give it the text of those bytes in UTF-8 …
+    cipher_password = "Grüße".encode(codec)
+    _write_with_bytes_password(path, cipher_password)
+    assert unpack(path, user_dir / "out", "Grüße") == {"x": FOX}
+
+
+def _write_with_bytes_password(path: Path, password: bytes) -> None:
+    class Encoded(str):
+        def encode(self, *_: object) -> bytes:  # type: ignore[override]
+            return password
+
+    write_encrypted_zip(path, {"x": FOX}, Encoded())
+
+
+@pytest.mark.parametrize("files", [{"x": FOX}, memes()], ids=["one member", "many members"])
+def test_a_wrong_password_is_noticed_before_anything_is_written(files: Files, user_dir: Path) -> None:
+    path = user_dir / "a.zip"
+    write_encrypted_zip(path, files, "right")
+    for number in range(300):  # one header byte alone would let one of 256 through
+        with open_archive(path, f"wrong {number}") as archive, pytest.raises(PasswordError, match="wrong"):
+            archive.check_password()
+
+
+def test_a_missing_password_is_another_error_than_a_wrong_one(encrypted: Path) -> None:
+    with open_archive(encrypted) as archive, pytest.raises(PasswordError, match="no password was given"):
+        archive.check_password()
+
+
+def test_extracting_checks_the_password_itself(encrypted: Path, user_dir: Path) -> None:
+    with open_archive(encrypted, "wrong") as archive, pytest.raises(PasswordError):
+        list(archive.extract({"data/a b.txt": user_dir / "x"}))
+    assert not (user_dir / "x").exists()
+
+
+def test_a_password_for_an_archive_without_one_does_no_harm(user_dir: Path) -> None:
+    assert unpack(hostile.plain_zip(user_dir / "a.zip", FILES), user_dir / "out", "unneeded") == FILES
+
+
+def test_utf8_names_without_the_utf8_flag_are_understood(encrypted: Path, user_dir: Path) -> None:
+    data = encrypted.read_bytes().replace(b"\x14\x00\x01\x08", b"\x14\x00\x01\x00")
+    encrypted.write_bytes(data)
+    assert unpack(encrypted, user_dir / "out", "пароль 密码") == FILES
+
+
+def test_progress_counts_the_bytes_written(user_dir: Path) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", FILES)
+    seen: list[int] = []
+    with open_archive(path) as archive:
+        list(archive.extract({"data/a b.txt": user_dir / "x"}, seen.append))
+    assert sum(seen) == len(FILES["data/a b.txt"])
+
+
+@pytest.mark.parametrize(
+    "name", ["/x", "C:\\x", "\\\\server\\share\\x", "a/../../x", "..\\x", "a\0b"], ids=repr
+)
+def test_an_attack_by_names_is_refused_at_once(name: str, user_dir: Path) -> None:
+    path = hostile.zip_with_name(user_dir / "a.zip", name)
+    with pytest.raises(ArchiveError, match="is refused") as caught:
+        open_archive(path)
+    assert str(path) in str(caught.value)
+
+
+def refusal(path: Path, name: str) -> str:
+    """Why a member is not extracted."""
+    out = path.with_name("out")
+    with open_archive(path) as archive, pytest.raises(ArchiveError) as caught:
+        list(archive.extract({name: out}))
+    assert not out.exists()
+    assert str(path) in str(caught.value) and name in str(caught.value)
+    return str(caught.value)
+
+
+def test_links_are_refused_when_wanted(user_dir: Path) -> None:
+    assert "it is a link" in refusal(hostile.zip_with_link(user_dir / "a.zip"), "link")
+
+
+def test_names_that_windows_refuses_are_refused_when_wanted(user_dir: Path) -> None:
+    assert "Windows" in refusal(hostile.zip_with_name(user_dir / "a.zip", "aux.png"), "aux.png")
+
+
+def test_twins_are_refused_when_wanted(user_dir: Path) -> None:
+    assert "twice" in refusal(hostile.zip_with_twins(user_dir / "a.zip", "x", "x"), "x")
+    assert "differs only by case" in refusal(hostile.zip_with_twins(user_dir / "b.zip", "x", "X"), "x")
+
+
+def test_refused_members_do_not_spoil_the_others(user_dir: Path) -> None:
+    path = hostile.zip_with_twins(user_dir / "a.zip", "x", "X", "good")
+    with open_archive(path) as archive:
+        (done,) = archive.extract({"good": user_dir / "good"})
+    assert done.target.read_bytes() == b"good"
+
+
+def test_a_member_that_is_not_there(user_dir: Path) -> None:
+    assert "no such member" in refusal(hostile.plain_zip(user_dir / "a.zip", FILES), "nowhere")
+
+
+def test_more_bytes_than_declared_are_never_written(user_dir: Path) -> None:
+    path = hostile.declare_size(hostile.plain_zip(user_dir / "a.zip", {"x": b"abc" * 1000}), 10)
+    assert "more bytes than it declares" in refusal(path, "x")
+
+
+def test_fewer_bytes_than_declared(user_dir: Path) -> None:
+    path = hostile.declare_size(hostile.plain_zip(user_dir / "a.zip", {"x": b"abc" * 1000}), 4000)
+    assert "ends after 3000 of 4000 bytes" in refusal(path, "x")
+
+
+def test_a_bomb_is_refused_by_its_declared_size(user_dir: Path) -> None:
+    path = hostile.declare_size(hostile.plain_zip(user_dir / "a.zip", {"x": b"abc" * 1000}), 4_000_000_000)
+    assert "claims to unpack to" in refusal(path, "x")
+
+
+def test_overlapping_members_are_refused(user_dir: Path) -> None:
+    path = hostile.declare_offset(hostile.plain_zip(user_dir / "a.zip", {"x": FOX, "y": FOX}), 0)
+    with open_archive(path) as archive:
+        assert "overlaps" in str([m.problem for m in archive.members])
+
+
+def test_a_damaged_member_is_named_and_leaves_no_file(user_dir: Path) -> None:
+    path = user_dir / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:  # stored, so that only the checksum can tell
+        archive.writestr("good", FOX)
+        archive.writestr("bad", FOX)
+    hostile.flip_byte(path, path.read_bytes().rindex(b"lazy"))
+    assert "checksum" in refusal(path, "bad")
+
+
+def test_damaged_deflate_data(user_dir: Path) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", {"x": FOX})
+    hostile.flip_byte(path, 31)
+    refusal(path, "x")
+
+
+def test_a_truncated_zip(user_dir: Path) -> None:
+    path = hostile.cut(hostile.plain_zip(user_dir / "a.zip", FILES))
+    with pytest.raises(ArchiveError, match="not a whole zip"):
+        open_archive(path)
+
+
+def test_an_unknown_compression_is_refused_when_wanted(user_dir: Path) -> None:
+    path = user_dir / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("x", FOX)
+    assert "method 14" in refusal(path, "x")
+
+
+def test_a_zip_after_a_program_opens(user_dir: Path) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", FILES)
+    path.write_bytes(b"MZ this is a program\n" * 50 + path.read_bytes())
+    assert unpack(path, user_dir / "out") == FILES
+
+
+def test_the_writer_leaves_the_old_file_when_it_fails(user_dir: Path) -> None:
+    path = user_dir / "a.zip"
+    path.write_bytes(b"old")
+
+    def files() -> object:
+        yield "x", FOX
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError):
+        write_encrypted_zip(path, files(), "secret")  # type: ignore[arg-type]
+    assert [file.name for file in user_dir.iterdir()] == ["a.zip"] and path.read_bytes() == b"old"

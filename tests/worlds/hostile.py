@@ -1,0 +1,99 @@
+"""Archives that lie, attack or are broken."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+import warnings
+import zipfile
+from pathlib import Path
+
+from tests.worlds.memes import Files
+
+_CENTRAL = b"PK\x01\x02"
+
+
+def plain_zip(path: Path, files: Files) -> Path:
+    """A zip without encryption, deflated."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def zip_with_name(path: Path, name: str) -> Path:
+    """A zip with one member of exactly this name."""
+    info = zipfile.ZipInfo("x")
+    info.filename = info.orig_filename = name  # the constructor would mend some
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(info, b"content")
+    return path
+
+
+def zip_with_twins(path: Path, *names: str) -> Path:
+    """A zip whose members have these names, which may be the same."""
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the standard library finds them odd, too
+        for name in names:
+            archive.writestr(name, name.encode())
+    return path
+
+
+def zip_with_link(path: Path) -> Path:
+    """A zip whose member ``link`` is a symbolic link, as Unix tools store it."""
+    info = zipfile.ZipInfo("link")
+    info.create_system = 3
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(info, "../../etc/passwd")
+    return path
+
+
+def declare_size(path: Path, size: int) -> Path:
+    """Change the unpacked size that the zip's directory declares for its first member."""
+    return _patch(path, 24, size)
+
+
+def declare_offset(path: Path, offset: int) -> Path:
+    """Change where the zip's directory says its last member is."""
+    return _patch(path, 42, offset, last=True)
+
+
+def flip_byte(path: Path, at: int) -> Path:
+    """Damage one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+    return path
+
+
+def cut(path: Path, share: float = 0.5) -> Path:
+    """Leave only the first part of a file, as a broken download does."""
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    return path
+
+
+def tar_with(path: Path, *infos: tarfile.TarInfo) -> Path:
+    """A tar of members without content."""
+    with tarfile.open(path, "w") as tar:
+        for info in infos:
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    return path
+
+
+def tar_member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "") -> tarfile.TarInfo:
+    """A member for :func:`tar_with`."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    info.linkname = link
+    return info
+
+
+def _patch(path: Path, at: int, value: int, *, last: bool = False) -> Path:
+    data = bytearray(path.read_bytes())
+    start = data.rindex(_CENTRAL) if last else data.index(_CENTRAL)
+    struct.pack_into("<I", data, start + at, value)
+    path.write_bytes(data)
+    return path

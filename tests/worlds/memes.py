@@ -1,0 +1,91 @@
+"""Tiny copies of the Hateful Memes dataset, as name → content, in all the shapes that people have."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+Files = dict[str, bytes]
+
+PHASE_1 = {"train": range(1, 7), "dev": range(7, 10), "test": range(10, 13)}
+PHASE_2 = {
+    "train": range(1, 7),
+    "dev_seen": range(7, 10),
+    "dev_unseen": range(8, 12),  # as in the real set, some memes are in both
+    "test_seen": range(12, 14),
+    "test_unseen": range(14, 17),
+}
+_UNLABELLED = ("test", "test_seen", "test_unseen")
+
+
+def memes(
+    splits: Mapping[str, range] = PHASE_2, *, top: str = "data/", images_in: str = "img/", litter: bool = True
+) -> Files:
+    """A dataset whose rows and images belong together."""
+    files: Files = {}
+    for split, ids in splits.items():
+        rows = [_row(id_, labelled=split not in _UNLABELLED) for id_ in ids]
+        files[f"{top}{split}.jsonl"] = jsonl(rows)
+        for id_ in ids:
+            files[f"{top}{images_in}{id_:05}.png"] = image(id_)
+    if litter:
+        files[f"{top}README.md"] = b"# A tiny set\n"
+        files[f"{top}LICENSE.txt"] = b"Public domain.\n"
+    return files
+
+
+def with_packed_images(files: Files, *, name: str = "data/img.tar.gz") -> Files:
+    """The same set with its images in a tar.gz of their own."""
+    images = {n[n.index("img/") :]: content for n, content in files.items() if "/img/" in f"/{n}"}
+    return {n: c for n, c in files.items() if "/img/" not in f"/{n}"} | {name: tar_gz(images)}
+
+
+def jsonl(rows: list[dict[str, object]]) -> bytes:
+    """Rows as an annotation file."""
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def image(id_: int) -> bytes:
+    """Bytes that no compression can shrink, always the same for an id."""
+    return b"\x89PNG\r\n\x1a\n" + Random(id_).randbytes(400 + id_)
+
+
+def tar_gz(files: Files) -> bytes:
+    """A tar.gz in memory."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return gzip.compress(buffer.getvalue(), mtime=0)
+
+
+def lay_out(files: Files, folder: Path) -> Path:
+    """Write the files below ``folder``."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def tree(folder: Path) -> Files:
+    """All files below ``folder``, except mmfw's own notes."""
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and "mmfw" not in file.name
+    }
+
+
+def _row(id_: int, *, labelled: bool) -> dict[str, object]:
+    row: dict[str, object] = {"id": id_, "img": f"img/{id_:05}.png"}
+    if labelled:
+        row["label"] = id_ % 2
+    return {**row, "text": f"мем № {id_} 梗"}
