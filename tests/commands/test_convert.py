@@ -1,0 +1,128 @@
+"""``mmfw convert`` as a user types it: what is printed, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from mmf_win.archives.zipcrypto import write_encrypted_zip
+from mmf_win.cli import main
+from mmf_win.paths import Places
+from tests.worlds import hostile
+from tests.worlds.memes import memes
+
+PASSWORD = "пароль 密码"
+
+
+@pytest.fixture
+def archive(user_dir: Path) -> Path:
+    path = user_dir / "hateful memes 恶意.zip"
+    write_encrypted_zip(path, memes(), PASSWORD)
+    return path
+
+
+@pytest.fixture
+def data_dir(user_dir: Path) -> Path:
+    return user_dir / "data dir"
+
+
+def run(archive: Path, data_dir: Path, *options: str) -> int:
+    return main(["convert", "--zip", str(archive), "--data-dir", str(data_dir), *options])
+
+
+def test_a_table_of_splits_and_what_to_do_next(
+    archive: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(archive, data_dir, "--password", PASSWORD) == 0
+    said = capsys.readouterr()
+    assert "dev_unseen" in said.out
+    assert "mmfw train" in said.err
+    assert "SHA-256" in said.err  # nobody has published this archive
+    assert PASSWORD not in said.out + said.err
+
+
+def test_json_for_scripts(archive: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(archive, data_dir, "--password", PASSWORD, "--json") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["splits"]["train"] == {"rows": 6, "hateful": 3, "benign": 3, "missing": 0}
+    assert run(archive, data_dir, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (first["already_done"], again["already_done"]) == (False, True)
+    assert again["target"] == str(Places.resolve(data_dir).dataset.root)
+
+
+def test_the_password_is_kept_nowhere(archive: Path, data_dir: Path) -> None:
+    assert run(archive, data_dir, "--password", PASSWORD) == 0
+    notes = [file for file in data_dir.rglob("*") if file.is_file() and file.suffix != ".png"]
+    assert not any(PASSWORD.encode() in file.read_bytes() for file in notes)
+
+
+def test_a_password_from_a_file(archive: Path, data_dir: Path, user_dir: Path) -> None:
+    secret = user_dir / "секрет.txt"
+    secret.write_text(f"{PASSWORD}\nanother line\n", encoding="utf-8")
+    assert run(archive, data_dir, "--password-file", str(secret)) == 0
+
+
+def test_a_password_from_the_environment(
+    archive: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMFW_PASSWORD", PASSWORD)
+    assert run(archive, data_dir) == 0
+
+
+def test_an_empty_password_file_is_a_mistake(archive: Path, data_dir: Path, user_dir: Path) -> None:
+    (user_dir / "empty").touch()
+    assert run(archive, data_dir, "--password-file", str(user_dir / "empty")) == 2
+
+
+def fake_terminal(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
+    """Pretend that somebody sits there and types ``answer``; returns what they were asked."""
+    asked: list[str] = []
+
+    def prompt(text: str, *, hide_input: bool, err: bool) -> str:
+        assert hide_input
+        asked.append(text)
+        return answer
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "prompt", prompt)
+    return asked
+
+
+def test_at_a_fake_terminal_the_password_is_asked_for(
+    archive: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = fake_terminal(monkeypatch, PASSWORD)
+    assert run(archive, data_dir) == 0
+    assert asked == ["Password"]
+
+
+def test_at_a_fake_terminal_nothing_is_asked_for_an_open_archive(
+    user_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = fake_terminal(monkeypatch, "unneeded")
+    assert run(hostile.plain_zip(user_dir / "open.zip", memes()), data_dir) == 0
+    assert asked == []
+
+
+def test_exit_codes_tell_what_is_wrong(
+    archive: Path, user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert"]) == 2
+    assert run(user_dir / "nowhere.zip", data_dir) == 3
+    assert run(archive, data_dir) == 4
+    assert run(archive, data_dir, "--password", "wrong") == 4
+    assert run(hostile.cut(archive), data_dir, "--password", PASSWORD) == 3
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "hint:" in said
+    assert not data_dir.exists()
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--help"]) == 0
+    assert "mmfw convert --zip hateful_memes.zip" in capsys.readouterr().out

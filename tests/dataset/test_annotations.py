@@ -1,0 +1,93 @@
+"""Annotation files: what is read, what is refused, and which of them MMF gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.annotations import Row, choose_splits, count_rows, read_rows, splits_on_disk
+from mmf_win.errors import DatasetError
+from mmf_win.paths import DatasetPaths
+
+GOOD = '{"id": 8291, "img": "img/08291.png", "label": 1, "text": "мем 梗"}\n'
+
+
+def test_rows_in_the_order_of_the_file(user_dir: Path) -> None:
+    path = user_dir / "train.jsonl"
+    path.write_text(GOOD + '\n{"id": 7, "img": "img/00007.png", "text": ""}', encoding="utf-8")
+    assert read_rows(path) == [
+        Row(8291, "img/08291.png", "мем 梗", 1, line=1),
+        Row(7, "img/00007.png", "", None, line=3),
+    ]
+    assert count_rows(path) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"img": "img/1.png", "text": "", "label": 0}', '"id"'),
+        ('{"id": "1", "img": "img/1.png", "text": ""}', '"id"'),
+        ('{"id": true, "img": "img/1.png", "text": ""}', '"id"'),
+        ('{"id": 1, "text": ""}', '"img"'),
+        ('{"id": 1, "img": "img/1.png"}', '"text"'),
+        ('{"id": 1, "img": "img/1.png", "text": "", "label": 2}', '"label"'),
+        ('{"id": 1, "img": "img/1.png", "text": "", "label": "1"}', '"label"'),
+    ],
+)
+def test_a_bad_line_is_named(line: str, reason: str, user_dir: Path) -> None:
+    path = user_dir / "train.jsonl"
+    path.write_text(f"{GOOD}\n{line}\n", encoding="utf-8")
+    with pytest.raises(DatasetError, match=reason) as caught:
+        read_rows(path)
+    assert f"{path}:3: " in str(caught.value)
+
+
+def test_a_file_that_is_no_text(user_dir: Path) -> None:
+    path = user_dir / "train.jsonl"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DatasetError, match="UTF-8"):
+        read_rows(path)
+
+
+def test_a_file_that_is_not_there(user_dir: Path) -> None:
+    with pytest.raises(DatasetError, match=r"train\.jsonl"):
+        count_rows(user_dir / "train.jsonl")
+
+
+def on_disk(root: Path, *splits: str) -> DatasetPaths:
+    paths = DatasetPaths(root)
+    paths.annotations.mkdir(parents=True)
+    for split in splits:
+        paths.split(split).touch()
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("there", "val", "test"),
+    [
+        (["train", "dev", "test"], "dev", "test"),
+        (["train", "dev_seen", "dev_unseen", "test_seen", "test_unseen"], "dev_unseen", "test_unseen"),
+        (["train", "dev", "test", "dev_unseen", "test_unseen"], "dev_unseen", "test_unseen"),
+        (["train", "dev_seen", "test_seen"], "dev_seen", "test_seen"),
+        (["train", "dev"], "dev", "test_unseen"),
+    ],
+)
+def test_the_later_phase_wins_and_what_is_there_is_used(
+    there: list[str], val: str, test: str, user_dir: Path
+) -> None:
+    paths = on_disk(user_dir, *there)
+    assert splits_on_disk(paths) == sorted(there, key=splits_on_disk(paths).index)
+    assert choose_splits(paths) == {"train": "train", "val": val, "test": test}
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"), [(["dev", "test"], "train"), (["train", "test"], "validation")]
+)
+def test_without_something_to_train_or_validate_on_there_is_no_choice(
+    there: list[str], missing: str, user_dir: Path
+) -> None:
+    with pytest.raises(DatasetError, match=missing):
+        choose_splits(on_disk(user_dir, *there))

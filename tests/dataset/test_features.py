@@ -1,0 +1,102 @@
+"""Region features: unpacked to where MMF looks, all or nothing, and marked so that MMF downloads nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.features import extract_features
+from mmf_win.errors import ArchiveError, DatasetError, ResourceError
+from mmf_win.paths import Places
+from mmf_win.protocol import read_json
+from tests.worlds import hostile
+from tests.worlds.memes import Files, lay_out, tar_gz, tree
+
+LMDB: Files = {"data.mdb": bytes(range(256)) * 64, "lock.mdb": b"lock"}
+
+
+def packed(path: Path, top: str = "", **more: bytes) -> Path:
+    files = {f"{top}detectron.lmdb/{name}": content for name, content in LMDB.items()}
+    path.write_bytes(tar_gz({**files, **more}))
+    return path
+
+
+@pytest.fixture
+def places(user_dir: Path) -> Places:
+    return Places.resolve(user_dir / "data dir", user_dir / "save", environ={})
+
+
+@pytest.mark.parametrize("top", ["", "./", "hateful_memes/defaults/features/"])
+def test_features_under_any_top_folder(top: str, user_dir: Path, places: Places) -> None:
+    archive = packed(user_dir / "features 特征.tar.gz", top, readme=b"ignored")
+    folder = extract_features(archive, places, version=None)
+    assert folder == places.dataset.features / "detectron.lmdb"
+    assert tree(places.dataset.features) == {f"detectron.lmdb/{n}": c for n, c in LMDB.items()}
+
+
+def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded(user_dir: Path, places: Places) -> None:
+    archive = packed(user_dir / "features.tar.gz")
+    extract_features(archive, places, version="1.0_2020_05_11")
+    marker = read_json(places.dataset.features / ".built.json")
+    assert marker["version"] == "1.0_2020_05_11"
+    assert isinstance(marker["created_at"], str)
+
+
+def test_the_marker_can_be_added_later(user_dir: Path, places: Places) -> None:
+    archive = packed(user_dir / "features.tar.gz")
+    extract_features(archive, places, version=None)
+    assert not (places.dataset.features / ".built.json").exists()
+    extract_features(archive, places, version="2")
+    assert read_json(places.dataset.features / ".built.json")["version"] == "2"
+
+
+def test_a_second_extraction_does_nothing(
+    user_dir: Path, places: Places, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = packed(user_dir / "features.tar.gz")
+    extract_features(archive, places, version="1")
+    monkeypatch.setattr("mmf_win.dataset.features.open_with_progress", None)  # it is not even opened
+    extract_features(archive, places, version="1")
+    assert "in place already" in capsys.readouterr().err
+
+
+def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: Places) -> None:
+    archive = packed(user_dir / "features.tar.gz")
+    folder = extract_features(archive, places, version="1")
+    hostile.cut(folder / "data.mdb")
+    extract_features(archive, places, version="1")
+    assert (folder / "data.mdb").read_bytes() == LMDB["data.mdb"]
+
+
+def test_features_from_elsewhere_are_replaced_only_by_force(user_dir: Path, places: Places) -> None:
+    lay_out({"detectron.lmdb/data.mdb": b"other"}, places.dataset.features)
+    archive = packed(user_dir / "features.tar.gz")
+    with pytest.raises(DatasetError, match="there are features already"):
+        extract_features(archive, places, version=None)
+    folder = extract_features(archive, places, version=None, force=True)
+    assert tree(folder) == LMDB
+
+
+def test_a_truncated_archive_writes_nothing(user_dir: Path, places: Places) -> None:
+    with pytest.raises(ArchiveError, match="not a whole tar"):
+        extract_features(hostile.cut(packed(user_dir / "features.tar.gz")), places, version="1")
+    assert not places.data_dir.exists()
+
+
+def test_an_archive_without_features(user_dir: Path, places: Places) -> None:
+    (user_dir / "a.tar.gz").write_bytes(tar_gz({"data/train.jsonl": b""}))
+    with pytest.raises(DatasetError, match=r"no detectron\.lmdb"):
+        extract_features(user_dir / "a.tar.gz", places, version="1")
+
+
+def test_a_fake_full_disk_is_noticed_before_anything_is_written(
+    user_dir: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+    with pytest.raises(ResourceError):
+        extract_features(packed(user_dir / "features.tar.gz"), places, version="1")
+    assert not places.data_dir.exists()
