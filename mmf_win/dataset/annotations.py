@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def count_rows(path: Path) -> int:
     Raises:
         DatasetError: the file cannot be read.
     """
-    return sum(1 for _ in _lines(path, str(path)))
+    return len(_lines(path, str(path)))
 
 
 def keep_rows(path: Path, rows: list[Row]) -> None:
@@ -92,13 +91,11 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
 
 
-def _lines(path: Path, shown: str) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
     """The lines that are not blank, without their ends, counted from 1."""
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
+            return [(number, line.rstrip("\n")) for number, line in enumerate(file, 1) if line.strip()]
     except OSError as error:
         raise DatasetError(f"{shown}: {error.strerror}") from None
     except UnicodeDecodeError:
