@@ -91,7 +91,7 @@ def updates_of(epochs: int, options: list[str]) -> int:
     config = Configuration(Namespace(config_override=None, opts=list(options))).get_config()
     dataset = config.dataset_config.hateful_memes
     rows = sum(count_rows(Path(dataset.data_dir, file)) for file in dataset.annotations.train)
-    batches = math.ceil(rows / config.training.batch_size)
+    batches = math.ceil(rows / int(config.training.batch_size))
     per_update = int(config.training.get("update_frequency") or 1)
     return epochs * math.ceil(batches / per_update)
 

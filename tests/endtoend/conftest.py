@@ -1,4 +1,4 @@
-"""The whole tool around the real MMF, on a tiny dataset whose path holds spaces and letters of three scripts."""
+"""The whole tool around the real MMF, on a tiny dataset in a folder named in three scripts."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class Tool:
 
     def code(self, *words: str) -> int:
         """The exit code of a command; what it said is kept in ``errors``."""
-        code = main([*words, "--data-dir", str(self.world.data), "--save-dir", str(self.save_dir)])
+        code = main([*words, *self._places(words[0])])
         self.errors = self.read()[1]
         return code
 
     def __call__(self, *words: str) -> Any:
         """The JSON that a successful command prints."""
-        code = main([*words, "--data-dir", str(self.world.data), "--save-dir", str(self.save_dir), "--json"])
+        code = main([*words, *self._places(words[0]), "--json"])
         output, self.errors = self.read()
         assert code == 0, self.errors + self._log()
         return json.loads(output)
@@ -91,6 +91,10 @@ class Tool:
     def run_of(self, result: Mapping[str, Any]) -> Run:
         """The run that a command's result names."""
         return Run(Path(result["path"]))
+
+    def _places(self, command: str) -> list[str]:
+        save = ["--save-dir", str(self.save_dir)]
+        return save if command == "runs" else ["--data-dir", str(self.world.data), *save]
 
     def _log(self) -> str:
         logs = sorted(self.save_dir.glob("*/*/log.txt"))

@@ -1,4 +1,4 @@
-"""A user_dir for MMF that makes its ResNet-152 one of 14 layers, so that a checkpoint is a seventh as large."""
+"""A user_dir for MMF that makes its ResNet-152 one of 14 layers, and checkpoints a seventh as large."""
 
 from typing import Any
 

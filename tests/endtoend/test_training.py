@@ -1,0 +1,189 @@
+"""What a run leaves behind, how it is steered, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmf_win.protocol import read_events, read_json
+from mmf_win.runs.history import val_auroc
+from tests.endtoend.conftest import Tool
+from tests.worlds import tiny_mmf
+
+pytestmark = pytest.mark.torch
+
+
+def test_pretrained_bert_weights_land_in_the_model_tensor_by_tensor(tool: Tool) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    result = tool("train", tool.preset("bert"), "--updates", "1", "optimizer.params.lr=0.0")
+    saved = torch.load(tool.run_of(result).checkpoints / "current.ckpt", weights_only=True)["model"]
+    disk = load_file(tool.world.bert / "model.safetensors")
+    encoder = {name.removeprefix("bert."): value for name, value in disk.items() if name.startswith("bert.")}
+    assert len(encoder) > 30
+    for name, value in encoder.items():
+        mine = [v for key, v in saved.items() if key.endswith("." + name)]
+        assert len(mine) == 1, name
+        assert torch.equal(mine[0], value), name
+
+
+def test_the_optimizer_has_the_defaults_that_the_papers_numbers_were_made_with(tool: Tool) -> None:
+    import torch
+
+    result = tool("train", tool.preset("regions"), "--updates", "1")
+    saved = torch.load(tool.run_of(result).checkpoints / "current.ckpt", weights_only=True)
+    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0.0}
+
+
+def test_the_same_seed_gives_the_same_losses(tool: Tool) -> None:
+    preset = tool.preset("vilbert")
+    losses = []
+    for name in ("first", "second"):
+        run = tool.run_of(tool("train", preset, "--updates", "3", "--seed", "5", "--name", name))
+        losses.append([e["loss"] for e in read_events(run.events) if e["kind"] == "train"])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+
+
+def test_epochs_are_passes_over_the_training_rows(tool: Tool) -> None:
+    result = tool("train", tool.preset("vilbert"), "--epochs", "2", "--batch-size", "4")
+    assert result["updates"] == 2 * 4, "14 rows are four batches of four"
+
+
+def test_the_users_own_words_win_and_may_hold_an_equals_sign(tool: Tool) -> None:
+    words = ("training.experiment_name=lr=high", "training.max_updates=2")
+    result = tool("train", tool.preset("vilbert"), "--updates", "9", *words)
+    assert result["updates"] == 2
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.load(tool.run_of(result).checkpoints / "config.yaml")
+    assert config.training.experiment_name == "lr=high"
+
+
+def test_data_loader_workers_that_are_spawned_find_mmf_and_its_cures(tool: Tool) -> None:
+    """Windows has no fork: each worker is a new Python that unpickles MMF's dataset."""
+    preset = tool.preset("vilbert")
+    values = json.loads(Path(preset).read_text(encoding="utf-8"))
+    values["settings"]["training"]["num_workers"] = 2
+    user_dir = tool.folder / "spawning"
+    user_dir.mkdir()
+    source = "import torch.multiprocessing\ntorch.multiprocessing.set_start_method('spawn', force=True)\n"
+    (user_dir / "__init__.py").write_text(source, encoding="utf-8")
+    values["settings"]["env"]["user_dir"] = str(user_dir)
+    Path(preset).write_text(json.dumps(values), encoding="utf-8")
+    assert tool("train", preset, "--updates", "2")["state"] == "done"
+
+
+def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None:
+    result = tool("train", tool.preset("vilbert"), "--updates", "4", "--name", "проба", "--seed", "3")
+    run = tool.run_of(result)
+    assert run.path.parent == tool.save_dir / "проба"
+    request = run.request()
+    assert (request.preset, request.seed, request.updates) == ("vilbert", 3, 4)
+    kinds = [event["kind"] for event in read_events(run.events)]
+    assert kinds[:2] == ["run_started", "train_started"] and kinds[-1] == "run_ended"
+    assert {"train", "val", "checkpoint"} <= set(kinds)
+    assert read_json(run.exit_file)["outcome"] == "ok"
+    assert "Finished run" in run.log.read_text(encoding="utf-8")
+    scores = [s for e in read_events(run.events) if (s := val_auroc(e)) is not None]
+    assert result["best_auroc"] == max(scores)
+    assert [r["id"] for r in tool("runs")] == [run.id]
+
+
+def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_path: Path) -> None:
+    import shutil
+
+    unlabelled = tiny_mmf.TinyWorld(tmp_path / "unlabelled")
+    shutil.copytree(tool.world.root, unlabelled.root)
+    path = unlabelled.dataset / "annotations" / "test.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [json.dumps({k: v for k, v in row.items() if k != "label"}) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    preset = tool.preset("vilbert")
+    tool.world = unlabelled
+    assert tool("train", preset, "--updates", "1")["state"] == "done"
+    predicted = tool("predict")
+    assert predicted["rows"] == len(rows)
+    assert predicted["auroc"] is None and predicted["accuracy"] is None
+
+
+def test_the_first_ctrl_c_saves_and_resume_goes_on_from_there(tool: Tool) -> None:
+    """A real ``mmfw`` process gets a real SIGINT after its first updates."""
+    places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
+    train = [sys.executable, "-m", "mmf_win", "train", tool.preset("vilbert"), "--updates", "100000", *places]
+    with subprocess.Popen([*train, "training.log_interval=1"], stderr=subprocess.PIPE, text=True) as user:
+        assert user.stderr is not None
+        events: list[dict[str, object]] = []
+        while not any(event["kind"] == "train" for event in events) and user.poll() is None:
+            events = [e for file in tool.save_dir.glob("*/*/events.jsonl") for e in read_events(file)]
+        os.kill(user.pid, signal.SIGINT)
+        said = user.stderr.read()
+        assert user.wait() == 130, said
+    assert "press Ctrl+C again" in said and "--resume last" in said
+    (run,) = tool("runs")
+    assert run["state"] == "interrupted"
+    reached = run["updates"]
+    result = tool("train", "--resume", "last", "--updates", str(reached + 2))
+    assert (result["state"], result["updates"]) == ("done", reached + 2)
+
+
+def test_resuming_from_a_file_starts_a_new_run_that_names_it(tool: Tool) -> None:
+    first = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2"))
+    checkpoint = first.checkpoints / "current.ckpt"
+    second = tool.run_of(tool("train", "--resume", str(checkpoint), "--updates", "3"))
+    assert second.path != first.path
+    assert second.request().start == str(checkpoint)
+    starts = [e["update"] for e in read_events(second.events) if e["kind"] == "train_started"]
+    assert starts == [2]
+
+
+def test_a_cut_off_checkpoint_is_passed_over_on_resume(tool: Tool) -> None:
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "3"))
+    current = run.checkpoints / "current.ckpt"
+    current.write_bytes(current.read_bytes()[:-1000])
+    assert tool("train", "--resume", "last", "--updates", "4")["updates"] == 4
+    assert "current.ckpt: it is cut off" in tool.errors and "model_3.ckpt instead" in tool.errors
+
+
+def test_a_checkpoint_of_another_model_is_refused_instead_of_leaving_the_head_random(tool: Tool) -> None:
+    tool("train", tool.preset("bert"), "--updates", "1", "--name", "other")
+    other = next(tool.save_dir.glob("other/*/checkpoints/current.ckpt"))
+    tool("train", tool.preset("vilbert"), "--updates", "1", "--name", "mine")
+    assert tool.code("predict", "mine", "--checkpoint", str(other)) == 3
+    assert "lacks" in tool.errors and "parameters" in tool.errors
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("training.no_such_key=1",), 2, "training.no_such_key is missing"),
+        (("training.num_workers",), 2, "not a KEY=VALUE"),
+        (("env.save_dir=elsewhere",), 2, "use --save-dir"),
+        (("--updates", "2", "--epochs", "2"), 2, "both name the run's total"),
+    ],
+)
+def test_a_wrong_word_is_a_usage_error(tool: Tool, words: tuple[str, ...], code: int, message: str) -> None:
+    assert tool.code("train", tool.preset("vilbert"), *words) == code
+    assert message in tool.errors
+    assert "Traceback" not in tool.errors
+
+
+def test_a_broken_image_is_the_datas_fault_and_named(tool: Tool, tmp_path: Path) -> None:
+    import shutil
+
+    broken = tiny_mmf.TinyWorld(tmp_path / "broken")
+    shutil.copytree(tool.world.root, broken.root)
+    for image in (broken.dataset / "images" / "img").glob("*.png"):
+        image.write_bytes(b"not a picture")
+    preset = tool.preset("image")
+    tool.world = broken
+    assert tool.code("train", preset, "--updates", "1") == 3
+    assert ".png" in tool.errors
+    assert "Traceback" not in tool.errors
