@@ -37,5 +37,20 @@ def extract(archive: Path, data_dir: Path | None, force: bool) -> None:
     from mmf_win.dataset.features import extract_features
     from mmf_win.paths import Places
 
-    target = extract_features(archive, Places.resolve(data_dir), version=None, force=force)
+    version = _version_mmf_expects()
+    target = extract_features(archive, Places.resolve(data_dir), version=version, force=force)
     say(f"features: {target}")
+    if version is None:
+        say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")
+
+
+def _version_mmf_expects() -> str | None:
+    """The version that the installed MMF looks for; None when there is no MMF yet."""
+    from mmf_win.bridge.install import find
+    from mmf_win.bridge.versions import dataset_version
+    from mmf_win.errors import MmfError
+
+    try:
+        return dataset_version(find().root)
+    except MmfError:
+        return None
