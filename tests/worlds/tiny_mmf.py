@@ -254,7 +254,7 @@ class Recipe:
 
 
 def recipes(world: TinyWorld) -> dict[str, Recipe]:
-    """The baselines, without weights to download, by name; ``mmf_transformer`` needs MMF 1.0.0rc12."""
+    """The baselines that can be trained without downloads, by name, for both versions of MMF."""
     bert = str(world.bert)
     sizes: Settings = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
     text = {"bert_model_name": bert, "text_hidden_size": HIDDEN, "text_encoder": {"params": sizes}}
@@ -304,27 +304,6 @@ def recipes(world: TinyWorld) -> dict[str, Recipe]:
         "mmbt_regions": recipe("mmbt", "mmbt/configs/hateful_memes/with_features", text | regions),
         "visual_bert": recipe("visual_bert", "visual_bert/configs/hateful_memes/direct", whole_bert),
         "vilbert": recipe("vilbert", "vilbert/configs/hateful_memes/direct", vilbert),
-        "mmf_transformer": recipe(
-            "mmf_transformer",
-            "mmf_transformer/configs/hateful_memes/defaults",
-            {
-                "transformer_base": bert,
-                "backend": {"params": sizes | {"max_position_embeddings": POSITIONS}},
-                "heads": [{"type": "mlp", "hidden_size": HIDDEN, "num_labels": 2}],
-                "modalities": [
-                    {"type": "text", "key": "text", "position_dim": POSITIONS, "segment_id": 0}
-                    | {"embedding_dim": HIDDEN, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1},
-                    {"type": "image", "key": "image", "position_dim": 1, "segment_id": 1}
-                    | {"embedding_dim": FEATURES, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
-                    | {
-                        "encoder": {
-                            "type": "resnet152",
-                            "params": {"pretrained": False, "pool_type": "avg", "num_output_features": 1},
-                        }
-                    },
-                ],
-            },
-        ),
     }
 
 
