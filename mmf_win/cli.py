@@ -102,5 +102,7 @@ def _system_error(error: OSError) -> MmfwError:
     what = error.strerror or str(error)
     where = f"{error.filename}: " if error.filename else ""
     if error.errno == errno.ENOSPC:
-        return ResourceError(f"{where}the disk is full", hint="free some space and run the same command again")
+        return ResourceError(
+            f"{where}the disk is full", hint="free some space and run the same command again"
+        )
     return DataError(f"{where}{what}")

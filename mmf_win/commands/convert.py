@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from mmf_win.commands import options
 from mmf_win.console import duration, print_json, say, table
@@ -45,7 +46,9 @@ It is neither shown nor stored.""",
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
 @click.option("--allow-missing", is_flag=True, help="Leave out memes whose image is missing.")
 @options.as_json
+@click.pass_context
 def command(
+    ctx: click.Context,
     source: Path,
     password: str | None,
     password_file: Path | None,
@@ -63,6 +66,8 @@ def command(
     from mmf_win.paths import Places
 
     if password_file is not None:
+        if ctx.get_parameter_source("password") is ParameterSource.COMMANDLINE:
+            raise UsageError("--password and --password-file both name the password; give one of them")
         password = _first_line(password_file)
     places = Places.resolve(data_dir)
 

@@ -126,3 +126,11 @@ def test_exit_codes_tell_what_is_wrong(
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--help"]) == 0
     assert "mmfw convert --zip hateful_memes.zip" in capsys.readouterr().out
+
+
+def test_two_passwords_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("a", encoding="utf-8")
+    words = ["convert", "--zip", "x.zip", "--password", "b", "--password-file", str(secret)]
+    assert main(words) == 2
+    assert "give one of them" in capsys.readouterr().err
