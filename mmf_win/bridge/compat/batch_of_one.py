@@ -11,8 +11,7 @@ CURE = by_editing(
     Edit("mmf.models.fusions", "if len(text) == 2:", "if len(text) == 2 and not torch.is_tensor(text):"),
     Edit("mmf.models.unimodal", "if len(x) == 2:", "if len(x) == 2 and not torch.is_tensor(x):"),
     name="batch-of-one",
-    cures="TextEmbeddingEncoder drops the batch dimension of one row (both), FusionBase and UnimodalBase "
-    "the first of two rows (rc10)",
+    cures="TextEmbeddingEncoder: fails on one row; FusionBase, UnimodalBase (rc10): take one of two rows",
     mmf=BOTH,
     library="any",
 )

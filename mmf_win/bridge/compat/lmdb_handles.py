@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,13 +14,16 @@ _MODULE = "mmf.datasets.databases.readers.feature_readers"
 
 
 def open_shared(path: str, **options: Any) -> Any:
-    """A read-only environment on ``path``, the same one for the whole process."""
-    return _open(os.getpid(), Path(path).resolve(), tuple(sorted(options.items())))
+    """A read-only environment on ``path``, the same one for the whole process and its forked children.
+
+    LMDB forbids to carry an environment over a fork for the sake of its lock file. MMF opens without one,
+    so nothing is carried but a map of the file; and lmdb would refuse to open it again in the child.
+    """
+    return _open(Path(path).resolve(), tuple(sorted(options.items())))
 
 
 @cache
-def _open(process: int, path: Path, options: tuple[tuple[str, Any], ...]) -> Any:
-    # The process is part of the key: an environment must not be used on the other side of a fork.
+def _open(path: Path, options: tuple[tuple[str, Any], ...]) -> Any:
     import lmdb
 
     return lmdb.open(str(path), **dict(options))
