@@ -21,7 +21,9 @@ HEAVY = {"torch", "numpy", "mmf", "transformers", "omegaconf", "py7zr", "tqdm", 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
+    return subprocess.run(
+        command, cwd=ROOT, check=True, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8"
+    )
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -44,7 +44,7 @@ def extract(archive: Path, data_dir: Path | None, force: bool) -> None:
         say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")
 
 
-def _version_mmf_expects() -> str | None:
+def _version_mmf_expects() -> str | float | None:
     """The version that the installed MMF looks for; None when there is no MMF yet."""
     from mmf_win.bridge.install import find
     from mmf_win.bridge.versions import dataset_version

@@ -20,7 +20,7 @@ _DATA = "data.mdb"
 _RECORD = "mmfw-features.json"
 
 
-def extract_features(archive: Path, places: Places, *, version: str | None, force: bool = False) -> Path:
+def extract_features(archive: Path, places: Places, *, version: str | float | None, force: bool = False) -> Path:
     """Unpack an LMDB of region features and return its folder.
 
     Args:
@@ -95,7 +95,7 @@ def _find(archive: Archive) -> dict[str, str]:
     return {name: file for name, file in files.items() if file in (_DATA, "lock.mdb")}
 
 
-def _mark(marker: Path, version: str) -> None:
+def _mark(marker: Path, version: str | float) -> None:
     """Write what MMF's ``mark_done`` would (mmf/utils/download.py)."""
     try:
         if read_json(marker)["version"] == version:

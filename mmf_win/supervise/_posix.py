@@ -1,4 +1,4 @@
-"""Process groups and signals on Linux and macOS."""
+"""Process trees on Linux and macOS, held together by a session."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 assert sys.platform != "win32"
@@ -14,16 +15,24 @@ assert sys.platform != "win32"
 stop_signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def group_options() -> dict[str, Any]:
-    """Arguments for Popen: a session of its own, so that the terminal's Ctrl+C reaches only the parent."""
-    return {"start_new_session": True}
+class Tree:
+    """A process and all its descendants.
 
+    They have a session of their own, so that the terminal's Ctrl+C reaches only the parent.
 
-def kill_tree(child: subprocess.Popen[bytes]) -> None:
-    """End the child and every process of its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    Args:
+        command: the program and its arguments.
+        options: more arguments for Popen.
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        self.process = subprocess.Popen(command, start_new_session=True, **options)
+
+    def close(self) -> None:
+        """End what is left of the tree."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def is_alive(pid: int) -> bool:

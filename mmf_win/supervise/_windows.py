@@ -1,4 +1,4 @@
-"""Job objects and process groups on Windows."""
+"""Process trees on Windows, held together by a job object."""
 
 from __future__ import annotations
 
@@ -6,42 +6,113 @@ import ctypes
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from ctypes import wintypes
 from typing import Any
 
 assert sys.platform == "win32"
 
 stop_signals = (signal.SIGINT, signal.SIGTERM, signal.SIGBREAK)
 
+_kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+_ntdll = ctypes.WinDLL("ntdll")
+_kernel32.CreateJobObjectW.restype = wintypes.HANDLE
+_kernel32.CreateJobObjectW.argtypes = [wintypes.LPVOID, wintypes.LPCWSTR]
+_kernel32.AssignProcessToJobObject.argtypes = [wintypes.HANDLE, wintypes.HANDLE]
+_kernel32.SetInformationJobObject.argtypes = [wintypes.HANDLE, ctypes.c_int, wintypes.LPVOID, wintypes.DWORD]
+_kernel32.TerminateJobObject.argtypes = [wintypes.HANDLE, wintypes.UINT]
+_kernel32.CloseHandle.argtypes = [wintypes.HANDLE]
+_kernel32.OpenProcess.restype = wintypes.HANDLE
+_kernel32.OpenProcess.argtypes = [wintypes.DWORD, wintypes.BOOL, wintypes.DWORD]
+_kernel32.WaitForSingleObject.argtypes = [wintypes.HANDLE, wintypes.DWORD]
+_ntdll.NtResumeProcess.argtypes = [wintypes.HANDLE]
+
+# https://learn.microsoft.com/windows/win32/procthread/process-creation-flags
+_CREATE_SUSPENDED = 0x00000004
+# https://learn.microsoft.com/windows/win32/api/winnt/ns-winnt-jobobject_basic_limit_information
+_KILL_ON_JOB_CLOSE = 0x00002000
+_EXTENDED_LIMIT_INFORMATION = 9
 # https://learn.microsoft.com/windows/win32/procthread/process-security-and-access-rights
 _SYNCHRONIZE = 0x00100000
 _WAIT_TIMEOUT = 0x00000102
 
 
-def group_options() -> dict[str, Any]:
-    """Arguments for Popen: a group of its own, so that the console's Ctrl+C reaches only the parent."""
-    return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-
-
-def kill_tree(child: subprocess.Popen[bytes]) -> None:
-    """End the child and its descendants."""
-    subprocess.run(
-        ["taskkill", "/F", "/T", "/PID", str(child.pid)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
+class _BasicLimits(ctypes.Structure):
+    _fields_ = (
+        ("PerProcessUserTimeLimit", ctypes.c_int64),
+        ("PerJobUserTimeLimit", ctypes.c_int64),
+        ("LimitFlags", wintypes.DWORD),
+        ("MinimumWorkingSetSize", ctypes.c_size_t),
+        ("MaximumWorkingSetSize", ctypes.c_size_t),
+        ("ActiveProcessLimit", wintypes.DWORD),
+        ("Affinity", ctypes.c_size_t),
+        ("PriorityClass", wintypes.DWORD),
+        ("SchedulingClass", wintypes.DWORD),
     )
-    child.kill()
-    child.wait()
+
+
+class _ExtendedLimits(ctypes.Structure):
+    _fields_ = (
+        ("BasicLimitInformation", _BasicLimits),
+        ("IoInfo", ctypes.c_uint64 * 6),
+        ("ProcessMemoryLimit", ctypes.c_size_t),
+        ("JobMemoryLimit", ctypes.c_size_t),
+        ("PeakProcessMemoryUsed", ctypes.c_size_t),
+        ("PeakJobMemoryUsed", ctypes.c_size_t),
+    )
+
+
+class Tree:
+    """A process and all its descendants; they also end when this process does, however that ends.
+
+    The process starts suspended and is let go once it is in the job, so that not even what a launcher starts
+    at once is left out. Its console group is its own, so that Ctrl+C reaches only the parent.
+
+    Args:
+        command: the program and its arguments.
+        options: more arguments for Popen.
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        self._job = _kill_on_close_job()
+        self.process = subprocess.Popen(
+            command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | _CREATE_SUSPENDED, **options
+        )
+        handle = int(self.process._handle)  # type: ignore[attr-defined]
+        _checked(_kernel32.AssignProcessToJobObject(self._job, handle))
+        _ntdll.NtResumeProcess(handle)
+
+    def close(self) -> None:
+        """End what is left of the tree."""
+        _kernel32.TerminateJobObject(self._job, 1)
+        _kernel32.CloseHandle(self._job)
+        self.process.wait()
+
+
+def _kill_on_close_job() -> int:
+    job: int = _checked(_kernel32.CreateJobObjectW(None, None))
+    limits = _ExtendedLimits()
+    limits.BasicLimitInformation.LimitFlags = _KILL_ON_JOB_CLOSE
+    _checked(
+        _kernel32.SetInformationJobObject(
+            job, _EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits)
+        )
+    )
+    return job
+
+
+def _checked(result: Any) -> Any:
+    if not result:
+        raise ctypes.WinError(ctypes.get_last_error())
+    return result
 
 
 def is_alive(pid: int) -> bool:
     """Whether a process of that number runs."""
-    kernel32 = ctypes.windll.kernel32
-    handle = kernel32.OpenProcess(_SYNCHRONIZE, False, pid)
+    handle = _kernel32.OpenProcess(_SYNCHRONIZE, False, pid)
     if not handle:
         return False
     try:
-        return bool(kernel32.WaitForSingleObject(handle, 0) == _WAIT_TIMEOUT)
+        return bool(_kernel32.WaitForSingleObject(handle, 0) == _WAIT_TIMEOUT)
     finally:
-        kernel32.CloseHandle(handle)
+        _kernel32.CloseHandle(handle)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mmf_win.supervise.processes import group_options, kill_tree, stop_signals
+from mmf_win.supervise.processes import Tree, stop_signals
 
 _POLL = 0.1
 
@@ -67,23 +67,12 @@ def run_child(
         presses += 1
 
     with log.open("ab") as output, _signals_to(press):
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            **group_options(),
-        )
+        tree = Tree(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
             deadline = float("inf")
             asked = False
-            while True:
-                try:
-                    child.wait(_POLL)
-                    break
-                except subprocess.TimeoutExpired:
-                    progressed = watch()
+            while not _ended(tree.process):
+                progressed = watch()
                 if presses and not asked:
                     asked = True
                     stop_file.touch()
@@ -92,14 +81,22 @@ def run_child(
                     deadline = time.monotonic() + patience
                 if presses > 1 or time.monotonic() > deadline:
                     killed = True
-                    kill_tree(child)
                     break
-            watch()
         finally:
-            if child.poll() is None:
-                kill_tree(child)
+            # Also after an ordinary end: a DataLoader's workers may outlive the child that started them.
+            tree.close()
             stop_file.unlink(missing_ok=True)
-    return Ended(child.returncode, presses > 0, killed)
+        watch()
+    return Ended(tree.process.returncode, presses > 0, killed)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended, or does within a moment."""
+    try:
+        process.wait(_POLL)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 @contextmanager

@@ -151,7 +151,8 @@ class TestGithub:
                 f"install(Dying(**dataclasses.asdict(github({server.url!r}))))\n"
             )
             checkout = Path(__file__).parents[2]
-            assert subprocess.run([sys.executable, "-c", script], cwd=checkout).returncode == 9
+            died = subprocess.run([sys.executable, "-c", script], cwd=checkout, capture_output=True)
+            assert died.returncode == 9
             assert list((home / "mmf").glob("incoming-*/mmf/mmf/version.py"))
             with pytest.raises(MmfError, match="MMF is not installed"):
                 find()
@@ -277,7 +278,7 @@ def test_an_mmf_of_the_environment_is_found_without_being_imported(
         (user_dir / path).parent.mkdir()
         (user_dir / path).write_bytes(TREE[path].content)
     (user_dir / "mmf/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
-    monkeypatch.syspath_prepend(user_dir)
+    monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
     assert find() == Installed(user_dir, VERSION, "environment")
 
 

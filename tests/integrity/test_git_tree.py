@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, file_blob_id, tree_id
 from tests.worlds.mmf_sources import TREE, TREE_ID, File
+from tests.worlds.tools import requires_tool
 
 _MODES: dict[str, Mode] = {"file": "100644", "program": "100755", "link": "120000"}
 
@@ -49,7 +49,7 @@ def test_a_file_on_disk_has_the_id_of_its_content(tmp_path: Path) -> None:
     assert file_blob_id(tmp_path / "f") == blob_id(content)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@requires_tool("git")
 def test_git_agrees(tmp_path: Path) -> None:
     def ask(*arguments: str, text: bytes = b"") -> str:
         done = subprocess.run(["git", *arguments], cwd=tmp_path, input=text, check=True, capture_output=True)
