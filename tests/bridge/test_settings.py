@@ -1,0 +1,63 @@
+"""What mmfw sets in MMF's configuration; nothing of it needs MMF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.bridge import settings
+from mmf_win.bridge.versions import differences
+from mmf_win.paths import Places
+
+SPLITS = {"train": "train", "val": "dev", "test": "test"}
+
+
+@pytest.mark.parametrize("version", ["1.0.0rc10", "1.0.0rc12"])
+def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
+    differ = differences(version)
+    training = settings.common("mmbt", SPLITS, differ)["training"]
+    assert ("stdout_capture" in training) == differ.stdout_capture
+    assert ("colored_logs" in training) == differ.colored_logs
+    assert ("callbacks" in training) == differ.callbacks
+    assert ("trainer" in training) == (not differ.callbacks)
+
+
+def test_annotations_are_those_on_disk() -> None:
+    dataset = settings.common("mmbt", SPLITS, differences("1.0.0rc12"))["dataset_config"]["hateful_memes"]
+    assert dataset["annotations"]["val"] == ["hateful_memes/defaults/annotations/dev.jsonl"]
+
+
+@pytest.mark.parametrize(("updates", "interval"), [(1, 1), (9, 1), (100, 20), (22000, 1000)])
+def test_a_short_run_validates_at_least_five_times(updates: int, interval: int) -> None:
+    assert settings.train(updates)["training"]["evaluation_interval"] == interval
+
+
+def test_training_never_goes_on_to_the_test_set() -> None:
+    assert settings.train(None) == {"run_type": "train_val"}
+
+
+def test_only_options_that_were_given_are_set() -> None:
+    assert settings.options() == {"training": {}}
+    assert settings.options(seed=1, updates=5) == {"training": {"seed": 1, "max_updates": 5}}
+
+
+def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
+    checkpoint = settings.predict(Path("best.ckpt"))["checkpoint"]
+    assert checkpoint["resume_pretrained"] is False and checkpoint["resume_zoo"] is None
+    assert checkpoint["resume"] is False, "else MMF takes current.ckpt whatever the file says"
+
+
+def test_a_value_may_hold_an_equals_sign() -> None:
+    assert settings.as_pairs(["a.b=c=d", "e="]) == ["a.b", "c=d", "e", ""]
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_the_worker_reads_utf8_and_downloads_only_when_it_may(tmp_path: Path, offline: bool) -> None:
+    places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
+    env = settings.environment(places, tmp_path / "c", tmp_path / "l", tmp_path / "r", offline=offline)
+    assert env["PYTHONUTF8"] == "1"
+    assert env["MMF_DATA_DIR"] == str(tmp_path / "data")
+    assert (env.get("HF_HUB_OFFLINE") == "1") == offline
+    if offline:
+        assert Path(env["MMF_DATASET_ZOO"]).is_file()
