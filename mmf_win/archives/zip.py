@@ -52,6 +52,7 @@ class ZipArchive(Archive):
         self._file: BinaryIO = path.open("rb")
 
     def close(self) -> None:
+        """Close the archive's file."""
         self._file.close()
 
     def _member(self, info: zipfile.ZipInfo, problem: str | None) -> Member:
