@@ -1,0 +1,84 @@
+"""Makes or reuses a virtual environment in the checkout; needs the standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_PROGRAMS = "Scripts" if os.name == "nt" else "bin"
+_SUFFIX = ".exe" if os.name == "nt" else ""
+
+
+class Venv:
+    """A virtual environment with mmfw in it, editable, and everything at the versions of constraints.txt.
+
+    Args:
+        folder: its name in the checkout.
+        extras: the extras of mmfw that are installed.
+    """
+
+    def __init__(self, folder: str, extras: Sequence[str]) -> None:
+        self.path = ROOT / folder
+        self.extras = ",".join(extras)
+
+    def program(self, name: str) -> str:
+        """The path of a program of the environment, such as ``python`` or ``mmfw``."""
+        return str(self.path / _PROGRAMS / (name + _SUFFIX))
+
+    def ensure(self) -> None:
+        """Make it, or bring it up to date, unless it is just what this checkout asks for."""
+        if sys.version_info < (3, 10):  # noqa: UP036 - this script is what tells a user of an older one
+            sys.exit("mmfw needs Python 3.10 or newer.")
+        stamp = self.path / "mmfw-stamp"
+        python = f"{sys.version} {sys.base_prefix}".replace("\n", " ")
+        wanted = [python, self._requirements()]
+        found = stamp.read_text(encoding="utf-8").splitlines() if stamp.is_file() else [""]
+        if found == wanted:
+            return
+        print(f"Installing into {self.path}; the first time takes a minute or more.", flush=True)
+        if found[0] == python:
+            stamp.unlink()  # an installation that is cut short must not be believed
+        else:
+            self._create()
+        pip = [self.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "-c", "constraints.txt", "-e", f".[{self.extras}]"])
+        stamp.write_text("\n".join(wanted), encoding="utf-8")
+
+    def run(
+        self, name: str, *arguments: str, environ: Mapping[str, str] | None = None, quiet: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of its programs in the checkout; ``quiet`` collects its output in ``stdout``."""
+        return subprocess.run(
+            [self.program(name), *arguments],
+            cwd=ROOT,
+            env=dict(os.environ) | dict(environ or {}),
+            stdout=subprocess.PIPE if quiet else None,
+            stderr=subprocess.STDOUT if quiet else None,
+            encoding="utf-8",
+            errors="replace",
+        )
+
+    def _create(self) -> None:
+        if Path(sys.prefix) == self.path:
+            sys.exit(f"{self.path} has to be made anew: run this with the Python that it was made with.")
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        _run([sys.executable, "-m", "venv", str(self.path)])
+
+    def _requirements(self) -> str:
+        content = hashlib.sha256(self.extras.encode())
+        for name in ("pyproject.toml", "constraints.txt"):
+            content.update((ROOT / name).read_bytes())
+        return content.hexdigest()
+
+
+def _run(command: list[str]) -> None:
+    code = subprocess.run(command, cwd=ROOT).returncode
+    if code:
+        sys.exit(code)
