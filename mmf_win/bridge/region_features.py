@@ -1,0 +1,108 @@
+"""Writes region features as MMF reads them: an LMDB with one pickled dictionary an image.
+
+The format is that of MMF's ``tools/scripts/features/lmdb_conversion.py``, read back by its
+``LMDBFeatureReader``: under ``keys`` the pickled list of all keys, and under each key, which is the image's
+file name without its suffix, ``feature_path``, ``features`` (regions × 2048, float32), ``bbox`` (regions × 4,
+in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
+
+The features themselves stand in for those of Detectron, which needs a trained network and a GPU: the share of
+each of 2048 colours in the whole image and in its four quarters.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+from PIL import Image
+
+REGIONS = 5
+"""The whole image first, since ViLBERT pools the first region; then its quarters."""
+
+# Classes of Visual Genome, the first of them the background.
+_CLASSES = 1601
+# ViLBERT was made for features of about this length.
+_LENGTH = 40.0
+
+
+def describe(stem: str, image: bytes) -> dict[str, Any]:
+    """The dictionary that MMF keeps for an image.
+
+    Args:
+        stem: the image's file name without its suffix.
+        image: the image file.
+    """
+    pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
+    height, width = pixels.shape[:2]
+    x, y = width // 2, height // 2
+    boxes = [(0, 0, width, height), (0, 0, x, y), (x, 0, width, y), (0, y, x, height), (x, y, width, height)]
+    regions = [pixels[top:bottom, left:right] for left, top, right, bottom in boxes]
+    background = np.zeros((REGIONS, _CLASSES), dtype=np.float32)
+    background[:, 0] = 1
+    return {
+        "feature_path": stem,
+        "features": np.stack([_colours(region) for region in regions]),
+        "bbox": np.array(boxes, dtype=np.float32),
+        "num_boxes": REGIONS,
+        "objects": np.zeros(REGIONS, dtype=np.int64),
+        "cls_prob": background,
+        "image_width": width,
+        "image_height": height,
+    }
+
+
+def write_lmdb(folder: Path, images: Iterable[tuple[str, bytes]]) -> None:
+    """Write ``folder``, such as ``detectron.lmdb``, with the features of ``images``.
+
+    All of them are held in memory, some 75 KB an image.
+
+    Args:
+        folder: made by this; must not exist.
+        images: each image's file name without its suffix, and its file.
+    """
+    records = {stem.encode(): pickle.dumps(describe(stem, image)) for stem, image in images}
+    folder.mkdir(parents=True)
+    # On Windows the file is as large as the map from the start, so the map is no larger than need be: values
+    # are rounded up to pages, and the rest is for keys and bookkeeping.
+    size = sum(len(record) + 8192 for record in records.values()) + (1 << 20)
+    with lmdb.open(str(folder), map_size=size) as environment, environment.begin(write=True) as transaction:
+        for key, record in records.items():
+            transaction.put(key, record)
+        transaction.put(b"keys", pickle.dumps(list(records)))
+
+
+def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
+    """Write a ``features.tar.gz`` as MMF downloads it, holding ``detectron.lmdb``. The whole file or none.
+
+    Args:
+        path: the archive; replaced when it exists.
+        images: as for :func:`write_lmdb`.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
+            folder = Path(staging, "detectron.lmdb")
+            write_lmdb(folder, images)
+            # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
+            with tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
+                archive.add(folder, folder.name)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _colours(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """How often each of 2048 colours occurs: four bits of red, four of green, three of blue."""
+    red, green, blue = (pixels[..., channel].astype(np.int64) for channel in range(3))
+    counts = np.bincount(((red >> 4) << 7 | (green >> 4) << 3 | blue >> 5).ravel(), minlength=2048)
+    # The root of a share counts a small thing for more than its size, and makes every vector equally long.
+    colours: np.ndarray[Any, np.dtype[np.float32]] = np.sqrt(counts / counts.sum(), dtype=np.float32)
+    colours *= _LENGTH
+    return colours
