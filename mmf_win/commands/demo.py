@@ -1,0 +1,160 @@
+"""``mmfw demo``."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mmf_win.commands import convert, features, options, predict, train
+from mmf_win.console import colour, duration, print_json, say
+from mmf_win.errors import Interrupted, MmfError, TrainingError
+
+_COMMANDS = {
+    "convert": convert.command,
+    "features": features.command,
+    "train": train.command,
+    "predict": predict.command,
+}
+_PACKAGES = {"PIL": "pillow", "lmdb": "lmdb", "numpy": "numpy", "safetensors": "safetensors"}
+_SEED = 1
+_GOOD = 0.8
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw demo                     only the predictions stay, as mmfw-demo.csv
+  mmfw demo --keep              everything stays, in the folder mmfw-demo
+  mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's"""
+)
+@click.option(
+    "--dir",
+    "chosen",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where everything is kept.  [default: a temporary folder, or mmfw-demo with --keep]",
+)
+@click.option("--keep", is_flag=True, help="Keep everything, to go on with it.")
+@options.as_json
+def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
+    """Go the whole way on a small synthetic set, on a CPU.
+
+    Makes an encrypted archive in the format of Hateful Memes, whose labels depend on words and picture
+    together, and then does with the real commands what one does with the real archive: convert it, put region
+    features in their place, train a ViLBERT (a tiny one) and predict the test set.
+    """
+    _require_packages()
+    start = time.monotonic()
+    if keep and chosen is None:
+        chosen = Path("mmfw-demo")
+    with _folder(chosen) as path, redirect_stdout(sys.stderr) if as_json else nullcontext():
+        result = _go(path)
+        if chosen is None:
+            csv = shutil.copyfile(result["csv"], Path("mmfw-demo.csv").absolute())
+            result |= {"csv": str(csv), "data_dir": None, "save_dir": None}
+    result["seconds"] = round(time.monotonic() - start, 1)
+    _say_end(result)
+    if as_json:
+        print_json(result)
+    if result["auroc"] < _GOOD:
+        raise TrainingError(
+            f"an AUROC of {result['auroc']:.4f} is less than the {_GOOD} that this demo has to reach",
+            hint="`mmfw doctor` may show why",
+        )
+
+
+def _require_packages() -> None:
+    from mmf_win.runs.launch import usable_mmf
+
+    usable_mmf()
+    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise MmfError(
+            f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint='pip install "mmf-win[train]"'
+        )
+
+
+@contextmanager
+def _folder(chosen: Path | None) -> Iterator[Path]:
+    """The chosen folder; without one a temporary one, which stays only when something in it went wrong."""
+    if chosen is not None:
+        yield chosen.expanduser().absolute()
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="mmfw-demo-"))
+    try:
+        yield temporary
+    except (Interrupted, KeyboardInterrupt, click.Abort):
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise Interrupted(
+            f"interrupted; {temporary} is removed", hint="with --keep it stays, and training can go on"
+        ) from None
+    except Exception:
+        say(f"{temporary} stays, so that you can look into it")
+        raise
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _go(path: Path) -> dict[str, Any]:
+    """The whole way; returns what it led to."""
+    from mmf_win.bridge.demo_files import PASSWORD, DemoFolder
+    from mmf_win.protocol import read_json
+    from mmf_win.runs import history
+
+    folder = DemoFolder(path)
+    folder.claim()
+    say(f"making a synthetic set of encrypted memes in {path} …")
+    folder.fill(_SEED)
+    data, save = ("--data-dir", str(folder.data_dir)), ("--save-dir", str(folder.save_dir))
+    _run("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)
+    _run("features", "extract", str(folder.features), *data)
+    _run("train", "demo", "--seed", str(_SEED), *data, *save)
+    _run("predict", *data, *save)
+    run = history.find(folder.save_dir, None)
+    csv = max(run.reports.glob("*.csv"))
+    metrics = read_json(csv.with_suffix(".metrics.json"))
+    return {
+        "auroc": metrics["auroc"],
+        "accuracy": metrics["accuracy"],
+        "csv": str(csv),
+        "run": run.id,
+        "data_dir": str(folder.data_dir),
+        "save_dir": str(folder.save_dir),
+    }
+
+
+def _run(*words: str) -> None:
+    """Run a command of mmfw, and show it as one would type it."""
+    say(f"\n{colour('$ ' + _as_typed(*words), 1)}")
+    name, *arguments = words
+    _COMMANDS[name].main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
+
+
+def _as_typed(*words: str) -> str:
+    line = ["mmfw", *words]
+    return subprocess.list2cmdline(line) if sys.platform == "win32" else shlex.join(line)
+
+
+def _say_end(result: dict[str, Any]) -> None:
+    say(
+        f"\nThe whole way took {duration(result['seconds'])}. "
+        f"The test set's AUROC is {result['auroc']:.4f}, its accuracy {result['accuracy']:.4f}."
+    )
+    say(f"predictions: {result['csv']}")
+    if result["data_dir"] is None:
+        say("next: mmfw demo --keep, to go on with it; or mmfw convert --zip ARCHIVE, with the real archive")
+        return
+    places = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
+    say("next, to go on with it:")
+    say(f"  {_as_typed('train', 'demo', *places)}")
+    say(f"  {_as_typed('predict', *places)}")

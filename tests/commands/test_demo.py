@@ -1,0 +1,195 @@
+"""``mmfw demo``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.commands import demo
+from mmf_win.errors import MmfError
+from mmf_win.paths import DatasetPaths, Places
+from mmf_win.runs import launch, presets
+
+UPDATES = presets.load("demo").settings["training"]["max_updates"]
+
+
+def mmfw(*words: str | Path, cwd: Path) -> Any:
+    """Run ``mmfw`` in a process of its own; its stdout is one JSON value and nothing else."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "mmf_win", *map(str, words), "--json"],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout), ended.stderr
+
+
+@pytest.mark.torch
+def test_the_whole_way_ends_well_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    folder = tmp_path / "folder with spaces Память 中文"
+    result, said = mmfw("demo", "--dir", folder, cwd=tmp_path)
+    places = Places.resolve(folder / "data", folder / "save")
+    assert (result["data_dir"], result["save_dir"]) == (str(places.data_dir), str(places.save_dir))
+    assert result["auroc"] >= 0.8
+    assert result["accuracy"] >= 0.7
+    for command in ("convert --zip", "features extract", "train demo", "predict"):
+        assert f"$ mmfw {command}" in said
+    assert predicted_ids(Path(result["csv"])) == annotated_ids(places.dataset, "test_unseen")
+
+    where = ("--data-dir", places.data_dir, "--save-dir", places.save_dir)
+    run, _ = mmfw("train", "--resume", "last", "--updates", str(UPDATES + 2), *where, cwd=tmp_path)
+    assert (run["id"], run["updates"], run["state"]) == (result["run"], UPDATES + 2, "done")
+    again, _ = mmfw("predict", *where, "--split", "dev_seen", cwd=tmp_path)
+    assert again["auroc"] >= 0.8
+    assert predicted_ids(Path(again["csv"])) == annotated_ids(places.dataset, "dev_seen")
+    assert list(tmp_path.iterdir()) == [folder], "nothing is written elsewhere"
+
+
+def predicted_ids(path: Path) -> list[int]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["id", "proba", "label"]
+    assert all(0 <= float(row["proba"]) <= 1 for row in rows)
+    return [int(row["id"]) for row in rows]
+
+
+def annotated_ids(dataset: DatasetPaths, split: str) -> list[int]:
+    lines = dataset.split(split).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["id"] for line in lines]
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder of the test's own, whose folder for temporary files is the only thing in it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    return tmp_path
+
+
+@pytest.mark.torch
+def test_a_folder_of_something_else_is_refused_and_left_alone(
+    user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (user_dir / "thesis.txt").write_text("mine", encoding="utf-8")
+    assert main(["demo", "--dir", str(user_dir)]) == 2
+    assert "not the folder of a demo" in capsys.readouterr().err
+    assert [file.name for file in user_dir.iterdir()] == ["thesis.txt"]
+
+
+def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_environment(
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> NoReturn:
+        raise MmfError("MMF is not installed", hint="mmfw setup")
+
+    monkeypatch.setattr(launch, "usable_mmf", missing)
+    assert main(["demo", "--dir", "here"]) == MmfError.exit_code
+    assert "mmfw setup" in capsys.readouterr().err
+    assert not (in_tmp_path / "here").exists()
+
+
+def test_a_missing_package_is_named_with_its_cure_fake_environment(
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "usable_mmf", lambda: None)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "PIL" else object())
+    assert main(["demo"]) == MmfError.exit_code
+    errors = capsys.readouterr().err
+    assert "pillow cannot be found" in errors
+    assert 'pip install "mmf-win[train]"' in errors
+
+
+RESULT = {"auroc": 0.9, "accuracy": 0.8, "run": "demo/1", "data_dir": "data", "save_dir": "save"}
+
+
+def go_fake(path: Path) -> dict[str, Any]:
+    """What the whole way leaves behind, without going it."""
+    path.mkdir(parents=True, exist_ok=True)
+    print("a line of a command")
+    file = path / "predictions.csv"
+    file.write_text("id,proba,label\n", encoding="utf-8")
+    return {**RESULT, "csv": str(file)}
+
+
+@pytest.fixture
+def fake_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the whole way, so that only what is around it is tested."""
+    monkeypatch.setattr(demo, "_require_packages", lambda: None)
+    monkeypatch.setattr(demo, "_go", go_fake)
+
+
+@pytest.mark.usefixtures("fake_way")
+def test_only_the_predictions_stay_fake_way(in_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    kept = in_tmp_path / "mmfw-demo.csv"
+    assert list(result) == ["auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "seconds"]
+    assert (result["csv"], result["data_dir"], result["save_dir"]) == (str(kept), None, None)
+    assert kept.read_text(encoding="utf-8") == "id,proba,label\n"
+    assert list((in_tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.usefixtures("fake_way")
+def test_kept_it_ends_with_the_lines_that_go_on_fake_way(
+    in_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--keep"]) == 0
+    assert (in_tmp_path / "mmfw-demo" / "predictions.csv").is_file()
+    assert not (in_tmp_path / "mmfw-demo.csv").exists()
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [
+        "  mmfw train demo --data-dir data --save-dir save",
+        "  mmfw predict --data-dir data --save-dir save",
+    ]
+
+
+@pytest.mark.usefixtures("fake_way")
+def test_a_poor_result_is_an_error_fake_way(
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "_go", lambda path: {**go_fake(path), "auroc": 0.5})
+    assert main(["demo", "--json"]) == 7
+    output = capsys.readouterr()
+    assert json.loads(output.out)["auroc"] == 0.5
+    assert "0.5000 is less than" in output.err
+
+
+@pytest.mark.usefixtures("fake_way")
+@pytest.mark.parametrize("chosen", [[], ["--dir", "mine"]])
+def test_ctrl_c_removes_only_a_temporary_folder_fake_way(
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+) -> None:
+    def interrupted(path: Path) -> NoReturn:
+        go_fake(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "_go", interrupted)
+    assert main(["demo", *chosen]) == 130
+    assert list((in_tmp_path / "temporary").iterdir()) == []
+    assert (in_tmp_path / "mine" / "predictions.csv").exists() == bool(chosen)
+
+
+@pytest.mark.usefixtures("fake_way")
+def test_after_an_error_the_temporary_folder_stays_to_look_into_fake_way(
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(path: Path) -> NoReturn:
+        go_fake(path)
+        raise MmfError("the worker died")
+
+    monkeypatch.setattr(demo, "_go", failing)
+    assert main(["demo"]) == MmfError.exit_code
+    [folder] = (in_tmp_path / "temporary").iterdir()
+    assert f"{folder} stays" in capsys.readouterr().err
