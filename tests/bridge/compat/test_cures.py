@@ -89,7 +89,11 @@ class TestInstall:
             "except RuntimeError as error: print(error)",
         ]
         done = subprocess.run(
-            [sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, encoding="utf-8"
+            [sys.executable, "-c", "\n".join(lines)],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
         )
         assert "before mmf is imported" in done.stdout
 
