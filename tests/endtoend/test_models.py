@@ -66,24 +66,33 @@ def train_resume_predict_from(tool: Tool, preset: str, weights: Path) -> None:
     assert tool("predict", "from_cc")["rows"] == tiny_mmf.SPLITS["test"]
 
 
-@pytest.fixture
-def only_rc12(mmf_version: str) -> None:
-    if mmf_version != "rc12":
-        pytest.skip("mmf_transformer has no Hateful Memes configuration before 1.0.0rc12")
-
-
 @pytest.mark.usefixtures("only_rc12")
 def test_mmf_transformer_trains_resumes_and_predicts(tool: Tool) -> None:
-    bert = str(tool.world.bert)
-    settings: dict[str, Any] = tiny_mmf.recipes(tool.world)["mmbt"].settings
-    preset = tool.preset(
-        "mmbt",
-        model="mmf_transformer",
-        config="projects/hateful_memes/configs/mmf_transformer/defaults.yaml",
-        settings={
-            **settings,
-            "model_config": {"mmf_transformer": {"transformer_base": bert, "backend": {"params": {}}}},
-            "training": {"batch_size": 4, "num_workers": 0},
+    whole = {"layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
+    resnet = {"pretrained": False, "pool_type": "avg", "num_output_features": 1}
+    words = {"type": "text", "key": "text", "position_dim": tiny_mmf.POSITIONS, "segment_id": 0}
+    picture = {"type": "image", "key": "image", "position_dim": 1, "segment_id": 1}
+    size: dict[str, Any] = {
+        "transformer_base": str(tool.world.bert),
+        "backend": {
+            "params": {
+                "hidden_size": tiny_mmf.HIDDEN,
+                "num_hidden_layers": tiny_mmf.LAYERS,
+                "num_attention_heads": tiny_mmf.HEADS,
+                "max_position_embeddings": tiny_mmf.POSITIONS,
+            }
         },
-    )
-    train_resume_predict(tool, preset)
+        "heads": [{"type": "mlp", "hidden_size": tiny_mmf.HIDDEN, "num_labels": 2}],
+        "modalities": [
+            {**words, **whole, "embedding_dim": tiny_mmf.HIDDEN},
+            {
+                **picture,
+                **whole,
+                "embedding_dim": tiny_mmf.FEATURES,
+                "encoder": {"type": "resnet152", "params": resnet},
+            },
+        ],
+    }
+    settings = {**tool.settings("mmbt"), "model_config": {"mmf_transformer": size}}
+    config = "projects/hateful_memes/configs/mmf_transformer/defaults.yaml"
+    train_resume_predict(tool, tool.preset("mmbt", model="mmf_transformer", config=config, settings=settings))
