@@ -22,10 +22,10 @@ from mmf_win import __version__
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.bridge.region_features import write_archive
 from mmf_win.bridge.tiny_bert import write_bert
-from mmf_win.console import Progress
+from mmf_win.console import Progress, say
 from mmf_win.dataset import synthetic
 from mmf_win.errors import UsageError
-from mmf_win.protocol import write_json
+from mmf_win.protocol import read_json, write_json
 
 PASSWORD = "demo"
 """Of the archive."""
@@ -73,13 +73,17 @@ class DemoFolder:
         """Make the folder, or go on with one that an earlier demo made.
 
         Raises:
-            UsageError: there is something else in it.
+            UsageError: there is something else in it, or another version of mmfw made it, whose BERT need
+                not fit today's preset.
         """
         if self.marker.is_file():
+            maker = read_json(self.marker)["mmfw"]
+            if maker != __version__:
+                raise UsageError(f"{self.path}: made by the demo of mmfw {maker}", hint="name a new folder")
             return
         if self.path.exists() and any(self.path.iterdir()):
             raise UsageError(
-                f"{self.path}: not empty, and not the folder of a demo", hint="name a new folder with --dir"
+                f"{self.path}: not empty, and not the folder of a demo", hint="name a new folder"
             )
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.marker, {"mmfw": __version__})
@@ -93,6 +97,7 @@ class DemoFolder:
         splits = synthetic.make(seed)
         memes = [meme for split in splits.values() for meme in split]
         if not self.archive.exists():
+            say(f"making a synthetic set of {len(memes)} encrypted memes in {self.path} …")
             members = synthetic.archive_members(splits)
             files = len(memes) + len(splits)
             write_encrypted_zip(self.archive, _shown("drawing and encrypting", files, members), PASSWORD)

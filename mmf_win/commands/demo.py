@@ -113,7 +113,6 @@ def _go(path: Path) -> dict[str, Any]:
 
     folder = DemoFolder(path)
     folder.claim()
-    say(f"making a synthetic set of encrypted memes in {path} …")
     folder.fill(_SEED)
     data, save = ("--data-dir", str(folder.data_dir)), ("--save-dir", str(folder.save_dir))
     _run("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)

@@ -88,6 +88,15 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(
     assert [file.name for file in user_dir.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.torch
+def test_a_folder_of_another_versions_demo_is_refused(
+    user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (user_dir / "mmfw-demo.json").write_text('{"mmfw": "0.0.1"}', encoding="utf-8")
+    assert main(["demo", "--dir", str(user_dir)]) == 2
+    assert "made by the demo of mmfw 0.0.1" in capsys.readouterr().err
+
+
 def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_environment(
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
