@@ -123,7 +123,7 @@ class Progress:
             self._bar.update(amount)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + self._PLAIN_INTERVAL
-            say(f"{self.title}: {self._figure(self.done)}{self._of_total()}{self._noted()}")
+            say(f"{self.title}: {self._figures()}{self._noted()}")
 
     def annotate(self, note: str) -> None:
         """Show ``note`` beside the figures from now on."""
@@ -138,13 +138,15 @@ class Progress:
         else:
             say(text)
 
-    def _figure(self, amount: int) -> str:
-        return size(amount) if self.unit == "B" else f"{amount} {self.unit}s"
-
-    def _of_total(self) -> str:
+    def _figures(self) -> str:
+        done, total = (
+            (size(self.done), size(self.total or 0))
+            if self.unit == "B"
+            else (str(self.done), f"{self.total} {self.unit}s")
+        )
         if not self.total:
-            return ""
-        return f" of {self._figure(self.total)} ({100 * self.done // self.total} %)"
+            return done if self.unit == "B" else f"{done} {self.unit}s"
+        return f"{done} of {total} ({100 * self.done // self.total} %)"
 
     def _noted(self) -> str:
         return f", {self.note}" if self.note else ""

@@ -1,0 +1,55 @@
+"""What the user sees when stderr is not a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmf_win import console
+from mmf_win.console import Progress
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3.4 * 2**30, "3.4 GiB"), (2**41, "2.0 TiB")],
+)
+def test_sizes(n: float, text: str) -> None:
+    assert console.size(n) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.6, "1 min"), (200, "3 min 20 s"), (3600, "1 h"), (7500, "2 h 5 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert console.duration(seconds) == text
+
+
+def test_a_table_aligns_numbers_to_the_right_and_shows_what_is_missing() -> None:
+    lines = console.table(("name", "rows"), [("train", 8500), ("dev", None)]).splitlines()
+    assert lines == ["name   rows", "train  8500", "dev       -"]
+
+
+@pytest.mark.parametrize(
+    ("total", "unit", "line"),
+    [
+        (300, "update", "training: 30 of 300 updates (10 %), loss 0.5"),
+        (None, "update", "training: 30 updates, loss 0.5"),
+        (2048, "B", "training: 30 B of 2.0 KiB (1 %), loss 0.5"),
+    ],
+)
+def test_progress_without_a_terminal_is_a_plain_line_now_and_then(
+    total: int | None,
+    unit: console.Unit,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    with Progress("training", total, unit) as progress:
+        progress.annotate("loss 0.5")
+        progress.advance(10)
+        assert capsys.readouterr().err == "", "short work says nothing"
+        now = 11.0
+        progress.advance(20)
+        assert capsys.readouterr().err == line + "\n"
