@@ -39,9 +39,9 @@ def test_every_module_is_in_it(wheel: zipfile.Path) -> None:
 
 
 def test_the_presets_are_in_it(wheel: zipfile.Path) -> None:
-    presets = {path.name for path in (ROOT / "configs").glob("*.yaml")}
-    assert presets
-    assert {path.name for path in (wheel / "mmf_win" / "configs").iterdir()} >= presets
+    files = {f"mmf_win/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "configs").rglob("*.yaml")}
+    assert files
+    assert files <= set(wheel.root.namelist())
 
 
 def test_nothing_else_is_in_it(wheel: zipfile.Path) -> None:
