@@ -20,7 +20,9 @@ _DATA = "data.mdb"
 _RECORD = "mmfw-features.json"
 
 
-def extract_features(archive: Path, places: Places, *, version: str | float | None, force: bool = False) -> Path:
+def extract_features(
+    archive: Path, places: Places, *, version: str | float | None, force: bool = False
+) -> Path:
     """Unpack an LMDB of region features and return its folder.
 
     Args:
