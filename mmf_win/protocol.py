@@ -14,39 +14,19 @@ Files need no signals and no sockets, so both systems behave alike, a killed par
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from mmf_win.files import read_json, write_json
+
 Event = dict[str, Any]
 Action = Literal["train", "predict"]
 Outcome = Literal[
     "ok", "cuda_oom", "host_oom", "nan", "interrupted", "data", "checkpoint", "config", "mmf", "internal"
 ]
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write ``value`` so that a reader sees the old file or the whole new one, never a part."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def read_json(path: Path) -> Any:
-    """The JSON value in ``path``.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds no JSON.
-    """
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

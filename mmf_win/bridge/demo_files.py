@@ -25,7 +25,7 @@ from mmf_win.bridge.tiny_bert import write_bert
 from mmf_win.console import Progress, say
 from mmf_win.dataset import synthetic
 from mmf_win.errors import UsageError
-from mmf_win.protocol import read_json, write_json
+from mmf_win.files import read_json, write_json
 
 PASSWORD = "demo"
 """Of the archive."""

@@ -23,8 +23,8 @@ from typing import Literal
 from mmf_win.bridge.sources import SOURCES, Source
 from mmf_win.bridge.versions import read_version
 from mmf_win.errors import MmfError, UsageError
+from mmf_win.files import read_json, write_json
 from mmf_win.paths import tool_home
-from mmf_win.protocol import read_json, write_json
 
 Origin = Literal["pypi", "github", "path", "environment"]
 

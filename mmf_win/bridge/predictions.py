@@ -15,7 +15,8 @@ from pathlib import Path
 
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.errors import DataError
-from mmf_win.protocol import Request, write_json
+from mmf_win.files import write_json
+from mmf_win.protocol import Request
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from typing import IO, Literal, Protocol
 from mmf_win.bridge.download import download
 from mmf_win.console import say
 from mmf_win.errors import MmfError
+from mmf_win.files import read_json, write_json
 from mmf_win.integrity import Difference, differences, file_digest
 from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, file_blob_id, tree_id
 from mmf_win.integrity.wheel_record import read_record, record_identity
 from mmf_win.paths import is_portable
-from mmf_win.protocol import read_json, write_json
 
 
 class Source(Protocol):

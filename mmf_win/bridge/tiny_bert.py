@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from mmf_win.protocol import write_json
+from mmf_win.files import write_json
 
 HIDDEN = 64
 LAYERS = 1

@@ -14,7 +14,8 @@ import traceback
 from argparse import Namespace
 from pathlib import Path
 
-from mmf_win.protocol import EventLog, Exit, Request, write_json
+from mmf_win.files import write_json
+from mmf_win.protocol import EventLog, Exit, Request
 
 _REQUEST = "MMFW_REQUEST"
 

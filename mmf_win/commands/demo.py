@@ -108,7 +108,7 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 def _go(path: Path) -> dict[str, Any]:
     """The whole way; returns what it led to."""
     from mmf_win.bridge.demo_files import PASSWORD, DemoFolder
-    from mmf_win.protocol import read_json
+    from mmf_win.files import read_json
     from mmf_win.runs import history
 
     folder = DemoFolder(path)

@@ -47,8 +47,8 @@ def command(
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest.
     """
     from mmf_win.dataset.annotations import splits_on_disk
+    from mmf_win.files import read_json
     from mmf_win.paths import Places
-    from mmf_win.protocol import read_json
     from mmf_win.runs import checkpoints, history, launch
     from mmf_win.runs.training import check_overrides
 

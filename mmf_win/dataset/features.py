@@ -11,9 +11,9 @@ from mmf_win.dataset.opening import open_with_progress
 from mmf_win.dataset.record import Record, Source
 from mmf_win.dataset.staging import require_space, staging, was_killed_while_installing
 from mmf_win.errors import DatasetError
+from mmf_win.files import read_json, write_json
 from mmf_win.integrity import file_digest
 from mmf_win.paths import Places
-from mmf_win.protocol import read_json, write_json
 
 _FOLDER = "detectron.lmdb"
 _DATA = "data.mdb"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import Progress
+from mmf_win.files import read_json, write_json
 from mmf_win.integrity import file_digest
-from mmf_win.protocol import read_json, write_json
 
 _FORMAT = 1
 

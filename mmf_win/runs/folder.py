@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import DataError
+from mmf_win.files import read_json, write_json
 from mmf_win.paths import portable_name, timestamp
-from mmf_win.protocol import Exit, read_json, write_json
+from mmf_win.protocol import Exit
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import ArchiveError, DatasetError, ResourceError
+from mmf_win.files import read_json
 from mmf_win.paths import Places
-from mmf_win.protocol import read_json
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out, tar_gz, tree
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.protocol import read_events, read_json
+from mmf_win.files import read_json
+from mmf_win.protocol import read_events
 from mmf_win.runs.history import val_auroc
 from tests.endtoend.conftest import Tool
 from tests.worlds import tiny_mmf
