@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from mmf_win.files import replacing
+
 HEADER_SIZE = 12
 """Random bytes before the encrypted data; the last one tells whether the password may be right."""
 
@@ -40,7 +42,7 @@ class Decryptor(Protocol):
 
 
 class Cipher:
-    """The cipher in pure Python: some 2 MB/s. Encrypts or decrypts one member, from its first byte on."""
+    """The cipher in pure Python, which is slow. Encrypts or decrypts one member, from its first byte on."""
 
     def __init__(self, password: bytes) -> None:
         self._keys = (0x12345678, 0x23456789, 0x34567890)
@@ -96,27 +98,22 @@ def write_encrypted_zip(
     pairs = files.items() if isinstance(files, Mapping) else files
     secret = password.encode()
     directory = []
-    temporary = path.with_name(path.name + ".part")
-    try:
-        with temporary.open("wb") as out:
-            for name, content in pairs:
-                offset = out.tell()
-                header, data = _member(name.encode(), content, secret)
-                out.write(b"PK\x03\x04" + header + name.encode() + data)
-                # Made on Unix: of DOS names, unzip believes no UTF-8 flag. Hence a Unix mode, too.
-                made_by = struct.pack("<H", 3 << 8 | 20)
-                rest = struct.pack("<3H2I", 0, 0, 0, 0o100644 << 16, offset)  # comment, disk, kind, mode
-                directory.append(b"PK\x01\x02" + made_by + header + rest + name.encode())
-            start = out.tell()
-            if len(directory) > _LIMIT or start > 0xFFFFFFFF:
-                raise ValueError(f"{path}: too much for a zip without Zip64")
-            entries = b"".join(directory)
-            count = len(directory)
-            out.write(entries)
-            out.write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, len(entries), start, 0))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as out:
+        for name, content in pairs:
+            offset = out.tell()
+            header, data = _member(name.encode(), content, secret)
+            out.write(b"PK\x03\x04" + header + name.encode() + data)
+            # Made on Unix: of DOS names, unzip believes no UTF-8 flag. Hence a Unix mode, too.
+            made_by = struct.pack("<H", 3 << 8 | 20)
+            rest = struct.pack("<3H2I", 0, 0, 0, 0o100644 << 16, offset)  # comment, disk, kind, mode
+            directory.append(b"PK\x01\x02" + made_by + header + rest + name.encode())
+        start = out.tell()
+        if len(directory) > _LIMIT or start > 0xFFFFFFFF:
+            raise ValueError(f"{path}: too much for a zip without Zip64")
+        entries = b"".join(directory)
+        count = len(directory)
+        out.write(entries)
+        out.write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, len(entries), start, 0))
 
 
 def _member(name: bytes, content: bytes, password: bytes) -> tuple[bytes, bytes]:

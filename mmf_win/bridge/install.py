@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ from typing import Literal
 from mmf_win.bridge.sources import SOURCES, Source
 from mmf_win.bridge.versions import read_version
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.files import read_json, write_json
+from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import tool_home
 
 Origin = Literal["pypi", "github", "path", "environment"]
@@ -147,9 +148,13 @@ def _replace(root: Path, source: Source) -> None:
                 f"MMF {source.version} did not arrive whole ({damage})",
                 hint="run `mmfw setup` again; if that does not help, suspect the disk or a virus scanner",
             )
-        if root.exists():
-            root.rename(Path(incoming, "old"))
-        new.rename(root)
+        with ExitStack() as undo:
+            if root.exists():
+                old = Path(incoming, "old")
+                rename(root, old)
+                undo.callback(rename, old, root)
+            rename(new, root)
+            undo.pop_all()
 
 
 def _remember(installed: Installed) -> Installed:

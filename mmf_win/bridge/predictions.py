@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.errors import DataError
-from mmf_win.files import write_json
+from mmf_win.files import replacing, write_json
 from mmf_win.protocol import Request
 
 
@@ -38,7 +38,7 @@ def collect(request: Request) -> None:
     """
     assert request.annotations is not None and request.report is not None
     rows = read_rows(Path(request.annotations))
-    raw = sorted(Path(request.attempt_dir, "raw").glob("*.csv"))
+    raw = sorted(request.attempt.raw.glob("*.csv"))
     if len(raw) != 1:
         raise DataError(f"{request.attempt_dir}: MMF wrote {len(raw)} prediction files instead of one")
     predictions = in_order(read_predictions(raw[0]), [row.id for row in rows])
@@ -97,12 +97,10 @@ def in_order(predictions: Sequence[Prediction], ids: Sequence[int]) -> list[Pred
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write a challenge submission: columns ``id,proba,label``, ``\\n`` line ends on every system."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["id", "proba", "label"])
         writer.writerows([row.id, repr(row.proba), row.label] for row in predictions)
-    temporary.replace(path)
 
 
 def score(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, float | int | None]:

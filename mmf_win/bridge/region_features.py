@@ -23,6 +23,8 @@ import lmdb
 import numpy as np
 from PIL import Image
 
+from mmf_win.files import replacing
+
 REGIONS = 5
 """The whole image first, since ViLBERT pools the first region; then its quarters."""
 
@@ -61,7 +63,7 @@ def describe(stem: str, image: bytes) -> dict[str, Any]:
 def write_lmdb(folder: Path, images: Iterable[tuple[str, bytes]]) -> None:
     """Write ``folder``, such as ``detectron.lmdb``, with the features of ``images``.
 
-    All of them are held in memory, some 75 KB an image.
+    All of them are held in memory.
 
     Args:
         folder: made by this; must not exist.
@@ -85,17 +87,12 @@ def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
         path: the archive; replaced when it exists.
         images: as for :func:`write_lmdb`.
     """
-    temporary = path.with_name(path.name + ".part")
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
-            folder = Path(staging, "detectron.lmdb")
-            write_lmdb(folder, images)
-            # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
-            with tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
-                archive.add(folder, folder.name)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
+        folder = Path(staging, "detectron.lmdb")
+        write_lmdb(folder, images)
+        # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
+        with replacing(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
+            archive.add(folder, folder.name)
 
 
 def _colours(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.float32]]:

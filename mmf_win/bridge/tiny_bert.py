@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from mmf_win.files import write_json
+from mmf_win.files import rename, write_json
 
 HIDDEN = 64
 LAYERS = 1
@@ -49,7 +49,7 @@ def write_bert(folder: Path, words: Sequence[str], seed: int) -> None:
         random = np.random.default_rng(seed)
         tensors = {name: _initial(name, shape, random) for name, shape in _shapes()}
         save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-        made.replace(folder)
+        rename(made, folder)
 
 
 def _config() -> dict[str, object]:

@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mmf_win.console import size
 from mmf_win.errors import ResourceError, UsageError
+from mmf_win.files import rename
 
 if sys.platform == "win32":
     import msvcrt
+
+    _HELD = PermissionError
 else:
     import fcntl
 
-_RENAME_TRIES = 20
-_RENAME_PAUSE = 0.1
+    _HELD = BlockingIOError
+
 _RESERVE = 64 << 20
 
 
@@ -56,11 +58,11 @@ class Staging:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if target.exists() or target.is_symlink():
                     old = self._old / str(number)
-                    _rename(target, old)
-                    undo.callback(_rename, old, target)
+                    rename(target, old)
+                    undo.callback(rename, old, target)
                 if new is not None:
-                    _rename(new, target)
-                    undo.callback(_rename, target, new)
+                    rename(new, target)
+                    undo.callback(rename, target, new)
             undo.pop_all()
 
 
@@ -120,7 +122,7 @@ def _lock(path: Path) -> Iterator[None]:
                 msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
             else:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except _HELD:
             raise UsageError(
                 f"{path.parent}: another mmfw is at work here", hint="wait until it has finished"
             ) from None
@@ -130,18 +132,6 @@ def _lock(path: Path) -> Iterator[None]:
             if sys.platform == "win32":
                 file.seek(0)
                 msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
-
-
-def _rename(old: Path, new: Path) -> None:
-    """Rename; on Windows a virus scanner may hold a fresh file for a moment, which refuses that."""
-    for _ in range(_RENAME_TRIES if sys.platform == "win32" else 0):
-        try:
-            old.rename(new)
-        except PermissionError:
-            time.sleep(_RENAME_PAUSE)
-        else:
-            return
-    old.rename(new)
 
 
 def _remove(folder: Path) -> None:

@@ -137,6 +137,25 @@ class TestGithub:
         assert find() == installed
         assert verify(installed) == []
 
+    def test_a_new_copy_that_cannot_take_its_place_leaves_the_old_one_there(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        installed = _fetch(monkeypatch)
+        real = Path.rename
+
+        def refuse_the_new_one(path: Path, target: Path) -> Path:
+            if path.name == "mmf" and target == installed.root:
+                raise PermissionError(13, "in use", str(path))
+            return real(path, target)
+
+        monkeypatch.setattr(Path, "rename", refuse_the_new_one)
+        monkeypatch.setattr("mmf_win.files._PAUSE", 0.0)
+        with Server.answering(send(ARCHIVE)) as server, pytest.raises(PermissionError):
+            install(github(server.url), force=True)
+        assert find() == installed
+        assert verify(installed) == []
+        assert not list((home / "mmf").glob("incoming-*"))
+
     def test_a_killed_setup_leaves_nothing_that_is_believed(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import zipfile
 from collections import namedtuple
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -371,6 +373,7 @@ def test_ctrl_c_leaves_nothing_behind(archive: Path, places: Places, monkeypatch
 _DIE = """\
 import os, signal, sys
 from pathlib import Path
+from typing import NoReturn
 from mmf_win.console import Progress
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import Places
@@ -418,3 +421,15 @@ def test_two_conversions_at_once_do_not_mix(archive: Path, places: Places) -> No
         convert(archive, places, password=PASSWORD)
     convert(archive, places, password=PASSWORD)
     assert tree(places.dataset.root) == expected(memes())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses a lock for no other reason")
+def test_a_fake_disk_without_locks_is_not_taken_for_another_mmfw(
+    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(OSError, match="No locks available"):
+        convert(archive, places, password=PASSWORD)

@@ -9,19 +9,17 @@ from typing import Any
 
 from mmf_win.bridge.compat import importing
 from mmf_win.bridge.compat.cure import BOTH, Context, Cure
+from mmf_win.files import replacing
 
 _MODULE = "mmf.common.test_reporter"
 
 
 def csv_dump(self: Any, filepath: str) -> None:
     """In the place of ``TestReporter.csv_dump``: the same rows, by a temporary file and a rename."""
-    path = Path(filepath)
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
+    with replacing(Path(filepath)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, self.report[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.report)
-    temporary.replace(path)
 
 
 def _replace(module: ModuleType) -> None:

@@ -1,0 +1,99 @@
+"""Files that take their place whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmf_win import files
+from mmf_win.files import read_json, rename, replacing, write_json
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(user_dir: Path) -> None:
+    path = user_dir / "отчёт.txt"
+    path.write_text("old", encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text("new", encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == "old"
+    assert path.read_text(encoding="utf-8") == "new"
+    assert list(user_dir.iterdir()) == [path]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_of_the_new_one(user_dir: Path) -> None:
+    path = user_dir / "report.txt"
+    path.write_text("old", encoding="utf-8")
+    with pytest.raises(ValueError, match="halfway"), replacing(path) as temporary:
+        temporary.write_text("ne", encoding="utf-8")
+        raise ValueError("halfway")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert list(user_dir.iterdir()) == [path]
+
+
+def test_json_of_any_language_comes_back(user_dir: Path) -> None:
+    path = user_dir / "note.json"
+    write_json(path, {"Память": ["中文", None, 1.5]})
+    assert read_json(path) == {"Память": ["中文", None, 1.5]}
+
+
+def test_what_is_no_json_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "note.json"
+    write_json(path, 1)
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert read_json(path) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Scanner:
+    """In the place of Path.rename: refuses as a virus scanner does that holds the file, some times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
+        self.refusals = refusals
+        self.asked = 0
+        real = Path.rename
+
+        def refuse(path: Path, target: Path) -> Path:
+            self.asked += 1
+            if self.asked <= self.refusals:
+                raise PermissionError(13, "in use", str(path))
+            return real(path, target)
+
+        monkeypatch.setattr(Path, "rename", refuse)
+        monkeypatch.setattr(files, "_PAUSE", 0.0)
+        monkeypatch.setattr(files, "_TRIES", 3)
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 2])
+def test_renaming_waits_for_a_fake_virus_scanner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    scanner = Scanner(monkeypatch, refusals)
+    (tmp_path / "old").mkdir()
+    rename(tmp_path / "old", tmp_path / "new")
+    assert scanner.asked == refusals + 1
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_renaming_does_not_wait_for_a_fake_virus_scanner_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanner = Scanner(monkeypatch, 99)
+    (tmp_path / "old").touch()
+    with pytest.raises(PermissionError):
+        rename(tmp_path / "old", tmp_path / "new")
+    assert scanner.asked == 3
+    assert (tmp_path / "old").exists()
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="only Windows refuses to replace a file that is open")
+def test_a_file_that_another_has_open_is_replaced_once_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "exit.json"
+    write_json(path, 1)
+    with path.open("rb") as reader:
+        monkeypatch.setattr("time.sleep", lambda seconds: reader.close())
+        write_json(path, 2)
+    assert read_json(path) == 2
