@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from ctypes import wintypes
 from typing import Any
 
@@ -22,19 +23,14 @@ _kernel32.AssignProcessToJobObject.argtypes = [wintypes.HANDLE, wintypes.HANDLE]
 _kernel32.SetInformationJobObject.argtypes = [wintypes.HANDLE, ctypes.c_int, wintypes.LPVOID, wintypes.DWORD]
 _kernel32.TerminateJobObject.argtypes = [wintypes.HANDLE, wintypes.UINT]
 _kernel32.CloseHandle.argtypes = [wintypes.HANDLE]
-_kernel32.OpenProcess.restype = wintypes.HANDLE
-_kernel32.OpenProcess.argtypes = [wintypes.DWORD, wintypes.BOOL, wintypes.DWORD]
-_kernel32.WaitForSingleObject.argtypes = [wintypes.HANDLE, wintypes.DWORD]
 _ntdll.NtResumeProcess.argtypes = [wintypes.HANDLE]
+_ntdll.RtlNtStatusToDosError.argtypes = [ctypes.c_long]
 
 # https://learn.microsoft.com/windows/win32/procthread/process-creation-flags
 _CREATE_SUSPENDED = 0x00000004
 # https://learn.microsoft.com/windows/win32/api/winnt/ns-winnt-jobobject_basic_limit_information
 _KILL_ON_JOB_CLOSE = 0x00002000
 _EXTENDED_LIMIT_INFORMATION = 9
-# https://learn.microsoft.com/windows/win32/procthread/process-security-and-access-rights
-_SYNCHRONIZE = 0x00100000
-_WAIT_TIMEOUT = 0x00000102
 
 
 class _BasicLimits(ctypes.Structure):
@@ -71,16 +67,25 @@ class Tree:
     Args:
         command: the program and its arguments.
         options: more arguments for Popen.
+
+    Raises:
+        OSError: Windows refuses to start the process, or to hold it in the job; it is gone then.
     """
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         self._job = _kill_on_close_job()
-        self.process = subprocess.Popen(
-            command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | _CREATE_SUSPENDED, **options
-        )
-        handle = int(self.process._handle)  # type: ignore[attr-defined]
-        _checked(_kernel32.AssignProcessToJobObject(self._job, handle))
-        _ntdll.NtResumeProcess(handle)
+        with ExitStack() as undo:
+            undo.callback(_kernel32.CloseHandle, self._job)
+            self.process = subprocess.Popen(
+                command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | _CREATE_SUSPENDED, **options
+            )
+            undo.callback(self.process.wait)
+            undo.callback(self.process.kill)  # suspended as it is, it would never end by itself
+            handle = int(self.process._handle)  # type: ignore[attr-defined]
+            _checked(_kernel32.AssignProcessToJobObject(self._job, handle))
+            if status := _ntdll.NtResumeProcess(handle):
+                raise ctypes.WinError(_ntdll.RtlNtStatusToDosError(status))
+            undo.pop_all()
 
     def close(self) -> None:
         """End what is left of the tree."""
@@ -105,14 +110,3 @@ def _checked(result: Any) -> Any:
     if not result:
         raise ctypes.WinError(ctypes.get_last_error())
     return result
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of that number runs."""
-    handle = _kernel32.OpenProcess(_SYNCHRONIZE, False, pid)
-    if not handle:
-        return False
-    try:
-        return bool(_kernel32.WaitForSingleObject(handle, 0) == _WAIT_TIMEOUT)
-    finally:
-        _kernel32.CloseHandle(handle)
