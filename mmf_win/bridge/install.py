@@ -13,11 +13,12 @@ among them) can no longer be met and must not meet pip's resolver.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
+import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,8 @@ from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import tool_home
 
 Origin = Literal["pypi", "github", "path", "environment"]
+
+_MODULES = {"pillow": "PIL"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,36 @@ def find() -> Installed:
     if not _holds_mmf(installed.root):
         raise MmfError(f"the MMF in {installed.root} is incomplete", hint=_cure(installed))
     return installed
+
+
+def usable() -> Installed:
+    """The MMF that runs, once it is sure that a worker could import what it needs.
+
+    Raises:
+        MmfError: MMF or PyTorch is missing.
+    """
+    require_packages("torch", "torchvision", "transformers")
+    return find()
+
+
+def require_packages(*packages: str) -> None:
+    """Make sure that packages are installed, importing none of them.
+
+    Raises:
+        MmfError: some are not.
+    """
+    missing = [package for package in packages if find_spec(_MODULES.get(package, package)) is None]
+    if missing:
+        raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=pip_hint("[train]"))
+
+
+def pip_hint(extra: str = "") -> str:
+    """How to install what mmfw requires; by its path, since nobody vouches for its name on PyPI.
+
+    Args:
+        extra: ``[train]``, or nothing.
+    """
+    return f'run `pip install ".{extra}"` in a clone of mmfw'
 
 
 def chosen() -> Installed | None:
@@ -167,7 +200,7 @@ def _remember(installed: Installed) -> Installed:
 
 
 def _importable() -> Installed | None:
-    spec = importlib.util.find_spec("mmf")
+    spec = find_spec("mmf")
     if spec is None or spec.origin is None:
         return None
     root = Path(spec.origin).parent.parent

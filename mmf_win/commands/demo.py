@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import click
 
 from mmf_win.commands import convert, features, options, predict, train
 from mmf_win.console import colour, duration, print_json, say
-from mmf_win.errors import Interrupted, MmfError, TrainingError
+from mmf_win.errors import Interrupted, TrainingError
 
 _COMMANDS = {
     "convert": convert.command,
@@ -26,7 +25,6 @@ _COMMANDS = {
     "train": train.command,
     "predict": predict.command,
 }
-_PACKAGES = {"PIL": "pillow", "lmdb": "lmdb", "numpy": "numpy", "safetensors": "safetensors"}
 _SEED = 1
 _GOOD = 0.8
 
@@ -75,14 +73,10 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
 
 
 def _require_packages() -> None:
-    from mmf_win.runs.launch import usable_mmf
+    from mmf_win.bridge.install import require_packages, usable
 
-    usable_mmf()
-    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
-    if missing:
-        raise MmfError(
-            f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint='pip install "mmf-win[train]"'
-        )
+    usable()
+    require_packages("pillow", "lmdb", "numpy", "safetensors")
 
 
 @contextmanager

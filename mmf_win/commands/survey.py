@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win import __version__
-from mmf_win.bridge.install import Installed, find, verify
+from mmf_win.bridge.install import Installed, find, pip_hint, verify
 from mmf_win.commands.machine import Machine, free_space, survey_machine
 from mmf_win.errors import MmfError
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
@@ -189,7 +189,7 @@ def _missing(
     for extra, names in (("", BASE), ("[train]", TRAIN)):
         absent = [name for name in names if versions[name] is None]
         if absent:
-            yield Missing(f"not installed: {', '.join(absent)}", f'pip install "mmf-win{extra}"')
+            yield Missing(f"not installed: {', '.join(absent)}", pip_hint(extra))
     if mmf.message is not None:
         yield Missing(mmf.message, mmf.cure or "mmfw setup")
     if not dataset.splits or not dataset.images:

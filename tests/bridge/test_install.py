@@ -15,7 +15,7 @@ import pytest
 
 from mmf_win.bridge import sources
 from mmf_win.bridge.download import download
-from mmf_win.bridge.install import Installed, adopt, find, install, verify
+from mmf_win.bridge.install import Installed, adopt, find, install, require_packages, verify
 from mmf_win.bridge.sources import Source
 from mmf_win.errors import MmfError, UsageError
 from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, refuse, send, tar_gz
@@ -299,6 +299,18 @@ def test_an_mmf_of_the_environment_is_found_without_being_imported(
     (user_dir / "mmf/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
     assert find() == Installed(user_dir, VERSION, "environment")
+
+
+def test_packages_that_are_missing_are_named_with_their_cure(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user_dir / "PIL").mkdir()
+    (user_dir / "PIL/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
+    require_packages("pillow", "click")
+    with pytest.raises(MmfError, match="no-such and no_such cannot be found") as raised:
+        require_packages("click", "no-such", "no_such")
+    assert 'pip install ".[train]"' in (raised.value.hint or "")
 
 
 def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:

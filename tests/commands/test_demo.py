@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 
 import pytest
 
+from mmf_win.bridge import install
 from mmf_win.cli import main
 from mmf_win.commands import demo
 from mmf_win.errors import MmfError
 from mmf_win.paths import DatasetPaths, Places
-from mmf_win.runs import launch, presets
+from mmf_win.runs import presets
 
 UPDATES = presets.load("demo").settings["training"]["max_updates"]
 
@@ -103,7 +104,7 @@ def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_e
     def missing() -> NoReturn:
         raise MmfError("MMF is not installed", hint="mmfw setup")
 
-    monkeypatch.setattr(launch, "usable_mmf", missing)
+    monkeypatch.setattr(install, "usable", missing)
     assert main(["demo", "--dir", "here"]) == MmfError.exit_code
     assert "mmfw setup" in capsys.readouterr().err
     assert not (in_tmp_path / "here").exists()
@@ -112,12 +113,12 @@ def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_e
 def test_a_missing_package_is_named_with_its_cure_fake_environment(
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "usable_mmf", lambda: None)
-    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "PIL" else object())
+    monkeypatch.setattr(install, "usable", lambda: None)
+    monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
     assert main(["demo"]) == MmfError.exit_code
     errors = capsys.readouterr().err
     assert "pillow cannot be found" in errors
-    assert 'pip install "mmf-win[train]"' in errors
+    assert 'pip install ".[train]"' in errors
 
 
 RESULT = {"auroc": 0.9, "accuracy": 0.8, "run": "demo/1", "data_dir": "data", "save_dir": "save"}

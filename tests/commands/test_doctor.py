@@ -66,7 +66,7 @@ def test_a_missing_package_is_cured_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mmf_win.commands.survey.TRAIN", ("torch", "no-such-package"))
-    assert 'pip install "mmf-win[train]"' in _cures(_doctor(capsys))
+    assert 'run `pip install ".[train]"` in a clone of mmfw' in _cures(_doctor(capsys))
 
 
 def test_a_missing_dataset_is_cured_by_convert(
