@@ -27,66 +27,42 @@ class Differences:
     """What one version of MMF has and others have not.
 
     Attributes:
-        trainer: ``training.trainer`` of MMF's own trainer.
-        env_resolver: how a configuration reads an environment variable.
-        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem that is the default.
         callbacks: ``training.callbacks`` and the registry of callbacks exist.
         stdout_capture: ``training.stdout_capture`` exists, and silences stdout unless false.
         colored_logs: ``training.colored_logs`` exists.
         accumulation: ``training.update_frequency`` and ``training.batch_size_per_device`` exist.
-        fp16: ``training.fp16`` exists.
         detect_anomaly: ``training.detect_anomaly`` exists; without it, detection is always on.
-        exit_on_nan: ``training.exit_on_nan_losses`` exists.
         max_to_keep: ``checkpoint.max_to_keep`` exists.
-        persistent_workers: ``training.persistent_workers`` exists.
         use_cpu: ``evaluation.use_cpu`` exists.
     """
 
-    trainer: str
-    env_resolver: str
-    splits: Mapping[str, str]
     callbacks: bool
     stdout_capture: bool
     colored_logs: bool
     accumulation: bool
-    fp16: bool
     detect_anomaly: bool
-    exit_on_nan: bool
     max_to_keep: bool
-    persistent_workers: bool
     use_cpu: bool
 
 
 VERSIONS: Mapping[str, Differences] = MappingProxyType(
     {
         "1.0.0rc10": Differences(
-            trainer="base_trainer",
-            env_resolver="env",
-            splits=MappingProxyType({"train": "train", "val": "dev", "test": "test"}),
             callbacks=False,
             stdout_capture=True,
             colored_logs=False,
             accumulation=False,
-            fp16=False,
             detect_anomaly=False,
-            exit_on_nan=False,
             max_to_keep=False,
-            persistent_workers=False,
             use_cpu=False,
         ),
         "1.0.0rc12": Differences(
-            trainer="mmf",
-            env_resolver="oc.env",
-            splits=MappingProxyType({"train": "train", "val": "dev_unseen", "test": "test_unseen"}),
             callbacks=True,
             stdout_capture=False,
             colored_logs=True,
             accumulation=True,
-            fp16=True,
             detect_anomaly=True,
-            exit_on_nan=True,
             max_to_keep=True,
-            persistent_workers=True,
             use_cpu=True,
         ),
     }
