@@ -13,7 +13,15 @@ from types import SimpleNamespace
 import pytest
 
 from mmf_win.bridge import compat
-from mmf_win.bridge.compat import bert_names, csv_report, cure, importing, text_symlinks, transformers_names
+from mmf_win.bridge.compat import (
+    bert_names,
+    csv_report,
+    cure,
+    importing,
+    logger_isatty,
+    text_symlinks,
+    transformers_names,
+)
 from mmf_win.bridge.compat.cure import Context, Cure
 from mmf_win.bridge.compat.importing import Edit
 from mmf_win.bridge.versions import VERSIONS
@@ -138,6 +146,17 @@ class TestBertNames:
     def test_a_name_is_taken_as_mmf_takes_it(self) -> None:
         assert bert_names.is_bert("bert-base-uncased")
         assert not bert_names.is_bert("roberta-base")
+
+
+class TestLoggerIsatty:
+    @pytest.mark.parametrize(
+        ("version", "active"), [("4.57.6", False), ("5.0.0", True), ("10.1", True)], ids=str
+    )
+    def test_is_needed_from_a_fake_transformers_5_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, active: bool
+    ) -> None:
+        monkeypatch.setattr(logger_isatty, "version", lambda package: version)
+        assert logger_isatty.CURE.active(made_up_mmf(tmp_path)) is active
 
 
 class TestTransformersNames:
