@@ -18,7 +18,7 @@ CURE = by_editing(
         {"anomaly": sys.modules[__name__]},
     ),
     name="anomaly",
-    cures="BaseTrainer.train: autograd's anomaly detection is always on, at several times the cost",
+    cures="BaseTrainer.train: autograd's anomaly detection is always on, which is slow",
     mmf=RC10,
     library="torch",
 )

@@ -36,7 +36,7 @@ CURE = Cure(
 WHOLESALE = by_editing(
     Edit("mmf", "\npatch_transformers()\n", "\npass\n"),
     name="transformers-import",
-    cures="mmf/__init__: imports every model of transformers to give a few their old names, 6 to 9 seconds",
+    cures="mmf/__init__: imports every model of transformers to give a few their old names, which takes long",
     mmf=RC12,
     library="transformers >= 4.0",
 )
