@@ -67,7 +67,7 @@ def find() -> Installed:
     return installed
 
 
-def usable() -> Installed:
+def usable_mmf() -> Installed:
     """The MMF that runs, once it is sure that a worker could import what it needs.
 
     Raises:

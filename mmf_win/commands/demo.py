@@ -73,9 +73,9 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
 
 
 def _require_packages() -> None:
-    from mmf_win.bridge.install import require_packages, usable
+    from mmf_win.bridge.install import require_packages, usable_mmf
 
-    usable()
+    usable_mmf()
     require_packages("pillow", "lmdb", "numpy", "safetensors")
 
 

@@ -104,7 +104,7 @@ def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_e
     def missing() -> NoReturn:
         raise MmfError("MMF is not installed", hint="mmfw setup")
 
-    monkeypatch.setattr(install, "usable", missing)
+    monkeypatch.setattr(install, "usable_mmf", missing)
     assert main(["demo", "--dir", "here"]) == MmfError.exit_code
     assert "mmfw setup" in capsys.readouterr().err
     assert not (in_tmp_path / "here").exists()
@@ -113,7 +113,7 @@ def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_e
 def test_a_missing_package_is_named_with_its_cure_fake_environment(
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(install, "usable", lambda: None)
+    monkeypatch.setattr(install, "usable_mmf", lambda: None)
     monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
     assert main(["demo"]) == MmfError.exit_code
     errors = capsys.readouterr().err
