@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,9 +19,46 @@ if TYPE_CHECKING:
 Unit = Literal["B", "file", "update", "image"]
 
 
+class _Stderr:
+    """stderr, for as long as there is one: work goes on when the terminal or the pipe is gone."""
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with suppress(OSError):
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return sys.stderr.isatty()
+
+    @property
+    def encoding(self) -> str:
+        """The encoding, by which tqdm chooses what to draw its bar with."""
+        return sys.stderr.encoding
+
+    def fileno(self) -> int:
+        """The descriptor, from which tqdm learns the terminal's width."""
+        return sys.stderr.fileno()
+
+
+_stderr = _Stderr()
+
+
 def say(text: str = "") -> None:
     """Tell the user something; results that a script may want go to stdout by ``print`` instead."""
-    print(text, file=sys.stderr, flush=True)
+    print(text, file=_stderr, flush=True)
+
+
+def as_typed(*words: object) -> str:
+    """A command line that can be pasted into a shell of this system."""
+    texts = [str(word) for word in words]
+    return subprocess.list2cmdline(texts) if os.name == "nt" else shlex.join(texts)
 
 
 def colour(text: str, code: int) -> str:
@@ -106,7 +146,7 @@ class Progress:
                 unit_scale=self.unit == "B",
                 unit_divisor=1024,
                 dynamic_ncols=True,
-                file=sys.stderr,
+                file=_stderr,
             )
         return self
 
@@ -134,7 +174,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line without tearing the bar."""
         if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(text, file=_stderr)
         else:
             say(text)
 

@@ -4,7 +4,7 @@
 
     parent ── request.json ──▶ worker       what to do
     parent ◀── events.jsonl ── worker       what happens; append-only, one JSON object a line
-    parent ── stop ──────────▶ worker       an empty file: please leave at the end of this update
+    parent ── stop ──────────▶ worker       an empty file: please save and leave
     parent ◀── exit.json ───── worker       how it ended; written last
 
 Files need no signals and no sockets, so both systems behave alike, a killed parent loses nothing, and
@@ -25,8 +25,57 @@ from mmf_win.files import read_json, write_json
 Event = dict[str, Any]
 Action = Literal["train", "predict"]
 Outcome = Literal[
-    "ok", "cuda_oom", "host_oom", "nan", "interrupted", "data", "checkpoint", "config", "mmf", "internal"
+    "ok",
+    "interrupted",
+    "cuda_oom",
+    "host_oom",
+    "disk",
+    "nan",
+    "data",
+    "checkpoint",
+    "config",
+    "mmf",
+    "busy",
+    "internal",
 ]
+"""How an attempt ends; ``busy``: another process trains the same run."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The folder of one attempt, and the files in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What tells its events from those of other attempts."""
+        return self.path.name
+
+    @property
+    def request(self) -> Path:
+        """What to do."""
+        return self.path / "request.json"
+
+    @property
+    def config(self) -> Path:
+        """The MMF configuration made from it."""
+        return self.path / "mmf.yaml"
+
+    @property
+    def stop(self) -> Path:
+        """Asks the worker to leave."""
+        return self.path / "stop"
+
+    @property
+    def exit(self) -> Path:
+        """How it ended."""
+        return self.path / "exit.json"
+
+    @property
+    def raw(self) -> Path:
+        """Predictions as MMF wrote them."""
+        return self.path / "raw"
 
 
 @dataclass(frozen=True)
@@ -37,8 +86,8 @@ class Request:
         action: train a model, or predict with one.
         model: MMF's name of the model.
         mmf: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        run_dir: the run's folder; events go to ``events.jsonl`` in it, and the stop file is looked for there.
-        attempt_dir: where this attempt keeps its request, its MMF configuration and its exit.
+        run_dir: the run's folder.
+        attempt_dir: the attempt's folder.
         settings: a tree of MMF's configuration keys, merged over the model's own configuration.
         overrides: the user's ``KEY=VALUE`` words, applied last.
         base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
@@ -61,9 +110,29 @@ class Request:
     annotations: str | None = None
     report: str | None = None
 
-    def save(self, path: Path) -> None:
-        """Write the request as JSON."""
-        write_json(path, asdict(self))
+    @property
+    def events(self) -> Path:
+        """Where the run's events go."""
+        return Path(self.run_dir, "events.jsonl")
+
+    @property
+    def lock(self) -> Path:
+        """Held by the worker that trains the run."""
+        return Path(self.run_dir, "lock")
+
+    @property
+    def run_exit(self) -> Path:
+        """How the run's last training attempt ended."""
+        return Path(self.run_dir, "exit.json")
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt's files."""
+        return Attempt(Path(self.attempt_dir))
+
+    def save(self) -> None:
+        """Write the request to its place."""
+        write_json(self.attempt.request, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> Request:
@@ -103,14 +172,21 @@ def _known(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 class EventLog:
-    """Appends events to a file, each in one write, so that lines of two writers never mix."""
+    """Appends events to a file, each in one write.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the run's ``events.jsonl``.
+        attempt: the attempt whose events these are.
+    """
+
+    def __init__(self, path: Path, attempt: str) -> None:
         self.path = path
+        self.attempt = attempt
 
     def write(self, kind: str, **values: object) -> None:
         """Append one event; ``t`` is seconds since the epoch."""
-        line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}, ensure_ascii=False)
+        event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.attempt, **values}
+        line = json.dumps(event, ensure_ascii=False)
         with self.path.open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 

@@ -8,7 +8,7 @@ def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path
     path = tmp_path / "events.jsonl"
     reader = EventReader(path)
     assert list(reader.poll()) == []
-    EventLog(path).write("note", text="Память 中文")
+    EventLog(path, "1").write("note", text="Память 中文")
     with path.open("ab") as file:
         file.write(b'{"kind": "tra')
     assert [event["text"] for event in reader.poll()] == ["Память 中文"]
@@ -25,16 +25,16 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
 
 def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    EventLog(path).write("old")
+    EventLog(path, "1").write("old")
     reader = EventReader(path, from_end=True)
-    EventLog(path).write("new")
+    EventLog(path, "1").write("new")
     assert [event["kind"] for event in reader.poll()] == ["new"]
 
 
 def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:
-    request = Request("train", "mmbt", "mmf", "run", "attempt", settings={"a": [1]}, overrides=["k=v=w"])
-    path = tmp_path / "request.json"
-    request.save(path)
+    request = Request("train", "mmbt", "mmf", "run", str(tmp_path), {"a": [1]}, ["k=v=w"])
+    request.save()
+    path = request.attempt.request
     values = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**values, "of a later version": 1}), encoding="utf-8")
     assert Request.load(path) == request

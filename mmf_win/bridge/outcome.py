@@ -2,72 +2,97 @@
 
 from __future__ import annotations
 
+import errno
+import re
+import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-from mmf_win.errors import CheckpointError, DataError, MmfwError
+from mmf_win.errors import CheckpointError, DataError, MmfwError, ResourceError, UsageError
 from mmf_win.protocol import Exit, Outcome
+
+# WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
+_OUT_OF_PAGING_FILE = 1455
+# What torch says in a RuntimeError of no kind of its own.
+_SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
+    ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED")),
+    ("host_oom", re.compile(r"not enough memory|can't allocate memory")),
+    ("host_oom", re.compile(r"killed by signal: Killed|insufficient shared memory")),
+    ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
+    ("nan", re.compile(r"(?i)\bnan\b")),
+)  # fmt: skip
 
 
 class StopRequested(Exception):
-    """The parent asked for a stop, and the checkpoint is saved."""
+    """The parent asked for a stop, and what there was to save is saved."""
 
 
 class WeightsMissing(CheckpointError):
     """A checkpoint leaves weights of the model unset."""
 
 
-def classify(error: BaseException) -> Exit:
-    """The ending that ``error`` stands for, judged by its type and by where in MMF it arose."""
+def classify(error: BaseException, *, prepared: bool = True) -> Exit:
+    """The ending that ``error`` stands for, judged by its type, its words and where in MMF it arose.
+
+    Args:
+        error: what left MMF.
+        prepared: MMF could be imported; before that, every fault is the environment's.
+    """
     where = _innermost(error)
     message = _one_line(error)
-    if isinstance(error, StopRequested):
+    if isinstance(error, (StopRequested, KeyboardInterrupt)):
         return Exit("interrupted", message)
-    if isinstance(error, CheckpointError):
-        return Exit("checkpoint", message, error.hint, where)
-    if isinstance(error, DataError):
-        return Exit("data", message, error.hint, where)
     if isinstance(error, MmfwError):
-        return Exit("mmf", message, error.hint, where)
-    return Exit(_outcome(error), message, None, where)
+        return Exit(_outcome_of_ours(error), message, error.hint, where)
+    outcomes = _outcomes(error) if prepared else iter(())
+    return Exit(next(outcomes, "internal" if prepared else "mmf"), message, None, where)
 
 
-def _outcome(error: BaseException) -> Outcome:
-    import torch
+def _outcome_of_ours(error: MmfwError) -> Outcome:
+    if isinstance(error, CheckpointError):
+        return "checkpoint"
+    if isinstance(error, DataError):
+        return "data"
+    if isinstance(error, ResourceError):
+        return "disk"
+    return "config" if isinstance(error, UsageError) else "mmf"
 
+
+def _outcomes(error: BaseException) -> Iterator[Outcome]:
+    """What speaks for which ending, the strongest first."""
+    # torch may be the very thing that cannot be imported.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
+        yield "cuda_oom"
+    if isinstance(error, MemoryError) or getattr(error, "winerror", None) == _OUT_OF_PAGING_FILE:
+        yield "host_oom"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+        yield "disk"
+    if isinstance(error, ImportError):
+        yield "mmf"
+    if isinstance(error, RuntimeError):
+        yield from (outcome for outcome, said in _SAID if said.search(str(error)))
     functions = {
         (Path(frame.filename).name, frame.name) for frame in traceback.extract_tb(error.__traceback__)
     }
-    if isinstance(error, torch.OutOfMemoryError):
-        return "cuda_oom"
-    if isinstance(error, MemoryError):
-        return "host_oom"
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, ImportError):
-        return "mmf"
     if ("checkpoint.py", "_load") in functions:
-        return "checkpoint"
+        yield "checkpoint"
     if any(name == "configuration.py" for name, _ in functions):
-        return "config"
-    if isinstance(error, RuntimeError) and "NaN" in str(error):
-        return "nan"
+        yield "config"
     if isinstance(error, OSError) or any(name.endswith("_database.py") for name, _ in functions):
-        return "data"
-    return "internal"
+        yield "data"
 
 
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    if isinstance(error, MmfwError):
+    if isinstance(error, (MmfwError, StopRequested)):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _innermost(error: BaseException) -> str | None:
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        parts = Path(frame.filename).parts
-        if "mmf" in parts or "mmf_win" in parts:
-            return f"{frame.filename}:{frame.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if {"mmf", "mmf_win"} & set(Path(frame.filename).parts):
+            return f"{Path(frame.filename).name}:{frame.lineno}"
     return None

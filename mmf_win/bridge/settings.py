@@ -29,11 +29,8 @@ def common(model: str, splits: Mapping[str, str], differences: Differences) -> S
         "experiment_name": model,
         # The curves of a run are as fine as this; MMF's own 100 shows nothing of a short one.
         "log_interval": 10,
-        "pin_memory": False,
     }
-    if differences.callbacks:
-        training["callbacks"] = [{"type": "mmfw", "params": {}}]
-    else:
+    if not differences.callbacks:
         training["trainer"] = "mmfw"
     if differences.stdout_capture:
         training["stdout_capture"] = False  # else the log says nothing after "Logging to:"
@@ -71,16 +68,39 @@ def train(updates: int | None) -> Settings:
     return {"run_type": "train_val", "training": intervals}
 
 
-def options(seed: int | None = None, batch_size: int | None = None, updates: int | None = None) -> Settings:
+def options(
+    differences: Differences,
+    *,
+    seed: int | None = None,
+    batch_size: int | None = None,
+    updates: int | None = None,
+    detect_anomaly: bool = False,
+) -> Settings:
     """What the user chose by an option.
 
     Args:
+        differences: what is peculiar to the installed MMF.
         seed: the random seed.
         batch_size: rows an update, over all GPUs.
         updates: the run's total, also when it resumes.
+        detect_anomaly: autograd's anomaly detection; where MMF has no key for it, a cure sees to it.
     """
-    chosen = {"seed": seed, "batch_size": batch_size, "max_updates": updates}
-    return {"training": {key: value for key, value in chosen.items() if value is not None}}
+    chosen: Settings = {"seed": seed, "batch_size": batch_size, "max_updates": updates}
+    training = {key: value for key, value in chosen.items() if value is not None}
+    if updates is not None:
+        training["max_epochs"] = None  # else MMF would count epochs instead
+    if detect_anomaly and differences.detect_anomaly:
+        training["detect_anomaly"] = True
+    return {"training": training}
+
+
+def with_hooks(settings: Settings, differences: Differences) -> Settings:
+    """``settings`` with our callback beside those that a preset has."""
+    if not differences.callbacks:
+        return settings
+    training = settings.get("training", {})
+    callbacks = [*training.get("callbacks", []), {"type": "mmfw", "params": {}}]
+    return {**settings, "training": {**training, "callbacks": callbacks}}
 
 
 def resume(checkpoint: Path) -> Settings:
@@ -124,7 +144,7 @@ def environment(
         offline: MMF must download nothing.
     """
     env = {
-        **os.environ,
+        **{key: value for key, value in os.environ.items() if key != "MMFW_PASSWORD"},
         "MMF_CACHE_DIR": str(places.cache_dir),
         "MMF_DATA_DIR": str(places.data_dir),
         "MMF_SAVE_DIR": str(save_dir),

@@ -1,8 +1,8 @@
 """The child's entry: request.json → cures → hooks → MMF's own ``run`` → exit.json.
 
-Run as ``python -m mmf_win.bridge.worker <attempt>/request.json``. Nothing here assumes that the process is
-alone: MMF may spawn one process a GPU, and a DataLoader under ``spawn`` one a worker. Each of them imports
-this module as ``__mp_main__`` before it unpickles anything of MMF, and so gets the cures and hooks too.
+Run as ``python -m mmf_win.bridge.worker <attempt>/request.json``. A DataLoader under ``spawn`` starts one
+more process a worker, and MMF one a GPU where there are several. Each of them imports this module as
+``__mp_main__`` before it unpickles anything of MMF, and so gets the cures and hooks too.
 """
 
 from __future__ import annotations
@@ -12,32 +12,50 @@ import os
 import sys
 import traceback
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 
 from mmf_win.files import write_json
+from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit, Request
 
 _REQUEST = "MMFW_REQUEST"
 
 
 def main(request_file: Path) -> int:
-    """Do what the request says and write ``exit.json`` beside it; 0 when that went well."""
+    """Do what the request says and write how it ended; 0 when that went well."""
     os.environ[_REQUEST] = str(request_file)
     request = Request.load(request_file)
-    log = EventLog(Path(request.run_dir, "events.jsonl"))
-    log.write("run_started", action=request.action, pid=os.getpid(), **versions())
+    log = EventLog(request.events, request.attempt.name)
+    with ExitStack() as stack:
+        if request.action == "train":
+            try:
+                stack.enter_context(locked(request.lock, patience=2))
+            except BlockingIOError:
+                Exit("busy", "another process trains this run").save(request.attempt.exit)
+                return 1
+        log.write("run_started", action=request.action, pid=os.getpid(), **versions())
+        end = attempt(request)
+        log.write("run_ended", action=request.action, outcome=end.outcome)
+        end.save(request.attempt.exit)
+        if request.action == "train":
+            end.save(request.run_exit)
+    return 0 if end.outcome == "ok" else 1
+
+
+def attempt(request: Request) -> Exit:
+    """Do what the request says, and say how it ended whatever happens."""
+    prepared = False
     try:
         prepare(request)
+        prepared = True
         run(request)
-        end = Exit("ok")
     except BaseException as error:
         from mmf_win.bridge.outcome import classify
 
         traceback.print_exc()
-        end = classify(error)
-    log.write("run_ended", action=request.action, outcome=end.outcome)
-    end.save(Path(request.attempt_dir, "exit.json"))
-    return 0 if end.outcome == "ok" else 1
+        return classify(error, prepared=prepared)
+    return Exit("ok")
 
 
 def prepare(request: Request) -> None:
@@ -58,11 +76,14 @@ def run(request: Request) -> None:
     """Call MMF's ``run``, and order the predictions that it wrote."""
     from mmf_cli.run import run as mmf_run
 
+    from mmf_win.bridge.settings import as_pairs
+
     options = mmf_options(request)
     if request.epochs is not None:
-        options += ["training.max_updates", str(updates_of(request.epochs, options))]
+        updates = updates_of(request.epochs, [*options, *as_pairs(request.overrides)])
+        options += ["training.max_updates", str(updates), "training.max_epochs", "None"]
     predicting = request.action == "predict"
-    mmf_run([*options, *_pairs(request)], predict=predicting)
+    mmf_run([*options, *as_pairs(request.overrides)], predict=predicting)
     if predicting:
         from mmf_win.bridge.predictions import collect
 
@@ -73,7 +94,7 @@ def mmf_options(request: Request) -> list[str]:
     """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
     from mmf_win.bridge.versions import config_path
 
-    config = Path(request.attempt_dir, "mmf.yaml")
+    config = request.attempt.config
     base = config_path(Path(request.mmf), request.base_config) if request.base_config else None
     # JSON is YAML; an absolute include is taken as it is by every MMF.
     write_json(config, {"includes": [str(base)] if base else [], **request.settings})
@@ -108,12 +129,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _pairs(request: Request) -> list[str]:
-    from mmf_win.bridge.settings import as_pairs
-
-    return as_pairs(request.overrides)
 
 
 if __name__ == "__main__":

@@ -50,11 +50,9 @@ def command(
     from mmf_win.files import read_json
     from mmf_win.paths import Places
     from mmf_win.runs import checkpoints, history, launch
-    from mmf_win.runs.training import check_overrides
+    from mmf_win.runs.overrides import split_words
 
-    wanted = words[0] if words and "=" not in words[0] else None
-    overrides = words[1:] if wanted else words
-    check_overrides(overrides)
+    wanted, overrides = split_words(words)
     run = history.find(Places.resolve(data_dir, save_dir).save_dir, wanted)
     request = run.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
@@ -64,23 +62,19 @@ def command(
         raise DatasetError(
             f"{places.dataset.split(split)}: there is no such split", hint=f"there are: {there}"
         )
-    choice = checkpoints.choose(run, checkpoint)
-    for broken in choice.passed_over:
-        say(f"{broken}: {checkpoints.problem(broken)}; using {choice.path.name} instead")
-    say(f"predicting {split} with {choice.path.name} of run {run.id}")
+    weights = checkpoints.announced(checkpoints.choose(run, checkpoint))
+    say(f"predicting {split} with {weights.name} of run {run.id}")
     csv = launch.predict(
         run,
         places,
-        checkpoint=choice.path,
+        checkpoint=weights,
         split=split,
-        overrides=list(overrides),
+        overrides=overrides,
         batch_size=batch_size,
     )
     metrics = read_json(csv.with_suffix(".metrics.json"))
     if as_json:
-        print_json(
-            {"csv": str(csv), "run": run.id, "split": split, "checkpoint": str(choice.path), **metrics}
-        )
+        print_json({"csv": str(csv), "run": run.id, "split": split, "checkpoint": str(weights), **metrics})
         return
     if metrics["auroc"] is not None:
         scores = f"AUROC {metrics['auroc']:.4f}, accuracy {metrics['accuracy']:.4f}"

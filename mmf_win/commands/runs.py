@@ -28,11 +28,17 @@ def command(ctx: click.Context, save_dir: Path | None, as_json: bool) -> None:
     from dataclasses import asdict
     from datetime import datetime
 
+    from mmf_win.errors import DataError
     from mmf_win.paths import Places
     from mmf_win.runs.history import all_runs, summarize
 
     save = Places.resolve(None, save_dir).save_dir
-    summaries = [summarize(run) for run in all_runs(save)]
+    summaries = []
+    for run in all_runs(save):
+        try:
+            summaries.append(summarize(run))
+        except DataError as error:
+            say(f"passed over: {error}")
     if as_json:
         print_json([asdict(summary) for summary in summaries])
     elif not summaries:

@@ -58,20 +58,17 @@ def command(
     """
     from mmf_win.paths import Places
     from mmf_win.runs import training
+    from mmf_win.runs.overrides import split_words
 
     if show_list:
         _print_presets(as_json)
         return
-    preset = words[0] if words and "=" not in words[0] else None
-    overrides = words[1:] if preset else words
-    training.check_overrides(overrides)
+    preset, overrides = split_words(words)
     if chosen["updates"] and chosen["epochs"]:
         raise UsageError("--updates and --epochs both name the run's total; give one of them")
     picked = training.Options(**chosen, overrides=overrides)
     if resume:
-        if name:
-            raise UsageError("--name is for a new run; one that goes on keeps its own")
-        run = training.resume(resume, preset, data_dir, save_dir, picked)
+        run = training.resume(resume, preset, name, data_dir, save_dir, picked)
     elif preset:
         run = training.start(preset, name, Places.resolve(data_dir, save_dir), picked)
     else:
@@ -108,7 +105,7 @@ def _published(numbers: dict[str, Any]) -> list[str | None]:
 def _print_result(run: Any, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from mmf_win.console import duration
+    from mmf_win.console import as_typed, duration
     from mmf_win.runs.history import summarize
 
     summary = summarize(run)
@@ -120,4 +117,4 @@ def _print_result(run: Any, as_json: bool) -> None:
     if summary.best_auroc is not None:
         say(f"best validation AUROC {summary.best_auroc:.4f}{compared}, on {run.request().splits['val']}")
     say(f"{summary.updates} updates in {duration(summary.seconds)}: {run.path}")
-    say(f"next: mmfw predict {run.id}")
+    say(f"next: {as_typed('mmfw', 'predict', run.path)}")

@@ -7,6 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmf_win.console import say
 from mmf_win.errors import CheckpointError
 from mmf_win.runs.folder import Run
 
@@ -42,12 +43,12 @@ def problem(path: Path) -> str | None:
         return error.strerror or str(error)
     if head == _LEGACY:
         return None
-    if not zipfile.is_zipfile(path):
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickled = any(name.endswith("/data.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, ValueError, OSError):
         return "it is cut off or not a checkpoint"
-    with zipfile.ZipFile(path) as archive:
-        if not any(name.endswith("/data.pkl") for name in archive.namelist()):
-            return "it is a zip file but not a checkpoint"
-    return None
+    return None if pickled else "it is a zip file but not a checkpoint"
 
 
 def choose(run: Run, wanted: str) -> Choice:
@@ -73,6 +74,13 @@ def choose(run: Run, wanted: str) -> Choice:
     raise CheckpointError(
         f"run {run.id} has no checkpoint", hint=f"`mmfw train` makes one; see {run.log} for how the run went"
     )
+
+
+def announced(choice: Choice) -> Path:
+    """The chosen file, once the user knows which were passed over."""
+    for broken in choice.passed_over:
+        say(f"{broken}: {problem(broken)}; using {choice.path.name} instead")
+    return choice.path
 
 
 def checked(path: Path) -> Path:

@@ -5,9 +5,11 @@
     <save dir>/<name>/<YYYY-mm-ddTHH-MM-SS>/
       request.json      what was asked for
       events.jsonl      what happened
-      exit.json         how the last attempt ended
+      exit.json         how the last training attempt ended
       log.txt           the worker's whole output
       attempts/<n>/     each attempt's request, MMF configuration and exit
+      lock              held by the worker that trains
+      logs/             MMF's own logs
       checkpoints/      MMF's own folder: best.ckpt, current.ckpt, models/, *_final.pth, config.yaml
       reports/          predictions and their metrics
 """
@@ -16,13 +18,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import DataError
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import portable_name, timestamp
-from mmf_win.protocol import Exit
+from mmf_win.protocol import Attempt, Exit
 
 
 @dataclass(frozen=True)
@@ -112,9 +115,14 @@ class Run:
         return self.path / "log.txt"
 
     @property
-    def stop_file(self) -> Path:
-        """Asks the worker to leave."""
-        return self.path / "stop"
+    def lock(self) -> Path:
+        """Held by the worker that trains."""
+        return self.path / "lock"
+
+    @property
+    def logs(self) -> Path:
+        """MMF's own logs."""
+        return self.path / "logs"
 
     @property
     def checkpoints(self) -> Path:
@@ -129,15 +137,16 @@ class Run:
     def report(self, split: str) -> Path:
         """A new prediction file for ``split``."""
         name = f"hateful_memes_{self.path.parent.name}_{split}_{timestamp()}"
-        return self.reports / f"{name}.csv"
+        numbered = (f"{name}-{n}" if n > 1 else name for n in count(1))
+        return next(path for stem in numbered if not (path := self.reports / f"{stem}.csv").exists())
 
-    def new_attempt(self) -> Path:
+    def new_attempt(self) -> Attempt:
         """A new folder under ``attempts``, numbered on from the last."""
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
         numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdecimal()]
-        attempt = attempts / str(max(numbers, default=0) + 1)
-        attempt.mkdir()
+        attempt = Attempt(attempts / str(max(numbers, default=0) + 1))
+        attempt.path.mkdir()
         return attempt
 
     def save_request(self, request: RunRequest) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import UsageError
+from mmf_win.locking import is_locked
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run
-from mmf_win.supervise import is_alive
 
 AUROC = "hateful_memes/roc_auc"
 
@@ -58,11 +59,9 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None) -> Run:
         own = Run(Path(wanted).expanduser().absolute())
         if own.request_file.is_file():
             return own
-    runs = all_runs(save_dir)
-    for run in runs:
-        if wanted in (None, run.id, run.path.parent.name, run.path.name) and (
-            preset is None or run.request().preset == preset
-        ):
+    for run in all_runs(save_dir):
+        named = wanted in (None, run.id, run.path.parent.name, run.path.name)
+        if named and (preset is None or run.request().preset == preset):
             return run
     of = f" of preset {preset}" if preset else ""
     if wanted is None:
@@ -71,7 +70,11 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None) -> Run:
 
 
 def summarize(run: Run) -> Summary:
-    """What the run's files say about it."""
+    """What the run's files say about it.
+
+    Raises:
+        DataError: its request cannot be read.
+    """
     request = run.request()
     events = read_events(run.events)
     # The final validation is of the best checkpoint, which may lie behind.
@@ -82,24 +85,24 @@ def summarize(run: Run) -> Summary:
         id=run.id,
         path=str(run.path),
         preset=request.preset,
-        state=state(run, events),
+        state=state(run),
         updates=counted[-1]["update"] if counted else None,
         max_updates=limits[-1] if limits else request.updates,
         best_auroc=max(scores, default=None),
         started=request.created,
         seconds=round(_seconds(events), 1),
-        size=sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file()),
+        size=_size(run.path),
     )
 
 
-def state(run: Run, events: list[Event]) -> str:
+def state(run: Run) -> str:
     """How the run stands."""
+    if is_locked(run.lock):
+        return "running"
     end = run.exit()
-    if end is not None:
-        plain = {"ok": "done", "interrupted": "interrupted"}
-        return plain.get(end.outcome, f"failed: {end.outcome}")
-    pids = [event["pid"] for event in events if event["kind"] == "run_started"]
-    return "running" if pids and is_alive(pids[-1]) else "killed"
+    if end is None:
+        return "killed"
+    return {"ok": "done", "interrupted": "interrupted"}.get(end.outcome, f"failed: {end.outcome}")
 
 
 def val_auroc(event: Event) -> float | None:
@@ -113,13 +116,15 @@ def val_auroc(event: Event) -> float | None:
 
 def _seconds(events: list[Event]) -> float:
     """Time between the first and the last event of each training attempt, summed."""
-    total = 0.0
-    start: float | None = None
-    for event in events:
-        if event["kind"] == "run_started":
-            start = event["t"] if event.get("action") == "train" else None
-            last = event["t"]
-        elif start is not None:
-            total += event["t"] - last
-            last = event["t"]
+    training = {e.get("attempt") for e in events if e["kind"] == "run_started" and e.get("action") == "train"}
+    times = {attempt: [e["t"] for e in events if e.get("attempt") == attempt] for attempt in training}
+    return float(sum(max(spent) - min(spent) for spent in times.values()))
+
+
+def _size(folder: Path) -> int:
+    """Bytes below ``folder``; a run that goes on makes and removes files meanwhile."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size if file.is_file() else 0
     return total

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.bridge import settings
-from mmf_win.bridge.install import Installed, find
-from mmf_win.bridge.versions import differences
-from mmf_win.console import say
+from mmf_win.bridge.install import Installed, usable_mmf
+from mmf_win.bridge.versions import config_path, differences
+from mmf_win.console import as_typed, say
 from mmf_win.errors import (
     CheckpointError,
     DataError,
@@ -20,27 +20,37 @@ from mmf_win.errors import (
     TrainingError,
     UsageError,
 )
+from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Exit, Request
 from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.overrides import lasting
 from mmf_win.runs.presets import merge
 from mmf_win.runs.progress import Watcher
 from mmf_win.supervise import Ended, run_child
 
+_PATIENCE = 30.0
 
-def usable_mmf() -> Installed:
-    """The installed MMF, once it is sure that a worker could import what it needs.
+
+def start(request: RunRequest, name: str, places: Places, resume_file: Path | None = None) -> Run:
+    """Train in a new run.
+
+    Args:
+        request: what was asked for.
+        name: the folder's name.
+        places: MMF's folders.
+        resume_file: a checkpoint of another run to begin from.
+
+    Returns:
+        The finished run.
 
     Raises:
-        MmfError: MMF or PyTorch is missing.
+        MmfwError: the class says how it ended.
     """
-    missing = [name for name in ("torch", "torchvision", "transformers") if find_spec(name) is None]
-    if missing:
-        raise MmfError(
-            f"{' and '.join(missing)} cannot be found in {sys.prefix}",
-            hint='pip install "mmf-win[train]"',
-        )
-    return find()
+    _usable_for(request)  # before there is a folder
+    run = Run.create(places.save_dir, name)
+    train(run, request, places, resume_file)
+    return run
 
 
 def train(run: Run, request: RunRequest, places: Places, resume_file: Path | None = None) -> None:
@@ -55,39 +65,53 @@ def train(run: Run, request: RunRequest, places: Places, resume_file: Path | Non
     Raises:
         MmfwError: the class says how it ended.
     """
-    mmf = usable_mmf()
-    differ = differences(mmf.version)
+    mmf = _usable_for(request)
+    if is_locked(run.lock):
+        raise UsageError(f"run {run.id} is being trained already", hint="wait until it has ended, or stop it")
+    if request.mmf and request.mmf != mmf.version:
+        say(f"note: this run was trained with MMF {request.mmf} so far, and goes on with {mmf.version}")
+    request = replace(request, mmf=mmf.version)
     run.save_request(request)
+    run.exit_file.unlink(missing_ok=True)
+    differ = differences(mmf.version)
     layers = [
         settings.common(request.model, _present(request.splits, places), differ),
         settings.train(request.updates),
         request.settings,
-        settings.options(request.seed, request.batch_size, request.updates),
+        settings.options(
+            differ,
+            seed=request.seed,
+            batch_size=request.batch_size,
+            updates=request.updates,
+            detect_anomaly=request.detect_anomaly,
+        ),
     ]
     if resume_file is not None:
         layers.append(settings.resume(resume_file))
     attempt = run.new_attempt()
-    _attempt(
-        run,
-        Request(
-            action="train",
-            model=request.model,
-            mmf=str(mmf.root),
-            run_dir=str(run.path),
-            attempt_dir=str(attempt),
-            settings=merge(*layers),
-            overrides=request.overrides,
-            base_config=request.config,
-            epochs=request.epochs,
-            detect_anomaly=request.detect_anomaly,
-        ),
-        places,
-        offline=request.offline,
+    worker_request = Request(
+        action="train",
+        model=request.model,
+        mmf=str(mmf.root),
+        run_dir=str(run.path),
+        attempt_dir=str(attempt.path),
+        settings=settings.with_hooks(merge(*layers), differ),
+        overrides=request.overrides,
+        base_config=request.config,
+        epochs=request.epochs,
+        detect_anomaly=request.detect_anomaly,
     )
+    _attempt(run, worker_request, places, offline=request.offline)
 
 
 def predict(
-    run: Run, places: Places, *, checkpoint: Path, split: str, overrides: list[str], batch_size: int | None
+    run: Run,
+    places: Places,
+    *,
+    checkpoint: Path,
+    split: str,
+    overrides: tuple[str, ...],
+    batch_size: int | None,
 ) -> Path:
     """Predict a split with a checkpoint of a run, in a fresh process.
 
@@ -105,34 +129,40 @@ def predict(
     Raises:
         MmfwError: the class says how it ended.
     """
-    mmf = usable_mmf()
     request = run.request()
-    report = run.report(split)
-    attempt = run.new_attempt()
+    mmf = _usable_for(request)
+    differ = differences(mmf.version)
+    replaced = {"training.batch_size"} if batch_size is not None else set()
     layers = [
-        settings.common(request.model, {**request.splits, "test": split}, differences(mmf.version)),
+        settings.common(request.model, {**request.splits, "test": split}, differ),
         request.settings,
-        settings.options(request.seed, batch_size or request.batch_size),
+        settings.options(differ, seed=request.seed, batch_size=batch_size or request.batch_size),
         settings.predict(checkpoint),
     ]
-    _attempt(
-        run,
-        Request(
-            action="predict",
-            model=request.model,
-            mmf=str(mmf.root),
-            run_dir=str(run.path),
-            attempt_dir=str(attempt),
-            settings=merge(*layers),
-            overrides=[*request.overrides, *overrides],
-            base_config=request.config,
-            annotations=str(places.dataset.split(split)),
-            report=str(report),
-        ),
-        places,
-        offline=request.offline,
+    report = run.report(split)
+    attempt = run.new_attempt()
+    worker_request = Request(
+        action="predict",
+        model=request.model,
+        mmf=str(mmf.root),
+        run_dir=str(run.path),
+        attempt_dir=str(attempt.path),
+        settings=settings.with_hooks(merge(*layers), differ),
+        overrides=[*lasting(request.overrides, replaced), *overrides],
+        base_config=request.config,
+        annotations=str(places.dataset.split(split)),
+        report=str(report),
     )
+    _attempt(run, worker_request, places, offline=request.offline)
     return report
+
+
+def _usable_for(request: RunRequest) -> Installed:
+    """The installed MMF, once it is sure that it has the configuration that is asked for."""
+    mmf = usable_mmf()
+    if request.config is not None:
+        config_path(mmf.root, request.config)
+    return mmf
 
 
 def _present(splits: dict[str, str], places: Places) -> dict[str, str]:
@@ -146,62 +176,74 @@ def _present(splits: dict[str, str], places: Places) -> dict[str, str]:
 
 def _attempt(run: Run, request: Request, places: Places, *, offline: bool) -> None:
     """Run one worker to its end; raises what its exit stands for."""
-    attempt = Path(request.attempt_dir)
-    request_file = attempt / "request.json"
-    request.save(request_file)
+    files = request.attempt
+    request.save()
     run.checkpoints.mkdir(exist_ok=True)
-    training = request.action == "train"
-    if training:
-        run.exit_file.unlink(missing_ok=True)
-    with Watcher(run.events) as watcher:
+    environment = settings.environment(places, run.checkpoints, run.logs, files.raw, offline=offline)
+    with Watcher(run.events, files.name) as watcher:
         ended = run_child(
-            [sys.executable, "-m", "mmf_win.bridge.worker", str(request_file)],
+            [sys.executable, "-m", "mmf_win.bridge.worker", str(files.request)],
             log=run.log,
-            environment=settings.environment(
-                places, run.checkpoints, run.path / "logs", attempt / "raw", offline=offline
-            ),
-            stop_file=run.stop_file,
+            environment=environment,
+            stop_file=files.stop,
             watch=watcher.poll,
-            on_stop=lambda: say("\nstopping at the end of this update … press Ctrl+C again to end at once"),
+            on_stop=lambda: say(f"\n{_stopping(request)} … press Ctrl+C again to end at once"),
+            patience=_PATIENCE,
         )
-    end = _exit_of(attempt, ended)
-    if training:
-        end.save(run.exit_file)
+    end = _exit_of(request, ended)
     if end.outcome != "ok":
-        raise _as_error(end, run)
+        raise _as_error(end, run, request)
 
 
-def _exit_of(attempt: Path, ended: Ended) -> Exit:
+def _stopping(request: Request) -> str:
+    return "saving a checkpoint and stopping" if request.action == "train" else "stopping"
+
+
+def _exit_of(request: Request, ended: Ended) -> Exit:
     """How the attempt ended, also when the worker could not say so itself."""
     try:
-        return Exit.load(attempt / "exit.json")
+        return Exit.load(request.attempt.exit)
     except (OSError, ValueError, TypeError, AttributeError):
-        pass
-    if ended.stop_requested:
-        return Exit("interrupted", "ended at once")
+        end = _died(ended)
+    end.save(request.attempt.exit)
+    if request.action == "train":
+        end.save(request.run_exit)
+    return end
+
+
+def _died(ended: Ended) -> Exit:
+    if ended.killed:
+        unsaved = "updates since the last checkpoint are lost"
+        return Exit("interrupted", f"ended at once, or after {_PATIENCE:.0f} s without progress; {unsaved}")
     if ended.code == -9:
         return Exit("host_oom", "the worker was killed, most likely because memory ran out")
     return Exit("internal", f"the worker died without a word (exit code {ended.code})")
 
 
-def _as_error(end: Exit, run: Run) -> MmfwError:
+def _as_error(end: Exit, run: Run, request: Request) -> MmfwError:
     """The ending as an error whose class gives the exit code."""
-    classes: dict[str, tuple[type[MmfwError], str | None]] = {
-        "interrupted": (
-            Interrupted,
-            f"go on with: mmfw train --resume last --save-dir {run.path.parent.parent}",
-        ),
-        "data": (DataError, None),
-        "checkpoint": (CheckpointError, None),
-        "config": (UsageError, "check the KEY=VALUE words and the preset against MMF's configuration"),
-        "mmf": (MmfError, "mmfw doctor"),
-        "cuda_oom": (TrainingError, "the GPU is too small for this batch; try a smaller --batch-size"),
-        "host_oom": (ResourceError, "try a smaller --batch-size, or training.num_workers=0"),
-        "nan": (TrainingError, "the loss is not a number; try a smaller learning rate, or --detect-anomaly"),
-    }
-    kind, hint = classes.get(end.outcome, (TrainingError, None))
+    kind, hint = _ENDINGS.get(end.outcome, (TrainingError, None))
     message = end.message or end.outcome
-    log = f"the whole output is in {run.log}"
     if kind is Interrupted:
-        return Interrupted(message, hint=hint)
-    return kind(message, hint=f"{end.hint or hint}; {log}" if end.hint or hint else log)
+        again = as_typed("mmfw", "train", "--resume", "last", "--save-dir", run.path.parent.parent)
+        return Interrupted(message, hint=f"go on with: {again}" if request.action == "train" else None)
+    log = f"the whole output is in {run.log}"
+    hint = end.hint or hint
+    return kind(message, hint=f"{hint}; {log}" if hint else log)
+
+
+_ENDINGS: dict[str, tuple[type[MmfwError], str | None]] = {
+    "interrupted": (Interrupted, None),
+    "cuda_oom": (TrainingError, "the GPU is too small for this batch; try a smaller --batch-size"),
+    "host_oom": (ResourceError, "try a smaller --batch-size, or training.num_workers=0"),
+    "disk": (
+        ResourceError,
+        "free some space; `mmfw train --resume last` goes on from the last whole checkpoint",
+    ),
+    "nan": (TrainingError, "try a smaller learning rate, or --detect-anomaly to find the operation"),
+    "data": (DataError, None),
+    "checkpoint": (CheckpointError, None),
+    "config": (UsageError, "check the KEY=VALUE words and the preset against MMF's configuration"),
+    "mmf": (MmfError, "mmfw doctor"),
+    "busy": (UsageError, "wait until it has ended, or stop it"),
+}

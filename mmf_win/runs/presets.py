@@ -83,14 +83,11 @@ def _find(name: str) -> Path:
     raise UsageError(f"there is no preset named {name}", hint=f"{meant}`mmfw train --list` shows them all")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-    from yaml import YAMLError
-
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The keys of a preset and of those that it extends; ``below`` are the presets that extend it."""
+    if path in below:
+        raise UsageError(f"{path}: the preset extends itself")
+    values = _load_yaml(path)
     if not isinstance(values, dict):
         raise UsageError(f"{path}: a preset is a mapping of keys")
     own = {str(key): value for key, value in values.items()}
@@ -99,6 +96,10 @@ def _read(path: Path) -> dict[str, Any]:
             near = difflib.get_close_matches(key, _KEYS, n=1)
             known = f"did you mean {near[0]}?" if near else f"a preset has the keys {', '.join(_KEYS)}"
             raise UsageError(f"{path}: unknown key '{key}'", hint=known)
+    for key in ("settings", "published"):
+        own[key] = {} if own.get(key) is None else own[key]
+        if not isinstance(own[key], dict):
+            raise UsageError(f"{path}: '{key}' must be a mapping of keys")
     config = own.get("config")
     if config and (path.parent / config).is_file():
         own["config"] = str((path.parent / config).absolute())
@@ -106,5 +107,19 @@ def _read(path: Path) -> dict[str, Any]:
         return own
     other = str(own["extends"])
     beside = path.parent / other
-    base = _read(beside if beside.is_file() else _find(other))
-    return {**base, **own, "settings": merge(base.get("settings", {}), own.get("settings", {}))}
+    base = _read(beside if beside.is_file() else _find(other), (*below, path))
+    own = {key: value for key, value in own.items() if value not in (None, {})}
+    return {**base, **own, "settings": merge(base["settings"], own.get("settings", {}))}
+
+
+def _load_yaml(path: Path) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    except OSError as error:  # OmegaConf says so of a file that holds one number or word
+        raise UsageError(f"{path}: {error.strerror or 'a preset is a mapping of keys'}") from None

@@ -14,10 +14,13 @@ class Watcher:
 
     Args:
         events: the run's ``events.jsonl``; what it holds already is history and not shown.
+        attempt: whose events to show; a training and a prediction may write to the same file.
     """
 
-    def __init__(self, events: Path) -> None:
+    def __init__(self, events: Path, attempt: str) -> None:
         self._reader = EventReader(events, from_end=True)
+        self._attempt = attempt
+        self._saving = False
         self._progress: Progress | None = None
         self._best: float | None = None
         self._notes: dict[str, str] = {}
@@ -30,13 +33,14 @@ class Watcher:
         self._end()
 
     def poll(self) -> bool:
-        """Show what is new; True when there was something."""
-        events = list(self._reader.poll())
+        """Show what is new; True when there was something, and while a checkpoint is being written."""
+        events = [event for event in self._reader.poll() if event.get("attempt") == self._attempt]
         for event in events:
+            self._saving = event["kind"] == "saving"
             show = getattr(self, f"_on_{event['kind']}", None)
             if show is not None:
                 show(event)
-        return bool(events)
+        return bool(events) or self._saving
 
     def _on_train_started(self, event: Event) -> None:
         say(

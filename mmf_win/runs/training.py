@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import checkpoints, history, launch, presets
 from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.overrides import lasting
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,25 @@ class Options:
     overrides: tuple[str, ...] = ()
 
     def over(self, request: RunRequest) -> RunRequest:
-        """``request`` with what was chosen; a new total replaces the old one, however it was given."""
-        updates, epochs = request.updates, request.epochs
-        if self.updates is not None or self.epochs is not None:
-            updates, epochs = self.updates, self.epochs
+        """``request`` with what was chosen.
+
+        An option also replaces the ``KEY=VALUE`` word that said the same before, and a new total the old one,
+        however that was given.
+        """
+        total = self.updates is not None or self.epochs is not None
+        replaced = {
+            *(["training.max_updates", "training.max_epochs"] if total else []),
+            *(["training.batch_size"] if self.batch_size is not None else []),
+            *(["training.seed"] if self.seed is not None else []),
+        }
         return replace(
             request,
             seed=request.seed if self.seed is None else self.seed,
             batch_size=self.batch_size or request.batch_size,
-            updates=updates,
-            epochs=epochs,
+            updates=self.updates if total else request.updates,
+            epochs=self.epochs if total else request.epochs,
             detect_anomaly=self.detect_anomaly or request.detect_anomaly,
-            overrides=[*request.overrides, *self.overrides],
+            overrides=[*lasting(request.overrides, replaced), *self.overrides],
         )
 
 
@@ -66,14 +74,16 @@ def start(preset_name: str, name: str | None, places: Places, options: Options) 
         MmfwError: the class says how it ended.
     """
     request = _request(preset_name, places, options)
-    mmf = launch.usable_mmf()
-    run = Run.create(places.save_dir, name or request.preset)
-    launch.train(run, replace(request, mmf=mmf.version), places)
-    return run
+    return launch.start(request, name or request.preset, places)
 
 
 def resume(
-    wanted: str, preset_name: str | None, data_dir: Path | None, save_dir: Path | None, options: Options
+    wanted: str,
+    preset_name: str | None,
+    name: str | None,
+    data_dir: Path | None,
+    save_dir: Path | None,
+    options: Options,
 ) -> Run:
     """Go on with a run.
 
@@ -84,6 +94,7 @@ def resume(
     Args:
         wanted: ``best``, ``last`` or a checkpoint's path.
         preset_name: a preset's name or file.
+        name: the new run's folder, when ``wanted`` is a path; None for the preset's name.
         data_dir: MMF's data folder; None for the one that the run used.
         save_dir: where runs are kept.
         options: what the user chose.
@@ -96,59 +107,47 @@ def resume(
     """
     places = Places.resolve(data_dir, save_dir)
     if wanted not in ("best", "last"):
-        return _start_from(
-            checkpoints.checked(Path(wanted).expanduser().absolute()), preset_name, data_dir, places, options
-        )
-    preset = presets.load(preset_name).name if preset_name else None
-    run = history.find(places.save_dir, None, preset)
-    choice = checkpoints.choose(run, wanted)
-    for broken in choice.passed_over:
-        say(f"{broken}: {checkpoints.problem(broken)}; using {choice.path.name} instead")
-    request = options.over(run.request())
-    places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
-    _require_dataset(places)
-    say(f"going on with run {run.id} from {choice.path.name}")
-    launch.train(run, request, places, choice.path)
+        checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
+        return _start_from(checkpoint, preset_name, name, data_dir, places, options)
+    if name is not None:
+        raise UsageError("--name is for a new run; one that goes on keeps its own")
+    run = history.find(places.save_dir, None, presets.load(preset_name).name if preset_name else None)
+    checkpoint = checkpoints.announced(checkpoints.choose(run, wanted))
+    request, places = _with_data(options.over(run.request()), data_dir, places)
+    say(f"going on with run {run.id} from {checkpoint.name}")
+    launch.train(run, request, places, checkpoint)
     return run
 
 
-def check_overrides(words: Sequence[str]) -> None:
-    """Make sure that every word is a ``KEY=VALUE`` that may be handed to MMF.
-
-    Raises:
-        UsageError: it is not, or an option of mmfw has to be used instead.
-    """
-    options = {"env.save_dir": "--save-dir", "env.data_dir": "--data-dir", "env.report_dir": None}
-    for word in words:
-        key, equals, _ = word.partition("=")
-        if not equals or not key:
-            raise UsageError(f"{word}: not a KEY=VALUE of MMF", hint="for example training.num_workers=2")
-        if key in options:
-            instead = options[key]
-            raise UsageError(
-                f"{key} is set by mmfw, which keeps every run in a folder of its own",
-                hint=f"use {instead}" if instead else "the reports lie in the run's folder",
-            )
-
-
 def _start_from(
-    checkpoint: Path, preset_name: str | None, data_dir: Path | None, places: Places, options: Options
+    checkpoint: Path,
+    preset_name: str | None,
+    name: str | None,
+    data_dir: Path | None,
+    places: Places,
+    options: Options,
 ) -> Run:
     owner = next((Run(p) for p in checkpoint.parents if Run(p).request_file.is_file()), None)
     if preset_name is not None:
         request = _request(preset_name, places, options)
     elif owner is not None:
-        request = options.over(owner.request())
-        places = Places.resolve(data_dir or Path(request.data_dir), places.save_dir)
-        _require_dataset(places)
+        request = replace(options.over(owner.request()), created=time.time())
+        request, places = _with_data(request, data_dir, places)
     else:
         raise UsageError(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
             hint="name the preset that it was trained with: mmfw train PRESET --resume PATH",
         )
-    run = Run.create(places.save_dir, request.preset)
-    launch.train(run, replace(request, start=str(checkpoint)), places, checkpoint)
-    return run
+    return launch.start(replace(request, start=str(checkpoint)), name or request.preset, places, checkpoint)
+
+
+def _with_data(request: RunRequest, data_dir: Path | None, places: Places) -> tuple[RunRequest, Places]:
+    """The run's own data folder, or the one named now, which the run then remembers."""
+    places = Places.resolve(data_dir or Path(request.data_dir), places.save_dir)
+    _require_dataset(places)
+    if data_dir is not None:
+        request = replace(request, data_dir=str(places.data_dir), splits=choose_splits(places.dataset))
+    return request, places
 
 
 def _request(preset_name: str, places: Places, options: Options) -> RunRequest:

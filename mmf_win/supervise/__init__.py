@@ -4,6 +4,5 @@ Knows neither torch nor MMF. What differs between the systems is hidden in ``_po
 """
 
 from mmf_win.supervise.child import Ended, run_child
-from mmf_win.supervise.processes import is_alive
 
-__all__ = ["Ended", "is_alive", "run_child"]
+__all__ = ["Ended", "run_child"]

@@ -12,7 +12,11 @@ from typing import Any
 
 assert sys.platform != "win32"
 
-stop_signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for an end: Ctrl+C, kill, and a closed terminal unless nohup said to ignore it."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 class Tree:
@@ -33,14 +37,3 @@ class Tree:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of that number runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -13,7 +13,6 @@ from typing import Any
 
 assert sys.platform == "win32"
 
-stop_signals = (signal.SIGINT, signal.SIGTERM, signal.SIGBREAK)
 
 _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
 _ntdll = ctypes.WinDLL("ntdll")
@@ -56,6 +55,11 @@ class _ExtendedLimits(ctypes.Structure):
         ("PeakProcessMemoryUsed", ctypes.c_size_t),
         ("PeakJobMemoryUsed", ctypes.c_size_t),
     )
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for an end: Ctrl+C, a terminating program, Ctrl+Break and a closed window."""
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGBREAK]
 
 
 class Tree:

@@ -43,8 +43,8 @@ def run_child(
 ) -> Ended:
     """Run ``command`` to its end, with the user's Ctrl+C made graceful.
 
-    The first Ctrl+C (or SIGTERM) writes ``stop_file``; the second one, or ``patience`` seconds without
-    progress after the first, kills the child and its descendants.
+    The first Ctrl+C (or SIGTERM, or a closed terminal) writes ``stop_file``; the second one, or ``patience``
+    seconds without progress after the first, kills the child and its descendants.
 
     Args:
         command: the program and its arguments.
@@ -102,7 +102,7 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 @contextmanager
 def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Let ``handler`` have the signals that ask for an end, and restore the old ones afterwards."""
-    before = {number: signal.signal(number, handler) for number in stop_signals}
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
     try:
         yield
     finally:

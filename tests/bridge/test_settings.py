@@ -19,7 +19,6 @@ def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
     training = settings.common("mmbt", SPLITS, differ)["training"]
     assert ("stdout_capture" in training) == differ.stdout_capture
     assert ("colored_logs" in training) == differ.colored_logs
-    assert ("callbacks" in training) == differ.callbacks
     assert ("trainer" in training) == (not differ.callbacks)
 
 
@@ -38,8 +37,29 @@ def test_training_never_goes_on_to_the_test_set() -> None:
 
 
 def test_only_options_that_were_given_are_set() -> None:
-    assert settings.options() == {"training": {}}
-    assert settings.options(seed=1, updates=5) == {"training": {"seed": 1, "max_updates": 5}}
+    differ = differences("1.0.0rc10")
+    assert settings.options(differ) == {"training": {}}
+    assert settings.options(differ, seed=1) == {"training": {"seed": 1}}
+
+
+def test_a_total_in_updates_is_not_overruled_by_epochs_of_a_preset() -> None:
+    training = settings.options(differences("1.0.0rc12"), updates=5)["training"]
+    assert training == {"max_updates": 5, "max_epochs": None}
+
+
+@pytest.mark.parametrize("version", ["1.0.0rc10", "1.0.0rc12"])
+def test_anomaly_detection_is_set_where_mmf_has_a_key_for_it(version: str) -> None:
+    differ = differences(version)
+    training = settings.options(differ, detect_anomaly=True)["training"]
+    assert ("detect_anomaly" in training) == differ.detect_anomaly
+
+
+def test_our_callback_stands_beside_those_of_a_preset() -> None:
+    own = {"training": {"callbacks": [{"type": "mine", "params": {}}], "seed": 1}}
+    training = settings.with_hooks(own, differences("1.0.0rc12"))["training"]
+    assert [callback["type"] for callback in training["callbacks"]] == ["mine", "mmfw"]
+    assert training["seed"] == 1
+    assert settings.with_hooks(own, differences("1.0.0rc10")) == own
 
 
 def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
@@ -53,10 +73,14 @@ def test_a_value_may_hold_an_equals_sign() -> None:
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_the_worker_reads_utf8_and_downloads_only_when_it_may(tmp_path: Path, offline: bool) -> None:
+def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
+    tmp_path: Path, offline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMFW_PASSWORD", "secret")
     places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
     env = settings.environment(places, tmp_path / "c", tmp_path / "l", tmp_path / "r", offline=offline)
     assert env["PYTHONUTF8"] == "1"
+    assert "secret" not in env.values(), "MMF has no business with the archive's password"
     assert env["MMF_DATA_DIR"] == str(tmp_path / "data")
     assert (env.get("HF_HUB_OFFLINE") == "1") == offline
     if offline:

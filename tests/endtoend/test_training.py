@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.files import read_json
+from mmf_win.locking import locked
 from mmf_win.protocol import read_events
-from mmf_win.runs.history import val_auroc
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import all_runs, summarize, val_auroc
 from tests.endtoend.conftest import Tool
 from tests.worlds import tiny_mmf
 
@@ -56,6 +58,11 @@ def test_the_same_seed_gives_the_same_losses(tool: Tool) -> None:
 def test_epochs_are_passes_over_the_training_rows(tool: Tool) -> None:
     result = tool("train", tool.preset("vilbert"), "--epochs", "2", "--batch-size", "4")
     assert result["updates"] == 2 * 4, "14 rows are four batches of four"
+
+
+def test_epochs_count_the_batches_that_the_users_own_words_make(tool: Tool) -> None:
+    result = tool("train", tool.preset("vilbert"), "--epochs", "1", "training.batch_size=7")
+    assert result["updates"] == 2, "14 rows are two batches of seven"
 
 
 def test_the_users_own_words_win_and_may_hold_an_equals_sign(tool: Tool) -> None:
@@ -115,24 +122,64 @@ def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_p
     assert predicted["auroc"] is None and predicted["accuracy"] is None
 
 
+def endless(tool: Tool) -> list[str]:
+    """The command line of a training that only a signal ends."""
+    places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
+    words = ("train", tool.preset("vilbert"), "--updates", "100000", "training.log_interval=1")
+    return [sys.executable, "-m", "mmf_win", *words, *places]
+
+
+def wait_for(tool: Tool, kind: str, user: subprocess.Popen[str], attempt: str = "1") -> Run:
+    """The run, once it has told of something; ``user`` is the process that it belongs to."""
+    while user.poll() is None:
+        for run in all_runs(tool.save_dir):
+            events = read_events(run.events)
+            if any(event["kind"] == kind and event["attempt"] == attempt for event in events):
+                return run
+    raise AssertionError(f"it ended before any {kind}")
+
+
 def test_the_first_ctrl_c_saves_and_resume_goes_on_from_there(tool: Tool) -> None:
     """A real ``mmfw`` process gets a real SIGINT after its first updates."""
-    places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
-    train = [sys.executable, "-m", "mmf_win", "train", tool.preset("vilbert"), "--updates", "100000", *places]
-    with subprocess.Popen([*train, "training.log_interval=1"], stderr=subprocess.PIPE, text=True) as user:
+    with subprocess.Popen(endless(tool), stderr=subprocess.PIPE, text=True) as user:
         assert user.stderr is not None
-        events: list[dict[str, object]] = []
-        while not any(event["kind"] == "train" for event in events) and user.poll() is None:
-            events = [e for file in tool.save_dir.glob("*/*/events.jsonl") for e in read_events(file)]
+        run = wait_for(tool, "train", user)
         os.kill(user.pid, signal.SIGINT)
         said = user.stderr.read()
         assert user.wait() == 130, said
     assert "press Ctrl+C again" in said and "--resume last" in said
-    (run,) = tool("runs")
-    assert run["state"] == "interrupted"
-    reached = run["updates"]
+    (summary,) = tool("runs")
+    assert summary["state"] == "interrupted"
+    reached = summary["updates"]
     result = tool("train", "--resume", "last", "--updates", str(reached + 2))
     assert (result["state"], result["updates"]) == ("done", reached + 2)
+    starts = [e["update"] for e in read_events(run.events) if e["kind"] == "train_started"]
+    assert starts == [0, reached]
+
+
+def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
+    with subprocess.Popen(endless(tool), stderr=subprocess.DEVNULL, text=True) as user:
+        run = wait_for(tool, "train", user)
+        user.kill()
+    with locked(run.lock, patience=120):
+        assert summarize(run).updates, "the worker holds the lock until it has saved"
+    reached = tool("runs")[0]["updates"]
+    assert tool("runs")[0]["state"] == "interrupted"
+    assert tool("train", "--resume", "last", "--updates", str(reached + 1))["updates"] == reached + 1
+
+
+def test_ctrl_c_ends_a_prediction_and_leaves_no_result(tool: Tool) -> None:
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1"))
+    command = [sys.executable, "-m", "mmf_win", "predict", "--save-dir", str(tool.save_dir)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as user:
+        assert user.stderr is not None
+        wait_for(tool, "run_started", user, attempt="2")
+        os.kill(user.pid, signal.SIGINT)
+        said = user.stderr.read()
+        assert user.wait() == 130, said
+    assert "stopping" in said and "--resume" not in said, "there is no training to go on with"
+    assert not list(run.reports.glob("*")) if run.reports.exists() else True
+    assert tool("runs")[0]["state"] == "done", "an interrupted prediction is not an interrupted training"
 
 
 def test_resuming_from_a_file_starts_a_new_run_that_names_it(tool: Tool) -> None:

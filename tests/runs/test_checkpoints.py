@@ -78,6 +78,16 @@ def test_a_file_that_is_no_checkpoint_is_told_apart(tmp_path: Path, content: byt
         checkpoints.choose(Run(tmp_path), str(path))
 
 
+def test_a_checkpoint_with_a_damaged_directory_is_told_apart(tmp_path: Path) -> None:
+    """Its last record is whole, so that a hasty look takes it for a zip file."""
+    path = whole(tmp_path / "damaged.ckpt")
+    content = bytearray(path.read_bytes())
+    directory = content.index(b"PK\x01\x02")
+    content[directory : directory + 4] = b"\0\0\0\0"
+    path.write_bytes(content)
+    assert checkpoints.problem(path) == "it is cut off or not a checkpoint"
+
+
 def test_another_zip_file_is_no_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "photos.zip"
     with zipfile.ZipFile(path, "w") as archive:

@@ -1,9 +1,9 @@
-import os
 from pathlib import Path
 
 import pytest
 
 from mmf_win.errors import UsageError
+from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run, RunRequest
@@ -28,7 +28,7 @@ def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
 
 
 def events(run: Run, *entries: dict[str, object]) -> None:
-    log = EventLog(run.events)
+    log = EventLog(run.events, "1")
     for entry in entries:
         log.write(**entry)  # type: ignore[arg-type]
 
@@ -73,13 +73,14 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     events(
         run,
-        {"kind": "run_started", "action": "train", "pid": os.getpid()},
+        {"kind": "run_started", "action": "train"},
         {"kind": "train_started", "update": 0, "max_updates": 30},
         {"kind": "val", "update": 10, "metrics": {"hateful_memes/roc_auc": 0.7}},
         {"kind": "val", "update": 20, "metrics": {"hateful_memes/roc_auc": 0.6, "unheard of": 1}},
         {"kind": "of a later version", "whatever": True},
     )
-    summary = history.summarize(run)
+    with locked(run.lock):
+        summary = history.summarize(run)
     assert (summary.state, summary.updates, summary.max_updates) == ("running", 20, 30)
     assert summary.best_auroc == 0.7
 
@@ -94,7 +95,7 @@ def test_the_state_comes_from_the_exit(tmp_path: Path, outcome: str, state: str)
     assert history.summarize(run).state == state
 
 
-def test_a_run_without_an_exit_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
+def test_a_run_that_no_process_holds_and_that_has_no_exit_was_killed(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     assert history.summarize(run).state == "killed"
 

@@ -65,6 +65,10 @@ def test_an_unknown_preset_is_an_error_with_the_nearest_name() -> None:
         ("title: x\n", "needs the key 'model'"),
         ("- 1\n", "a preset is a mapping"),
         ("model: [\n", "not valid YAML"),
+        ("5\n", "a preset is a mapping|Invalid"),
+        ("title: x${\n", "not valid YAML"),
+        ("model: mmbt\nsettings: 5\n", "'settings' must be a mapping"),
+        ("extends: wrong.yaml\n", "extends itself"),
     ],
 )
 def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:
@@ -77,3 +81,8 @@ def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, text: str, messa
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(UsageError, match=r"nowhere\.yaml: there is no such file"):
         presets.load("nowhere.yaml")
+
+
+def test_an_empty_settings_key_is_no_settings(tmp_path: Path) -> None:
+    path = write(tmp_path / "empty.yaml", "model: mmbt\nsettings:\n")
+    assert presets.load(str(path)).settings == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from mmf_win.bridge.install import Installed
 from mmf_win.cli import main
 from mmf_win.errors import MmfError
+from mmf_win.locking import locked
 from mmf_win.runs import launch
 from mmf_win.runs.folder import Run, RunRequest
 
@@ -90,21 +92,28 @@ def test_mmf_is_missing(
     def nothing() -> Installed:
         raise MmfError("MMF is not installed", hint="run `mmfw setup`")
 
-    monkeypatch.setattr(launch, "find", nothing)
-    monkeypatch.setattr(launch, "find_spec", lambda name: object())
+    monkeypatch.setattr(launch, "usable_mmf", nothing)
     save = tmp_path / "save"
     error = said(capsys, 6, "train", "mmbt_grid", "--data-dir", str(data), "--save-dir", str(save))
     assert "mmfw setup" in error
     assert not save.exists(), "no run folder for a run that never began"
 
 
-def test_torch_is_missing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_is_being_trained_is_left_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "torch" else object())
-    save = tmp_path / "save"
-    error = said(capsys, 6, "train", "mmbt_grid", "--data-dir", str(data), "--save-dir", str(save))
-    assert "torch cannot be found" in error and 'pip install "mmf-win[train]"' in error
+    monkeypatch.setattr(launch, "_usable_for", lambda request: Installed(run.path, "1.0.0rc10", "path"))
+    write_whole_checkpoint(run.checkpoints / "current.ckpt")
+    with locked(run.lock):
+        error = said(capsys, 2, "train", "--resume", "last", "--save-dir", str(run.path.parent.parent))
+    assert f"run {run.id} is being trained already" in error
+    assert not (run.path / "attempts").exists()
+
+
+def write_whole_checkpoint(path: Path) -> None:
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
 
 
 @pytest.mark.parametrize("command", ["train", "predict", "runs"])

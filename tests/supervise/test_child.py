@@ -4,13 +4,12 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mmf_win.supervise import Ended, is_alive, run_child
+from mmf_win.supervise import Ended, run_child
 
 LEAVES_WHEN_ASKED = """
 import pathlib, sys, time
@@ -126,8 +125,13 @@ def test_the_signal_handlers_of_the_caller_come_back(world: World) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_is_alive_tells_a_running_process_from_one_that_has_ended(world: World) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    child.wait()
-    assert is_alive(os.getpid())
-    assert not is_alive(child.pid)
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
+def test_a_closed_terminal_asks_for_an_end_unless_nohup_said_to_ignore_it() -> None:
+    from mmf_win.supervise.processes import stop_signals
+
+    assert signal.SIGHUP in stop_signals()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)

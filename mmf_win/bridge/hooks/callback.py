@@ -9,7 +9,6 @@ from mmf.trainers.callbacks.base import Callback
 
 from mmf_win.bridge.hooks.observer import Observer
 from mmf_win.bridge.hooks.weights import guard
-from mmf_win.bridge.outcome import StopRequested
 
 _observer: Observer
 
@@ -28,19 +27,17 @@ class Watch(Callback):  # type: ignore[misc]
         super().__init__(config, trainer)
         guard(trainer.model)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
-        self._observe_saves()
+        _observer.observe_saves(self._checkpoint)
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins."""
-        _observer.training_started(self.trainer, self.training_config.max_updates)
+        _observer.training_started(self.trainer, self.training_config.max_updates, self._save)
 
     def on_update_end(self, **kwargs: Any) -> None:
         """Report the figures that MMF collected, and leave when the parent asked for it."""
         if kwargs["should_log"]:
             _observer.trained(self.trainer, self.trainer.max_updates, kwargs["meter"].get_scalar_dict())
-        if _observer.stop_requested:
-            self._save()
-            raise StopRequested(f"stopped at update {self.trainer.num_updates}")
+        _observer.leave_if_asked()
 
     def on_validation_end(self, **kwargs: Any) -> None:
         """Report the validation; after the last update it also decides whether this was the best."""
@@ -49,6 +46,10 @@ class Watch(Callback):  # type: ignore[misc]
             self.trainer.early_stop_callback.on_validation_end(meter=meter)
         _observer.validated(self.trainer, meter)
 
+    def on_train_end(self, **kwargs: Any) -> None:
+        """MMF has put the best checkpoint back."""
+        _observer.training_ended()
+
     def on_test_end(self, **kwargs: Any) -> None:
         """Report the validation that follows training."""
         if kwargs["report"].dataset_type == "val":
@@ -56,12 +57,3 @@ class Watch(Callback):  # type: ignore[misc]
 
     def _save(self) -> None:
         self._checkpoint.save(self.trainer.num_updates, self.trainer.current_iteration, update_best=False)
-
-    def _observe_saves(self) -> None:
-        save = self._checkpoint.save
-
-        def observed(update: int, iteration: int | None = None, update_best: bool = False) -> None:
-            save(update, iteration, update_best=update_best)
-            _observer.saved(update, update_best)
-
-        self._checkpoint.save = observed

@@ -1,14 +1,19 @@
-"""Turns what a trainer does into events, and looks for the stop file."""
+"""Turns what a trainer does into events, and leaves when the parent asks for it or is gone."""
 
 from __future__ import annotations
 
+import math
+import os
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 
+from mmf_win.bridge.outcome import StopRequested
 from mmf_win.protocol import EventLog, Request
+
+_HEARTBEAT = 1.0
 
 
 class Observer:
@@ -20,20 +25,24 @@ class Observer:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._log = EventLog(Path(request.run_dir, "events.jsonl"))
-        self._stop_file = Path(request.run_dir, "stop")
+        self._log = EventLog(request.events, request.attempt.name)
+        self._stop_file = request.attempt.stop
+        self._parent = os.getppid()
+        self._trainer: Any = None
+        self._save: Callable[[], None] | None = None
         self._since = time.monotonic()
-        self._last_update: int | None = None
+        self._last_update = 0
+        self._next_heartbeat = time.monotonic()
 
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
         if _rank() == 0:
             self._log.write(kind, **values)
 
-    def training_started(self, trainer: Any, max_updates: float) -> None:
-        """Training is about to begin, or to go on."""
-        self._last_update = trainer.num_updates
-        self._since = time.monotonic()
+    def training_started(self, trainer: Any, max_updates: float | None, save: Callable[[], None]) -> None:
+        """Training is about to begin, or to go on; ``save`` is called before it is left."""
+        self._trainer, self._save = trainer, save
+        self._last_update, self._since = trainer.num_updates, time.monotonic()
         self.event(
             "train_started",
             update=trainer.num_updates,
@@ -44,10 +53,14 @@ class Observer:
             parameters=sum(p.numel() for p in trainer.model.parameters()),
         )
 
+    def training_ended(self) -> None:
+        """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
+        self._save = None
+
     def trained(self, trainer: Any, max_updates: float, scalars: dict[str, Any]) -> None:
         """An update whose figures MMF collected has ended."""
         now = time.monotonic()
-        done = trainer.num_updates - (self._last_update or 0)
+        done = trainer.num_updates - self._last_update
         cuda = torch.cuda.is_available()
         self.event(
             "train",
@@ -66,14 +79,39 @@ class Observer:
         metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
         self.event("val", update=trainer.num_updates, metrics=metrics, final=final)
 
-    def saved(self, update: int, is_best: bool) -> None:
-        """A checkpoint has been written."""
-        self.event("checkpoint", update=update, is_best=is_best)
+    def observe_saves(self, checkpoint: Any) -> None:
+        """Tell of each ``save`` of MMF's checkpoint object, before and after."""
+        save = checkpoint.save
 
-    @property
-    def stop_requested(self) -> bool:
-        """Whether the parent asked for a stop."""
-        return self._stop_file.exists()
+        def observed(update: int, iteration: int | None = None, update_best: bool = False) -> None:
+            self.event("saving", update=update)
+            save(update, iteration, update_best=update_best)
+            self.event("checkpoint", update=update, is_best=update_best)
+
+        checkpoint.save = observed
+
+    def heartbeat(self) -> None:
+        """Something goes on that has no event of its own, such as a batch of the validation set."""
+        self.leave_if_asked()
+        if time.monotonic() >= self._next_heartbeat:
+            self._next_heartbeat = time.monotonic() + _HEARTBEAT
+            self.event("alive")
+
+    def leave_if_asked(self) -> None:
+        """Save and leave, when the parent asked for it or is gone.
+
+        Raises:
+            StopRequested: it did; what there was to save is saved.
+        """
+        if self._stop_file.exists() or os.getppid() != self._parent:
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        if self._save is None:
+            raise StopRequested("stopped")
+        save, self._save = self._save, None
+        save()
+        raise StopRequested(f"stopped at update {self._trainer.num_updates}, which is saved")
 
 
 def _rank() -> int:
@@ -82,8 +120,9 @@ def _rank() -> int:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    """A finite number; JSON knows no others."""
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _finite(updates: float) -> int | None:
-    return None if updates == float("inf") else int(updates)
+def _finite(updates: float | None) -> int | None:
+    return None if updates is None or math.isinf(updates) else int(updates)

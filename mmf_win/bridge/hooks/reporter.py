@@ -1,4 +1,4 @@
-"""Progress of a prediction, which MMF shows only on a terminal; the same for every MMF version."""
+"""Progress of a prediction, and signs of life from a validation; the same for every MMF version."""
 
 from __future__ import annotations
 
@@ -15,10 +15,23 @@ _INTERVAL = 1.0
 
 
 def register(observer: Observer) -> None:
-    """Tell ``observer`` how many rows are predicted, at most once a second and at the end."""
-    if observer.request.annotations is None:
-        return
-    total = count_rows(Path(observer.request.annotations))
+    """Tell ``observer`` of each batch, and how many rows are predicted: once a second and at the end."""
+    _observe_batches(observer)
+    if observer.request.annotations is not None:
+        _observe_predictions(observer, count_rows(Path(observer.request.annotations)))
+
+
+def _observe_batches(observer: Observer) -> None:
+    prepare = TestReporter.prepare_batch
+
+    def prepared(self: Any, batch: Any) -> Any:
+        observer.heartbeat()
+        return prepare(self, batch)
+
+    TestReporter.prepare_batch = prepared
+
+
+def _observe_predictions(observer: Observer, total: int) -> None:
     add = TestReporter.add_to_report
     next_event = time.monotonic()
 

@@ -10,7 +10,6 @@ from mmf.trainers.base_trainer import BaseTrainer
 
 from mmf_win.bridge.hooks.observer import Observer
 from mmf_win.bridge.hooks.weights import guard
-from mmf_win.bridge.outcome import StopRequested
 
 _observer: Observer
 
@@ -31,24 +30,28 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         """Guard the model before MMF loads a checkpoint into it."""
         guard(self.model)
         super().load_extras()
-        self._observe_saves()
-
-    def inference(self) -> None:
-        """Score the validation set with the best checkpoint."""
-        self._after_training = True
-        super().inference()
+        _observer.observe_saves(self.checkpoint)
 
     def train(self) -> None:
         """Train, having said so."""
         if "train" in self.run_type:
-            _observer.training_started(self, self.max_updates)
+            _observer.training_started(self, self.max_updates, self._save)
         super().train()
+
+    def inference(self) -> None:
+        """Score the validation set with the best checkpoint."""
+        self._after_training = True
+        _observer.training_ended()
+        super().inference()
+
+    def _forward_pass(self, batch: Any) -> Any:
+        if not self.model.training:
+            _observer.heartbeat()
+        return super()._forward_pass(batch)
 
     def _logistics(self, report: Any) -> bool:
         should_break = bool(super()._logistics(report))
-        if _observer.stop_requested:
-            self.checkpoint.save(self.num_updates, self.current_iteration, update_best=False)
-            raise StopRequested(f"stopped at update {self.num_updates}")
+        _observer.leave_if_asked()
         return should_break or self.num_updates >= self.max_updates
 
     def _summarize_report(self, meter: Any, should_print: Any = True, extra: Any = None) -> None:
@@ -63,11 +66,5 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         # With max_epochs MMF counts to infinity, and cannot say when that will be.
         return "" if math.isinf(self.max_updates) else str(super()._calculate_time_left())
 
-    def _observe_saves(self) -> None:
-        save = self.checkpoint.save
-
-        def observed(update: int, iteration: int | None = None, update_best: bool = False) -> None:
-            save(update, iteration, update_best=update_best)
-            _observer.saved(update, update_best)
-
-        self.checkpoint.save = observed
+    def _save(self) -> None:
+        self.checkpoint.save(self.num_updates, self.current_iteration, update_best=False)
