@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import COMMANDS
-from mmf_win.commands.survey import BASE, TRAIN
+from mmf_win.doctor.survey import BASE, TRAIN
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "mmf_win").rglob("*.py"))

@@ -18,8 +18,8 @@ from mmf_win.errors import MmfError
 from mmf_win.paths import Places
 
 if TYPE_CHECKING:
-    from mmf_win.commands.machine import Machine
-    from mmf_win.commands.survey import DatasetState, MmfState, Survey
+    from mmf_win.doctor.machine import Machine
+    from mmf_win.doctor.survey import DatasetState, MmfState, Survey
 
 _SHOWN_PROBLEMS = 10
 
@@ -46,7 +46,7 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
     if compat:
         _show_compat(as_json)
         return 0
-    from mmf_win.commands.survey import survey
+    from mmf_win.doctor.survey import survey
 
     found = survey(Places.resolve(data_dir, save_dir))
     if as_json:

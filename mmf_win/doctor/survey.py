@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmf_win import __version__
 from mmf_win.bridge.install import Installed, find, pip_hint, verify
-from mmf_win.commands.machine import Machine, free_space, survey_machine
+from mmf_win.doctor.machine import Machine, free_space, survey_machine
 from mmf_win.errors import MmfError
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from mmf_win.bridge.install import adopt, find, install
 from mmf_win.cli import main
-from mmf_win.commands import machine
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
 
 
@@ -65,7 +63,7 @@ def test_a_broken_mmf_is_an_error(
 def test_a_missing_package_is_cured_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mmf_win.commands.survey.TRAIN", ("torch", "no-such-package"))
+    monkeypatch.setattr("mmf_win.doctor.survey.TRAIN", ("torch", "no-such-package"))
     assert 'run `pip install ".[train]"` in a clone of mmfw' in _cures(_doctor(capsys))
 
 
@@ -87,7 +85,7 @@ def test_a_missing_dataset_is_cured_by_convert(
 def test_little_space_is_said_with_a_fake_disk(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mmf_win.commands.survey.free_space", lambda path: 1 << 20)
+    monkeypatch.setattr("mmf_win.doctor.survey.free_space", lambda path: 1 << 20)
     assert _cures(_doctor(capsys)).count("free some space there") == 2
 
 
@@ -104,25 +102,6 @@ def test_people_read_the_same_as_scripts(
     assert sys.version.split()[0] in said
     assert str(home) in said
     assert "cure:" in said
-
-
-def test_the_machine_has_processors_and_memory() -> None:
-    found = machine.survey_machine()
-    assert found.cpus >= 1
-    assert found.memory is not None and found.memory > 1 << 28
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows would need an .exe for a fake nvidia-smi")
-def test_gpus_are_read_from_a_fake_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    lines = "NVIDIA H200, 143771, 570.86\\nNVIDIA GB10, [N/A], 580.1\\nFailed to talk to the driver\\n"
-    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n", encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
-    assert machine.survey_machine().gpus == (
-        machine.Gpu("NVIDIA H200", 143771 << 20, "570.86"),
-        machine.Gpu("NVIDIA GB10", 0, "580.1"),
-    )
 
 
 @pytest.mark.torch
