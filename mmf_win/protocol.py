@@ -9,6 +9,20 @@
 
 Files need no signals and no sockets, so both systems behave alike, a killed parent loses nothing, and
 ``events.jsonl`` is the run's history. Readers skip kinds and fields that they do not know.
+
+An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what belongs to its kind::
+
+    run_started      action, pid, and the versions that a result depends on
+    train_started    update (where it begins), max_updates, device, batch, seed, parameters (how many)
+    train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
+    val              update, metrics, final (whether with the best checkpoint, after training)
+    saving           update; a checkpoint is about to be written
+    checkpoint       update, is_best; it is written
+    alive            something goes on that has no event of its own
+    predict          done, total: rows
+    run_ended        action, outcome
+
+Each is one write at the end of the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 import json
+import re
 from pathlib import Path
 
+from mmf_win import protocol
 from mmf_win.protocol import EventLog, EventReader, Exit, Request, read_events
 
 
@@ -41,3 +43,11 @@ def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: P
     Exit("nan", "loss").save(path)
     assert Exit.load(path) == Exit("nan", "loss")
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_every_kind_of_event_that_is_written_is_documented() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in Path(protocol.__file__).parent.rglob("*.py")]
+    written = {kind for text in sources for kind in re.findall(r'\b(?:event|log\.write)\(\s*"(\w+)"', text)}
+    documented = set(re.findall(r"^    (\w+)  ", protocol.__doc__ or "", re.MULTILINE))
+    assert "train_started" in written
+    assert written == documented
