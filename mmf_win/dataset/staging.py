@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,15 +20,7 @@ from pathlib import Path
 from mmf_win.console import size
 from mmf_win.errors import ResourceError, UsageError
 from mmf_win.files import rename
-
-if sys.platform == "win32":
-    import msvcrt
-
-    _HELD = PermissionError
-else:
-    import fcntl
-
-    _HELD = BlockingIOError
+from mmf_win.locking import locked
 
 _RESERVE = 64 << 20
 
@@ -74,7 +65,13 @@ def staging(root: Path) -> Iterator[Staging]:
         UsageError: another process is at work in ``root``.
     """
     root.mkdir(parents=True, exist_ok=True)
-    with _lock(root / ".mmfw-lock"):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(root / ".mmfw-lock"))
+        except BlockingIOError:
+            raise UsageError(
+                f"{root}: another mmfw is at work here", hint="wait until it has finished"
+            ) from None
         folder = staging_folder(root)
         _remove(folder)
         here = Staging(root)
@@ -112,26 +109,6 @@ def require_space(folder: Path, needed: int) -> None:
             f"{existing}: {size(needed + _RESERVE)} are needed and {size(free)} are free",
             hint="free some space, or choose a folder on another disk with --data-dir",
         )
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("ab") as file:
-        try:
-            if sys.platform == "win32":
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            else:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except _HELD:
-            raise UsageError(
-                f"{path.parent}: another mmfw is at work here", hint="wait until it has finished"
-            ) from None
-        try:
-            yield
-        finally:
-            if sys.platform == "win32":
-                file.seek(0)
-                msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
 
 
 def _remove(folder: Path) -> None:
