@@ -20,22 +20,27 @@ Unit = Literal["B", "file", "update", "image"]
 
 
 class _Stderr:
-    """stderr, for as long as there is one: work goes on when the terminal or the pipe is gone."""
+    """stderr, for as long as there is one: work goes on when the terminal or the pipe is gone.
+
+    On Windows it may be None from the start, as in a program without a console.
+    """
 
     def write(self, text: str) -> int:
         """Write what can be written."""
         with suppress(OSError):
-            sys.stderr.write(text)
+            if sys.stderr is not None:
+                sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush what can be flushed."""
         with suppress(OSError):
-            sys.stderr.flush()
+            if sys.stderr is not None:
+                sys.stderr.flush()
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
-        return sys.stderr.isatty()
+        return sys.stderr is not None and sys.stderr.isatty()
 
     @property
     def encoding(self) -> str:
@@ -63,7 +68,7 @@ def as_typed(*words: object) -> str:
 
 def colour(text: str, code: int) -> str:
     """``text`` in an ANSI colour, where stderr is a terminal and NO_COLOR is not set."""
-    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+    if os.environ.get("NO_COLOR") or not _stderr.isatty():
         return text
     return f"\x1b[{code}m{text}\x1b[0m"
 
@@ -135,7 +140,7 @@ class Progress:
         self._next_line = time.monotonic() + self._PLAIN_INTERVAL
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
+        if _stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(

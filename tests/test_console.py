@@ -53,3 +53,11 @@ def test_progress_without_a_terminal_is_a_plain_line_now_and_then(
         now = 11.0
         progress.advance(20)
         assert capsys.readouterr().err == line + "\n"
+
+
+def test_work_goes_on_without_any_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.sys, "stderr", None)
+    with Progress("training", 2, "update") as progress:
+        progress.advance(1)
+        progress.say("half of it")
+    assert console.colour("done", 32) == "done"
