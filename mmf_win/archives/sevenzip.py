@@ -92,7 +92,10 @@ class SevenZipArchive(Archive):
                 self._unpack(wanted, outputs.next)
             except CrcError as error:
                 raise self._error("its checksum (CRC-32) is wrong", error.args[2]) from error
-            except _DAMAGE as error:
+            except (*_DAMAGE, OSError) as error:
+                # For bz2, damage is an OSError; unlike those of the system it has no number.
+                if getattr(error, "errno", None) is not None:
+                    raise
                 raise self._error(f"damaged: {error}") from error
             outputs.finish()
         yield from outputs.done

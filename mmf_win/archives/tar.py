@@ -67,7 +67,10 @@ class TarArchive(Archive):
                     stream = _decompressed(self._compression, raw)
                     with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as tar:
                         yield tar
-            except _DAMAGE as error:
+            except (*_DAMAGE, OSError) as error:
+                # For bz2, damage is an OSError; unlike those of the system it has no number.
+                if getattr(error, "errno", None) is not None:
+                    raise
                 raise self._error(f"not a whole {self.format}: {error}") from error
 
 

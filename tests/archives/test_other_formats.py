@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import lzma
 import sys
 import tarfile
 from pathlib import Path
+from typing import NoReturn
 
 import py7zr
 import pytest
 
 from mmf_win.archives import Archive, open_archive
+from mmf_win.archives.base import Output
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
@@ -84,6 +87,27 @@ def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
     assert tree(user_dir / "out").keys() == {"good"}
 
 
+def test_7z_with_a_damaged_bzip2_stream_is_said_so(user_dir: Path) -> None:
+    path = user_dir / "a.7z"
+    with py7zr.SevenZipFile(path, "w", filters=[{"id": py7zr.FILTER_BZIP2}]) as archive:
+        archive.writestr(FILES["data/img/00001.png"], "x")
+    hostile.flip_byte(path, path.read_bytes().index(b"BZh") + 12)  # the checksum of its first block
+    with open_archive(path) as opened, pytest.raises(ArchiveError, match=r"a\.7z: damaged"):
+        list(opened.extract({"x": user_dir / "out" / "x"}))
+    assert tree(user_dir / "out") == {}
+
+
+def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(output: Output, block: bytes) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    paths = [write_7z(user_dir / "a.7z", FILES), write_tar(user_dir / "a.tar.bz2", FILES, "bz2")]
+    monkeypatch.setattr(Output, "write", full)
+    for path in paths:
+        with open_archive(path) as opened, pytest.raises(OSError, match="No space left"):
+            list(opened.extract({"data/dev_seen.jsonl": user_dir / "out"}))
+
+
 def test_a_truncated_7z(user_dir: Path) -> None:
     path = hostile.cut(write_7z(user_dir / "a.7z", FILES))
     with pytest.raises(ArchiveError, match="not a whole 7z"):
@@ -130,6 +154,13 @@ def test_tar_of_the_real_program_with_dots_and_long_names(user_dir: Path) -> Non
 def test_a_truncated_tar(compression: str, user_dir: Path) -> None:
     path = hostile.cut(write_tar(user_dir / "a.tar", FILES, compression), 0.4)
     with pytest.raises(ArchiveError, match="not a whole tar"):
+        open_archive(path)
+
+
+def test_a_damaged_tar_bz2_is_noticed_when_it_is_opened(user_dir: Path) -> None:
+    path = write_tar(user_dir / "a.tar.bz2", FILES, "bz2")
+    hostile.flip_byte(path, 12)  # the checksum of its first block
+    with pytest.raises(ArchiveError, match=r"not a whole tar\.bz2"):
         open_archive(path)
 
 
