@@ -10,7 +10,7 @@ from mmf_win.console import Progress, say
 from mmf_win.dataset.opening import open_with_progress
 from mmf_win.dataset.record import Record, Source
 from mmf_win.dataset.staging import require_space, staging, was_killed_while_installing
-from mmf_win.errors import DatasetError
+from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import file_digest
 from mmf_win.paths import Places
@@ -36,6 +36,8 @@ def extract_features(
         DatasetError: there are no features in it, or there are others in place already.
         ResourceError: they do not fit on the disk; nothing was written.
     """
+    if not archive.exists():
+        raise ArchiveError(f"{archive}: no such file or folder")
     features = places.dataset.features
     target = features / _FOLDER
     record_path = features / _RECORD

@@ -80,6 +80,14 @@ def test_features_from_elsewhere_are_replaced_only_by_force(user_dir: Path, plac
     assert tree(folder) == LMDB
 
 
+def test_a_misspelt_archive_is_named_rather_than_the_features_in_place(
+    user_dir: Path, places: Places
+) -> None:
+    lay_out({"detectron.lmdb/data.mdb": b"other"}, places.dataset.features)
+    with pytest.raises(ArchiveError, match=r"typo\.tar\.gz: no such file"):
+        extract_features(user_dir / "typo.tar.gz", places, version=None)
+
+
 def test_a_truncated_archive_writes_nothing(user_dir: Path, places: Places) -> None:
     with pytest.raises(ArchiveError, match="not a whole tar"):
         extract_features(hostile.cut(packed(user_dir / "features.tar.gz")), places, version="1")
