@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _PROGRAMS = "Scripts" if os.name == "nt" else "bin"
 _SUFFIX = ".exe" if os.name == "nt" else ""
+# Says that a folder was made here and may be replaced, and once all is installed what that was.
+_STAMP = "mmfw-stamp"
 
 
 class Venv:
@@ -35,20 +37,21 @@ class Venv:
         """Make it, or bring it up to date, unless it is just what this checkout asks for."""
         if sys.version_info < (3, 10):  # noqa: UP036 - this script is what tells a user of an older one
             sys.exit("mmfw needs Python 3.10 or newer.")
-        stamp = self.path / "mmfw-stamp"
+        stamp = self.path / _STAMP
+        if self.path.exists() and not stamp.is_file():
+            sys.exit(f"{self.path} was not made by this script. Move it away, or remove it yourself.")
         python = f"{sys.version} {sys.base_prefix}".replace("\n", " ")
-        wanted = [python, self._requirements()]
-        found = stamp.read_text(encoding="utf-8").splitlines() if stamp.is_file() else [""]
+        wanted = f"{python}\n{self._requirements()}"
+        found = stamp.read_text(encoding="utf-8") if stamp.is_file() else ""
         if found == wanted:
             return
         print(f"Installing into {self.path}; the first time takes a minute or more.", flush=True)
-        if found[0] == python:
-            stamp.unlink()  # an installation that is cut short must not be believed
-        else:
+        if not found.startswith(f"{python}\n"):
             self._create()
+        stamp.write_text("unfinished", encoding="utf-8")  # an installation may be cut short
         pip = [self.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "-c", "constraints.txt", "-e", f".[{self.extras}]"])
-        stamp.write_text("\n".join(wanted), encoding="utf-8")
+        run([*pip, "-c", "constraints.txt", "-e", f".[{self.extras}]"])
+        stamp.write_text(wanted, encoding="utf-8")
 
     def run(
         self, name: str, *arguments: str, environ: Mapping[str, str] | None = None, quiet: bool = False
@@ -69,7 +72,9 @@ class Venv:
             sys.exit(f"{self.path} has to be made anew: run this with the Python that it was made with.")
         if self.path.exists():
             shutil.rmtree(self.path)
-        _run([sys.executable, "-m", "venv", str(self.path)])
+        self.path.mkdir()
+        (self.path / _STAMP).touch()
+        run([sys.executable, "-m", "venv", str(self.path)])
 
     def _requirements(self) -> str:
         content = hashlib.sha256(self.extras.encode())
@@ -78,7 +83,11 @@ class Venv:
         return content.hexdigest()
 
 
-def _run(command: list[str]) -> None:
-    code = subprocess.run(command, cwd=ROOT).returncode
+def run(command: Sequence[str]) -> None:
+    """Run a command in the checkout; where it fails, say so and exit."""
+    try:
+        code = subprocess.run(command, cwd=ROOT).returncode
+    except OSError as error:
+        sys.exit(f"{command[0]} cannot be run: {error.strerror}")
     if code:
-        sys.exit(code)
+        sys.exit(f"Exit code {code}: {' '.join(command)}")

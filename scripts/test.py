@@ -17,12 +17,12 @@ import sys
 import time
 from pathlib import Path
 
-from _venv import ROOT, Venv
+from _venv import ROOT, Venv, run
 
 _TORCH_FREE = ["-m", "not torch and not gpu"]
 # A Linux machine can build itself a Windows Python with this script, where it lies beside the checkout.
 _WINDOWS_PYTHON_BUILDER = ROOT.parent / "shared" / "windows" / "setup-windows-python"
-_WINDOWS_WHEELS = [
+WINDOWS_WHEELS = [
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption"),
     *("pytest", "pytest-xdist", "pip"),
 ]
@@ -124,10 +124,20 @@ def _windows_python() -> str | None:
         return None
     folder = ROOT / ".venv-windows"
     stamp = folder / "mmfw-stamp"
-    if not stamp.is_file() or stamp.read_text(encoding="utf-8").split() != _WINDOWS_WHEELS:
-        subprocess.run([str(_WINDOWS_PYTHON_BUILDER), str(folder), "--", *_WINDOWS_WHEELS], check=True)
-        stamp.write_text("\n".join(_WINDOWS_WHEELS), encoding="utf-8")
+    wheels = pinned(WINDOWS_WHEELS)
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8").split() != wheels:
+        if stamp.is_file():
+            shutil.rmtree(folder)  # nothing would uninstall the other versions
+        run([str(_WINDOWS_PYTHON_BUILDER), str(folder), "--", *wheels])
+        stamp.write_text("\n".join(wheels), encoding="utf-8")
     return str(Path(folder, "python"))
+
+
+def pinned(packages: list[str]) -> list[str]:
+    """The packages as requirements of the versions in constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {line.partition("==")[0]: line.partition(";")[0] for line in lines}
+    return [pins[package] for package in packages]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""The scripts that set a checkout up; creating environments and asking pip are faked."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture
+def scripts(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module ``_venv``, at work in an empty checkout."""
+    spec = importlib.util.spec_from_file_location("_venv", SCRIPTS / "_venv.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", user_dir)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (user_dir / name).touch()
+    return module
+
+
+class FakeCommands(list[str]):
+    """What was run, in one word each; ``failing`` ends the script."""
+
+    failing = ""
+
+    def __call__(self, command: Sequence[str]) -> None:
+        name = "pip" if "pip" in command else "venv"
+        self.append(name)
+        if name == self.failing:
+            sys.exit(1)
+
+
+@pytest.fixture
+def commands(scripts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> FakeCommands:
+    """In the place of real commands."""
+    fake = FakeCommands()
+    monkeypatch.setattr(scripts, "run", fake)
+    return fake
+
+
+def test_an_environment_of_the_users_own_is_left_alone(scripts: ModuleType, commands: FakeCommands) -> None:
+    own = scripts.ROOT / ".venv" / "pyvenv.cfg"
+    own.parent.mkdir()
+    own.touch()
+    with pytest.raises(SystemExit, match="was not made by this script"):
+        scripts.Venv(".venv", ["dev"]).ensure()
+    assert own.exists()
+    assert commands == []
+
+
+def test_a_finished_environment_is_used_as_it_is(scripts: ModuleType, commands: FakeCommands) -> None:
+    scripts.Venv(".venv", ["dev"]).ensure()
+    scripts.Venv(".venv", ["dev"]).ensure()
+    assert commands == ["venv", "pip"]
+
+
+def test_new_requirements_are_installed_into_it(scripts: ModuleType, commands: FakeCommands) -> None:
+    scripts.Venv(".venv", ["dev"]).ensure()
+    (scripts.ROOT / "constraints.txt").write_text("click==8.0\n", encoding="utf-8")
+    scripts.Venv(".venv", ["dev"]).ensure()
+    assert commands == ["venv", "pip", "pip"]
+
+
+@pytest.mark.parametrize("failing", ["venv", "pip"])
+def test_an_unfinished_environment_is_made_anew(
+    scripts: ModuleType, commands: FakeCommands, failing: str
+) -> None:
+    commands.failing = failing
+    with pytest.raises(SystemExit):
+        scripts.Venv(".venv", ["dev"]).ensure()
+    leftover = scripts.ROOT / ".venv" / "half"
+    leftover.touch()
+    commands.clear()
+    commands.failing = ""
+    scripts.Venv(".venv", ["dev"]).ensure()
+    assert commands == ["venv", "pip"]
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["no-such-program"], "no-such-program cannot be run"),
+        ([sys.executable, "-c", "import sys; sys.exit(3)"], "Exit code 3: "),
+    ],
+    ids=["missing", "failing"],
+)
+def test_a_command_that_fails_ends_the_script_with_a_message(
+    scripts: ModuleType, command: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit, match=said):
+        scripts.run(command)
+
+
+def test_the_wheels_for_windows_have_the_versions_of_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+    spec = importlib.util.spec_from_file_location("_scripts_test", SCRIPTS / "test.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    constraints = (SCRIPTS.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert set(module.pinned(module.WINDOWS_WHEELS)) <= set(constraints)
