@@ -13,6 +13,7 @@ among them) can no longer be met and must not meet pip's resolver.
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import tempfile
@@ -170,10 +171,10 @@ def source_of(installed: Installed) -> Source | None:
 
 
 def _replace(root: Path, source: Source) -> None:
-    _home().mkdir(parents=True, exist_ok=True)
-    for leftover in _home().glob("incoming-*"):  # of a setup that was killed
+    home = _writable_home()
+    for leftover in home.glob("incoming-*"):  # of a setup that was killed
         shutil.rmtree(leftover)
-    with tempfile.TemporaryDirectory(prefix="incoming-", dir=_home()) as incoming:
+    with tempfile.TemporaryDirectory(prefix="incoming-", dir=home) as incoming:
         new = Path(incoming, "mmf")
         source.fetch(new, Path(incoming))
         if damage := next(source.differences(new), None):
@@ -192,9 +193,8 @@ def _replace(root: Path, source: Source) -> None:
 
 def _remember(installed: Installed) -> Installed:
     # Relative where it can be, so that a moved environment still finds its copy.
-    inside = installed.root.parent == _home()
+    inside = installed.root.parent == _writable_home()
     note = asdict(installed) | {"root": installed.root.name if inside else str(installed.root)}
-    _home().mkdir(parents=True, exist_ok=True)
     write_json(_note(), note)
     return installed
 
@@ -219,6 +219,21 @@ def _cure(installed: Installed) -> str:
 
 def _home() -> Path:
     return tool_home() / "mmf"
+
+
+def _writable_home() -> Path:
+    home = _home()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=home).close()  # nothing less tells on every system
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise MmfError(
+            f"{home} cannot be written to: {error.strerror}",
+            hint="use a virtual environment of your own, or let MMFW_HOME name a folder that you may write to",
+        ) from error
+    return home
 
 
 def _note() -> Path:

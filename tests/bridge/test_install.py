@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sysconfig
 import venv
 import zipfile
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -155,6 +157,19 @@ class TestGithub:
         assert find() == installed
         assert verify(installed) == []
         assert not list((home / "mmf").glob("incoming-*"))
+
+    def test_a_fake_disk_that_may_only_be_read_is_said_before_anything_is_fetched(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse_to_write(**_: object) -> NoReturn:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr("tempfile.TemporaryFile", refuse_to_write)
+        with Server.answering(send(ARCHIVE)) as server:
+            with pytest.raises(MmfError, match="cannot be written to: Read-only") as raised:
+                install(github(server.url))
+            assert server.asked == 0
+        assert "MMFW_HOME" in (raised.value.hint or "")
 
     def test_a_killed_setup_leaves_nothing_that_is_believed(
         self, home: Path, monkeypatch: pytest.MonkeyPatch

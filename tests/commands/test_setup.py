@@ -54,6 +54,16 @@ def test_without_a_choice_a_broken_copy_is_mended(
     assert install.verify(install.find()) == []
 
 
+def test_an_environment_that_cannot_be_written_to_is_an_error_with_a_way_out(
+    home: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.write_text("a file, where a folder is needed", encoding="utf-8")
+    assert main(["setup", "--mmf", str(checkout)]) == 6
+    said = capsys.readouterr().err
+    assert f"{home / 'mmf'} cannot be written to" in said
+    assert "MMFW_HOME" in said
+
+
 def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
