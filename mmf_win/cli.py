@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        result = cli.main(args=arguments, prog_name="mmfw", standalone_mode=False)
+        with _terminations_as_interrupts():
+            result = cli.main(args=arguments, prog_name="mmfw", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MmfwError as error:
         return _report(error)
@@ -75,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _report(Interrupted("interrupted"))
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:  # how click leaves when the reader of our output has seen enough
         return 0
     except OSError as error:
         return _report(_system_error(error))
@@ -87,6 +88,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "the command and the output of `mmfw doctor`."
         )
         return MmfwError.exit_code
+
+
+@contextmanager
+def _terminations_as_interrupts() -> Iterator[None]:
+    """Let a kill or a closed terminal clean up as Ctrl+C does; what nohup ignores stays ignored."""
+    names = ("SIGTERM", "SIGHUP", "SIGBREAK")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    in_force = {number: signal.getsignal(number) for number in numbers}
+    taken = [number for number, handler in in_force.items() if handler is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _report(error: MmfwError) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -42,13 +43,29 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def free_space(path: Path) -> int | None:
+    """Free bytes on the disk that ``path`` is on, or will be on once it exists; None for a missing drive."""
+    existing = next((parent for parent in (path, *path.parents) if parent.is_dir()), None)
+    return None if existing is None else shutil.disk_usage(existing).free
+
+
 def write_json(path: Path, value: object) -> None:
     """Write ``value`` so that a reader sees the old file or the whole new one, never a part."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(json_bytes(value, indent=2))
         file.flush()
         os.fsync(file.fileno())
+
+
+def json_bytes(value: object, indent: int | None = None) -> bytes:
+    """``value`` as JSON in UTF-8, with a line end.
+
+    On Linux a file name may hold bytes that are no UTF-8; only then is everything but ASCII escaped.
+    """
+    try:
+        return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(value, indent=indent) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:

@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from mmf_win.files import read_json, write_json
+from mmf_win.files import json_bytes, read_json, write_json
 
 Event = dict[str, Any]
 Action = Literal["train", "predict"]
@@ -49,6 +49,7 @@ Outcome = Literal[
     "checkpoint",
     "config",
     "mmf",
+    "network",
     "busy",
     "internal",
 ]
@@ -200,9 +201,8 @@ class EventLog:
     def write(self, kind: str, **values: object) -> None:
         """Append one event; ``t`` is seconds since the epoch."""
         event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.attempt, **values}
-        line = json.dumps(event, ensure_ascii=False)
         with self.path.open("ab", buffering=0) as file:
-            file.write(line.encode() + b"\n")
+            file.write(json_bytes(event))
 
 
 class EventReader:

@@ -40,6 +40,15 @@ class TarArchive(Archive):
                 for info in tar
                 if not info.isdir()
             )
+            if compression is None:
+                self._require_end(tar.offset)
+
+    def _require_end(self, offset: int) -> None:
+        """A tar ends with blocks of zeros; ``tarfile`` takes one that was cut off at a header for whole."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise self._error("not a whole tar: its end is missing")
 
     def _extract(self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance) -> Iterator[Extracted]:
         left = len(wanted)

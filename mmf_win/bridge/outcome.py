@@ -78,10 +78,28 @@ def _outcomes(error: BaseException) -> Iterator[Outcome]:
     }
     if ("checkpoint.py", "_load") in functions:
         yield "checkpoint"
+    if _is_of_network(error):
+        yield "network"
+    if isinstance(error, OSError) and _is_of_mmf(error.filename):
+        yield "mmf"
     if any(name == "configuration.py" for name, _ in functions):
         yield "config"
     if isinstance(error, OSError) or any(name.endswith("_database.py") for name, _ in functions):
         yield "data"
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Whether a download failed, by whichever library made it."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return bool(modules & {"requests", "urllib3", "httpx", "socket"}) or type(error).__name__ == "URLError"
+
+
+def _is_of_mmf(file: object) -> bool:
+    """Whether a file that cannot be read is one of MMF's own."""
+    mmf = sys.modules.get("mmf")
+    return (
+        mmf is not None and mmf.__file__ is not None and str(file).startswith(str(Path(mmf.__file__).parent))
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -107,6 +107,7 @@ class PypiWheel:
         wheel = ["--only-binary=:all:", *system.split(), f"mmf=={self.version}"]
         done = subprocess.run(
             [*pip, "download", "--no-deps", "--dest", str(folder), *wheel],
+            cwd=folder,  # the user's files must not stand in for libraries
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -7,9 +7,15 @@ more process a worker, and MMF one a GPU where there are several. Each of them i
 
 from __future__ import annotations
 
-import math
 import os
 import sys
+
+if sys.version_info < (3, 11) and sys.path[0] == os.getcwd():  # noqa: PTH109 - pathlib imports more
+    del sys.path[
+        0
+    ]  # PYTHONSAFEPATH does this on later ones: the user's files must not stand in for libraries
+
+import math
 import traceback
 from argparse import Namespace
 from contextlib import ExitStack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,6 +15,16 @@ from mmf_win.errors import PasswordError, UsageError
 
 if TYPE_CHECKING:
     from mmf_win.dataset.convert import Conversion
+
+
+class _Named(click.Path):
+    """A path that is not empty, as that of an unset shell variable is; it would mean the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, or a usage error."""
+        if not str(value):
+            self.fail("the name is empty", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @click.command(
@@ -31,7 +41,7 @@ It is neither shown nor stored.""",
     "--zip",
     "source",
     required=True,
-    type=click.Path(path_type=Path),
+    type=_Named(path_type=Path),
     metavar="FILE_OR_FOLDER",
     help="The dataset as you got it: zip, 7z, tar or tar.gz, or a folder. It is only read.",
 )

@@ -67,7 +67,12 @@ def _sections(found: Survey) -> Iterator[str]:
     yield table(("package", "version"), list(found.versions.items()))
     yield "\n".join(_mmf_lines(found.mmf))
     folders = [
-        (folder.name, folder.path, "yes" if folder.exists else "not yet", size(folder.free))
+        (
+            folder.name,
+            folder.path,
+            "yes" if folder.exists else "not yet",
+            None if folder.free is None else size(folder.free),
+        )
         for folder in found.folders
     ]
     yield table(("folder", "path", "exists", "free"), folders)
@@ -123,6 +128,7 @@ def _survey_compat() -> list[dict[str, Any]]:
     installed = find()
     done = subprocess.run(
         [sys.executable, "-m", "mmf_win.bridge.compat", str(installed.root), installed.version],
+        cwd=Path(sys.executable).parent,  # the user's files must not stand in for libraries
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",

@@ -53,7 +53,8 @@ def command(
     from mmf_win.runs.overrides import split_words
 
     wanted, overrides = split_words(words)
-    run = history.find(Places.resolve(data_dir, save_dir).save_dir, wanted)
+    own = None if wanted else history.owner(Path(checkpoint).expanduser().absolute())
+    run = own or history.find(Places.resolve(data_dir, save_dir).save_dir, wanted)
     request = run.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     split = split or request.splits["test"]

@@ -68,7 +68,7 @@ def find_images(names: Iterable[str]) -> dict[str, str]:
         if "img" not in parts[:-1] or _is_litter(name):
             continue
         if PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES:
-            at = parts.index("img")
+            at = len(parts) - 1 - parts[::-1].index("img")
             folders.setdefault("/".join(parts[:at]), {})["/".join(parts[at:])] = name
     return max(folders.values(), key=len, default={})
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mmf_win.console import size
 from mmf_win.errors import ResourceError, UsageError
-from mmf_win.files import rename
+from mmf_win.files import free_space, rename
 from mmf_win.locking import locked
 
 _RESERVE = 64 << 20
@@ -101,12 +101,16 @@ def require_space(folder: Path, needed: int) -> None:
 
     Raises:
         ResourceError: the disk has not that much and a reserve of 64 MiB.
+        UsageError: there is no such drive.
     """
-    existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    free = shutil.disk_usage(existing).free
+    free = free_space(folder)
+    if free is None:
+        raise UsageError(
+            f"{folder}: there is no drive {folder.anchor}", hint="choose another with --data-dir"
+        )
     if free < needed + _RESERVE:
         raise ResourceError(
-            f"{existing}: {size(needed + _RESERVE)} are needed and {size(free)} are free",
+            f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free",
             hint="free some space, or choose a folder on another disk with --data-dir",
         )
 

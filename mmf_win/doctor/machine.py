@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 _NVIDIA_SMI = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 
@@ -45,13 +44,6 @@ class Machine:
 def survey_machine() -> Machine:
     """Look at this machine."""
     return Machine(_cpus(), _memory(), _gpus())
-
-
-def free_space(path: Path) -> int:
-    """Free bytes on the disk that ``path`` is on, or will be on once it exists."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
 
 
 def _cpus() -> int:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win import __version__
-from mmf_win.bridge.install import Installed, find, pip_hint, verify
-from mmf_win.doctor.machine import Machine, free_space, survey_machine
+from mmf_win.bridge.install import Installed, chosen, find, pip_hint, verify
+from mmf_win.doctor.machine import Machine, survey_machine
 from mmf_win.errors import MmfError
+from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 
 BASE = ("click", "omegaconf", "tqdm", "py7zr", "pycryptodomex", "fast-zip-decryption")
@@ -60,13 +61,13 @@ class Folder:
         name: what it is for.
         path: where it is.
         exists: whether it is there; MMF and mmfw make theirs when they need them.
-        free: bytes free on its disk.
+        free: bytes free on its disk; None where there is no such drive.
     """
 
     name: str
     path: str
     exists: bool
-    free: int
+    free: int | None
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,18 @@ def _mmf() -> MmfState:
     try:
         installed = find()
     except MmfError as error:
-        return MmfState(None, message=str(error), cure=error.hint)
+        return MmfState(None, (str(error),) if _was_set_up() else (), str(error), error.hint)
     problems = tuple(verify(installed))
     if not problems:
         return MmfState(installed)
     return MmfState(installed, problems, f"{len(problems)} files of MMF are not as they were", "mmfw setup")
+
+
+def _was_set_up() -> bool:
+    try:
+        return chosen() is not None
+    except MmfError:  # the note of it cannot be read
+        return True
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:
@@ -196,5 +204,7 @@ def _missing(
         cure = f'mmfw convert --zip FILE --data-dir "{places.data_dir}"'
         yield Missing(f"no Hateful Memes dataset in {places.dataset.root}", cure)
     for folder in folders:
-        if folder.name in ("data", "runs") and folder.free < _LITTLE_SPACE:
+        if folder.free is None:
+            yield Missing(f"no drive for {folder.name} in {folder.path}", "choose another folder")
+        elif folder.name in ("data", "runs") and folder.free < _LITTLE_SPACE:
             yield Missing(f"little disk space for {folder.name} in {folder.path}", "free some space there")

@@ -69,6 +69,11 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None) -> Run:
     raise UsageError(f"{save_dir}: there is no run named {wanted}", hint="`mmfw runs` lists them")
 
 
+def owner(file: Path) -> Run | None:
+    """The run whose folder a file lies in."""
+    return next((Run(parent) for parent in file.parents if Run(parent).request_file.is_file()), None)
+
+
 def summarize(run: Run) -> Summary:
     """What the run's files say about it.
 

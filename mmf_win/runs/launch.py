@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def train(run: Run, request: RunRequest, places: Places, resume_file: Path | Non
     if request.mmf and request.mmf != mmf.version:
         say(f"note: this run was trained with MMF {request.mmf} so far, and goes on with {mmf.version}")
     request = replace(request, mmf=mmf.version)
-    run.save_request(request)
+    if not run.request_file.exists():
+        run.save_request(request)
     run.exit_file.unlink(missing_ok=True)
     differ = differences(mmf.version)
     layers = [
@@ -101,7 +103,10 @@ def train(run: Run, request: RunRequest, places: Places, resume_file: Path | Non
         epochs=request.epochs,
         detect_anomaly=request.detect_anomaly,
     )
-    _attempt(run, worker_request, places, offline=request.offline)
+    # A word that MMF refuses must not stay with a run that went well so far.
+    _attempt(
+        run, worker_request, places, offline=request.offline, on_training=lambda: run.save_request(request)
+    )
 
 
 def predict(
@@ -161,7 +166,10 @@ def _usable_for(request: RunRequest) -> Installed:
     """The installed MMF, once it is sure that it has the configuration that is asked for."""
     mmf = usable_mmf()
     if request.config is not None:
-        config_path(mmf.root, request.config)
+        try:
+            config_path(mmf.root, request.config)
+        except MmfError as error:
+            raise UsageError(f"preset {request.preset}: {error}", hint=error.hint) from None
     return mmf
 
 
@@ -174,13 +182,20 @@ def _present(splits: dict[str, str], places: Places) -> dict[str, str]:
     return splits if there else {**splits, "test": splits["val"]}
 
 
-def _attempt(run: Run, request: Request, places: Places, *, offline: bool) -> None:
+def _attempt(
+    run: Run,
+    request: Request,
+    places: Places,
+    *,
+    offline: bool,
+    on_training: Callable[[], None] = lambda: None,
+) -> None:
     """Run one worker to its end; raises what its exit stands for."""
     files = request.attempt
     request.save()
     run.checkpoints.mkdir(exist_ok=True)
     environment = settings.environment(places, run.checkpoints, run.logs, files.raw, offline=offline)
-    with Watcher(run.events, files.name) as watcher:
+    with Watcher(run.events, files.name, on_training) as watcher:
         ended = run_child(
             [sys.executable, "-m", "mmf_win.bridge.worker", str(files.request)],
             log=run.log,
@@ -245,5 +260,9 @@ _ENDINGS: dict[str, tuple[type[MmfwError], str | None]] = {
     "checkpoint": (CheckpointError, None),
     "config": (UsageError, "check the KEY=VALUE words and the preset against MMF's configuration"),
     "mmf": (MmfError, "mmfw doctor"),
+    "network": (
+        MmfError,
+        "MMF could not download what the preset needs; see to the connection and try again",
+    ),
     "busy": (UsageError, "wait until it has ended, or stop it"),
 }

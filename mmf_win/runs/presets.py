@@ -100,6 +100,9 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
         own[key] = {} if own.get(key) is None else own[key]
         if not isinstance(own[key], dict):
             raise UsageError(f"{path}: '{key}' must be a mapping of keys")
+    dotted = next((key for key in own["settings"] if "." in str(key)), None)
+    if dotted is not None:
+        raise UsageError(f"{path}: 'settings' is a tree; write {dotted} as nested keys")
     config = own.get("config")
     if config and (path.parent / config).is_file():
         own["config"] = str((path.parent / config).absolute())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from mmf_win.console import Progress, say
-from mmf_win.protocol import Event, EventReader
+from mmf_win.protocol import Event, EventReader, read_events
 from mmf_win.runs.history import val_auroc
 
 
@@ -15,14 +16,17 @@ class Watcher:
     Args:
         events: the run's ``events.jsonl``; what it holds already is history and not shown.
         attempt: whose events to show; a training and a prediction may write to the same file.
+        on_training: called when training begins.
     """
 
-    def __init__(self, events: Path, attempt: str) -> None:
+    def __init__(self, events: Path, attempt: str, on_training: Callable[[], None]) -> None:
+        scores = [score for event in read_events(events) if (score := val_auroc(event)) is not None]
         self._reader = EventReader(events, from_end=True)
         self._attempt = attempt
         self._saving = False
         self._progress: Progress | None = None
-        self._best: float | None = None
+        self._on_training = on_training
+        self._best = max(scores, default=None)
         self._notes: dict[str, str] = {}
 
     def __enter__(self) -> Watcher:
@@ -43,6 +47,7 @@ class Watcher:
         return bool(events) or self._saving
 
     def _on_train_started(self, event: Event) -> None:
+        self._on_training()
         say(
             f"training on {event['device']}: {event['parameters']:,} parameters, "
             f"batch {event['batch']}, seed {event['seed']}"

@@ -127,7 +127,7 @@ def _start_from(
     places: Places,
     options: Options,
 ) -> Run:
-    owner = next((Run(p) for p in checkpoint.parents if Run(p).request_file.is_file()), None)
+    owner = history.owner(checkpoint)
     if preset_name is not None:
         request = _request(preset_name, places, options)
     elif owner is not None:

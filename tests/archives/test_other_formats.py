@@ -157,6 +157,19 @@ def test_a_truncated_tar(compression: str, user_dir: Path) -> None:
         open_archive(path)
 
 
+@pytest.mark.parametrize("into_the_header", [0, 100])
+def test_a_tar_that_was_cut_off_at_a_member_is_not_taken_for_whole(
+    into_the_header: int, user_dir: Path
+) -> None:
+    path = user_dir / "cut.tar"
+    path.write_bytes(gzip.decompress(tar_gz(FILES)))
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1].offset
+    path.write_bytes(path.read_bytes()[: last + into_the_header])
+    with pytest.raises(ArchiveError, match=r"cut\.tar: not a whole tar: its end is missing"):
+        open_archive(path)
+
+
 def test_a_damaged_tar_bz2_is_noticed_when_it_is_opened(user_dir: Path) -> None:
     path = write_tar(user_dir / "a.tar.bz2", FILES, "bz2")
     hostile.flip_byte(path, 12)  # the checksum of its first block

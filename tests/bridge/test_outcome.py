@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import urllib.error
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def caught(error: BaseException) -> BaseException:
         (RuntimeError("NaN occurred in the following loss(es)"), "nan"),
         (FileNotFoundError(errno.ENOENT, "No such file", "img/1.png"), "data"),
         (ImportError("no module named x"), "mmf"),
+        (urllib.error.URLError("Name or service not known"), "network"),
         (DatasetError("x"), "data"),
         (WeightsMissing("x"), "checkpoint"),
         (MmfError("x"), "mmf"),
@@ -77,6 +79,7 @@ def test_torchs_own_out_of_memory_error_is_known() -> None:
         ("checkpoint", 3),
         ("config", 2),
         ("mmf", 6),
+        ("network", 6),
         ("busy", 2),
         ("internal", 7),
     ],

@@ -134,3 +134,23 @@ def test_two_passwords_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFi
     words = ["convert", "--zip", "x.zip", "--password", "b", "--password-file", str(secret)]
     assert main(words) == 2
     assert "give one of them" in capsys.readouterr().err
+
+
+def test_an_empty_name_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--zip", ""]) == 2
+    assert "the name is empty" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="drives are a matter of Windows")
+def test_a_drive_that_does_not_exist(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["convert", "--zip", str(archive), "--password", PASSWORD, "--data-dir", "Q:\\data"]
+    assert main(words) == 2
+    assert "no drive Q:" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="such names exist on Linux only, not on Windows or macOS")
+def test_an_archive_whose_name_is_no_utf8(archive: Path, data_dir: Path) -> None:
+    odd = archive.with_name("caf\udce9.zip")
+    archive.rename(odd)
+    for _ in range(2):
+        assert main(["convert", "--zip", str(odd), "--password", PASSWORD, "--data-dir", str(data_dir)]) == 0

@@ -73,7 +73,7 @@ def names_on_disk(places: Places) -> set[str]:
 
 
 @pytest.mark.parametrize("phase", [PHASE_1, PHASE_2], ids=["phase 1", "phase 2"])
-@pytest.mark.parametrize("top", ["data/", "hateful_memes/", "", "a b/данные/"])
+@pytest.mark.parametrize("top", ["data/", "hateful_memes/", "", "a b/данные/", "img/"])
 def test_both_phases_under_any_top_folder(
     phase: dict[str, range], top: str, user_dir: Path, places: Places
 ) -> None:

@@ -208,6 +208,12 @@ def test_a_checkpoint_of_another_model_is_refused_instead_of_leaving_the_head_ra
     assert "lacks" in tool.errors and "parameters" in tool.errors
 
 
+def test_a_word_that_mmf_refuses_does_not_stay_with_the_run(tool: Tool) -> None:
+    tool("train", tool.preset("vilbert"), "--updates", "1")
+    assert tool.code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
+    assert tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -69,6 +69,7 @@ def test_an_unknown_preset_is_an_error_with_the_nearest_name() -> None:
         ("title: x${\n", "not valid YAML"),
         ("model: mmbt\nsettings: 5\n", "'settings' must be a mapping"),
         ("extends: wrong.yaml\n", "extends itself"),
+        ("model: mmbt\nsettings: {training.max_updates: 3}\n", "write training.max_updates as nested keys"),
     ],
 )
 def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:
