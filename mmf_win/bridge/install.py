@@ -231,7 +231,7 @@ def _writable_home() -> Path:
             raise
         raise MmfError(
             f"{home} cannot be written to: {error.strerror}",
-            hint="use a virtual environment of your own, or let MMFW_HOME name a folder that you may write to",
+            hint="use a virtual environment of your own, or let MMFW_HOME name a folder of yours",
         ) from error
     return home
 
