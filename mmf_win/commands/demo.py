@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,8 +14,10 @@ from typing import Any
 import click
 
 from mmf_win.commands import convert, features, options, predict, train
-from mmf_win.console import colour, duration, print_json, say
+from mmf_win.console import as_typed, colour, duration, print_json, say
 from mmf_win.errors import Interrupted, TrainingError
+from mmf_win.files import replacing
+from mmf_win.paths import timestamp
 
 _COMMANDS = {
     "convert": convert.command,
@@ -32,7 +32,7 @@ _GOOD = 0.8
 @click.command(
     epilog="""\b
 Examples:
-  mmfw demo                     only the predictions stay, as mmfw-demo.csv
+  mmfw demo                     only the predictions stay, as mmfw-demo-TIME.csv
   mmfw demo --keep              everything stays, in the folder mmfw-demo
   mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's"""
 )
@@ -59,8 +59,7 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
     with _folder(chosen) as path, redirect_stdout(sys.stderr) if as_json else nullcontext():
         result = _go(path)
         if chosen is None:
-            csv = shutil.copyfile(result["csv"], Path("mmfw-demo.csv").absolute())
-            result |= {"csv": str(csv), "data_dir": None, "save_dir": None}
+            result |= {"csv": _kept(Path(result["csv"])), "data_dir": None, "save_dir": None}
     result["seconds"] = round(time.monotonic() - start, 1)
     _say_end(result)
     if as_json:
@@ -101,7 +100,7 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 
 def _go(path: Path) -> dict[str, Any]:
     """The whole way; returns what it led to."""
-    from mmf_win.bridge.demo_files import PASSWORD, DemoFolder
+    from mmf_win.bridge.demo_folder import PASSWORD, DemoFolder
     from mmf_win.files import read_json
     from mmf_win.runs import history
 
@@ -126,16 +125,24 @@ def _go(path: Path) -> dict[str, Any]:
     }
 
 
+def _kept(csv: Path) -> str | None:
+    """A copy of the predictions in the current folder; None where it cannot be written."""
+    name = f"mmfw-demo-{timestamp()}.csv"
+    try:
+        kept = Path(name).absolute()
+        with replacing(kept) as temporary:
+            shutil.copyfile(csv, temporary)
+    except OSError as error:
+        say(f"the predictions are not kept: {name} cannot be written here ({error.strerror})")
+        return None
+    return str(kept)
+
+
 def _run(*words: str) -> None:
     """Run a command of mmfw, and show it as one would type it."""
-    say(f"\n{colour('$ ' + _as_typed(*words), 1)}")
+    say(f"\n{colour('$ ' + as_typed('mmfw', *words), 1)}")
     name, *arguments = words
     _COMMANDS[name].main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
-
-
-def _as_typed(*words: str) -> str:
-    line = ["mmfw", *words]
-    return subprocess.list2cmdline(line) if sys.platform == "win32" else shlex.join(line)
 
 
 def _say_end(result: dict[str, Any]) -> None:
@@ -143,11 +150,12 @@ def _say_end(result: dict[str, Any]) -> None:
         f"\nThe whole way took {duration(result['seconds'])}. "
         f"The test set's AUROC is {result['auroc']:.4f}, its accuracy {result['accuracy']:.4f}."
     )
-    say(f"predictions: {result['csv']}")
+    if result["csv"] is not None:
+        say(f"predictions: {result['csv']}")
     if result["data_dir"] is None:
         say("next: mmfw demo --keep, to go on with it; or mmfw convert --zip ARCHIVE, with the real archive")
         return
     places = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
     say("next, to go on with it:")
-    say(f"  {_as_typed('train', 'demo', *places)}")
-    say(f"  {_as_typed('predict', *places)}")
+    say(f"  {as_typed('mmfw', 'train', 'demo', *places)}")
+    say(f"  {as_typed('mmfw', 'predict', *places)}")

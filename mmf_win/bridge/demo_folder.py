@@ -13,24 +13,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from mmf_win import __version__
-from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.bridge.region_features import write_archive
-from mmf_win.bridge.tiny_bert import write_bert
-from mmf_win.console import Progress, say
-from mmf_win.dataset import synthetic
-from mmf_win.errors import UsageError
+from mmf_win.errors import DataError, Interrupted, UsageError
 from mmf_win.files import read_json, write_json
 
 PASSWORD = "demo"
 """Of the archive."""
-
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -89,27 +82,18 @@ class DemoFolder:
         write_json(self.marker, {"mmfw": __version__})
 
     def fill(self, seed: int) -> None:
-        """Make what is not there yet.
+        """Make what is not there yet, in a child: it takes what the parent must not import.
 
         Args:
             seed: of everything random.
+
+        Raises:
+            DataError: something could not be made; the child has said why.
+            Interrupted: the user pressed Ctrl+C.
         """
-        splits = synthetic.make(seed)
-        memes = [meme for split in splits.values() for meme in split]
-        if not self.archive.exists():
-            say(f"making a synthetic set of {len(memes)} encrypted memes in {self.path} …")
-            members = synthetic.archive_members(splits)
-            files = len(memes) + len(splits)
-            write_encrypted_zip(self.archive, _shown("drawing and encrypting", files, members), PASSWORD)
-        if not self.features.exists():
-            images = ((meme.stem, meme.png) for meme in memes)
-            write_archive(self.features, _shown("describing regions", len(memes), images))
-        if not self.bert.exists():
-            write_bert(self.bert, synthetic.vocabulary(), seed)
-
-
-def _shown(title: str, total: int, items: Iterable[_Item]) -> Iterator[_Item]:
-    with Progress(title, total, "image") as progress:
-        for item in items:
-            yield item
-            progress.advance(1)
+        command = [sys.executable, "-m", "mmf_win.bridge.demo_files", str(self.path), str(seed)]
+        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+        if code == Interrupted.exit_code:
+            raise Interrupted("interrupted")
+        if code:
+            raise DataError(f"{self.path}: the demo's files could not be made", hint="see what is said above")
