@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from mmf_win import __version__
 from mmf_win.bridge import install
 from mmf_win.cli import main
 from mmf_win.commands import demo
@@ -21,10 +22,20 @@ from mmf_win.runs import presets
 UPDATES = presets.load("demo").settings["training"]["max_updates"]
 
 
+# Says at its end what it has imported that only a child may.
+MMFW = """
+import sys
+from mmf_win.cli import main
+code = main(sys.argv[1:])
+heavy = {"torch", "numpy", "lmdb", "PIL", "mmf", "transformers"} & set(sys.modules)
+sys.exit(f"the parent has imported {heavy}" if heavy else code)
+"""
+
+
 def mmfw(*words: str | Path, cwd: Path) -> Any:
     """Run ``mmfw`` in a process of its own; its stdout is one JSON value and nothing else."""
     ended = subprocess.run(
-        [sys.executable, "-m", "mmf_win", *map(str, words), "--json"],
+        [sys.executable, "-c", MMFW, *map(str, words), "--json"],
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -98,6 +109,19 @@ def test_a_folder_of_another_versions_demo_is_refused(
     assert "made by the demo of mmfw 0.0.1" in capsys.readouterr().err
 
 
+@pytest.mark.torch
+def test_files_that_cannot_be_made_are_said_by_the_child(
+    user_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (user_dir / "mmfw-demo.json").write_text(f'{{"mmfw": "{__version__}"}}', encoding="utf-8")
+    (user_dir / "hateful_memes.zip.part").mkdir()
+    assert main(["demo", "--dir", str(user_dir)]) == 3
+    said = capfd.readouterr().err
+    assert "hateful_memes.zip.part" in said
+    assert "the demo's files could not be made" in said
+    assert "Traceback" not in said
+
+
 def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_environment(
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,11 +168,26 @@ def fake_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_predictions_stay_fake_way(in_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    kept = in_tmp_path / "mmfw-demo.csv"
+    (kept,) = in_tmp_path.glob("mmfw-demo-*.csv")
     assert list(result) == ["auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "seconds"]
     assert (result["csv"], result["data_dir"], result["save_dir"]) == (str(kept), None, None)
     assert kept.read_text(encoding="utf-8") == "id,proba,label\n"
     assert list((in_tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.usefixtures("fake_way")
+def test_a_current_folder_that_cannot_be_written_to_does_not_fail_it_at_the_end_fake_way(
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(demo.shutil, "copyfile", refuse)
+    assert main(["demo", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["csv"] is None
+    assert "cannot be written here (Permission denied)" in output.err
+    assert [path.name for path in in_tmp_path.iterdir()] == ["temporary"]
 
 
 @pytest.mark.usefixtures("fake_way")
@@ -157,7 +196,7 @@ def test_kept_it_ends_with_the_lines_that_go_on_fake_way(
 ) -> None:
     assert main(["demo", "--keep"]) == 0
     assert (in_tmp_path / "mmfw-demo" / "predictions.csv").is_file()
-    assert not (in_tmp_path / "mmfw-demo.csv").exists()
+    assert not list(in_tmp_path.glob("*.csv"))
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [
         "  mmfw train demo --data-dir data --save-dir save",
