@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.worlds.tools import requires_tool
 
@@ -54,9 +57,38 @@ def test_actionlint_would_find_something(tmp_path: Path) -> None:
     assert _lint(workflow)
 
 
-def test_it_runs_what_the_readme_tells_people_to_run() -> None:
-    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+@pytest.fixture
+def jobs() -> dict[str, Any]:
+    """The jobs of CI."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = workflow["jobs"]
+    return found
+
+
+def readme_scripts() -> set[str]:
+    """The commands that the README tells people to run in a clone."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for text in (workflow, ci, readme):
-        assert "python scripts/test.py" in text
+    return set(re.findall(r"^python scripts/.*$", readme, re.MULTILINE))
+
+
+def test_it_runs_what_the_readme_tells_people_to_run(jobs: dict[str, Any]) -> None:
+    run = {
+        line for job in jobs.values() for step in job["steps"] for line in step.get("run", "").splitlines()
+    }
+    assert readme_scripts() == {"python scripts/demo.py", "python scripts/test.py"}
+    assert readme_scripts() <= run
+
+
+def test_every_job_runs_the_tests_on_windows_and_linux(jobs: dict[str, Any]) -> None:
+    assert jobs
+    for job in jobs.values():
+        assert {"ubuntu-latest", "windows-latest"} <= set(job["strategy"]["matrix"]["os"])
+        assert job["runs-on"] == "${{ matrix.os }}"
+        (tests,) = (step for step in job["steps"] if step.get("run") == "python scripts/test.py")
+        assert "if" not in tests
+
+
+def test_a_bare_machine_runs_them_by_one_script() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert "python scripts/test.py" in lines
+    assert "set -euo pipefail" in lines
