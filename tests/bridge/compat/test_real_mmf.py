@@ -63,7 +63,7 @@ def answers(root: Path, world: TinyWorld) -> dict[str, Any]:
 def test_no_cure_waits_for_words_that_mmf_does_not_have(root: Path) -> None:
     version = read_version(root)
     by_the_environment = {
-        *("torchvision-operators", "tied-weights"),
+        *("torchvision-operators", "tied-weights", "logger-isatty"),
         *("demjson", "lightning", "matplotlib", "torchaudio"),
     }
     idle = {cure.name for cure, active in compat.survey(root, version) if version in cure.mmf and not active}
