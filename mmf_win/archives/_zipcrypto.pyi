@@ -1,0 +1,6 @@
+"""The C extension; its source is in native/zipcrypto."""
+
+Keys = tuple[int, int, int]
+
+def decrypt(data: bytearray, spans: list[tuple[int, int, Keys]], kernel: str, /) -> list[Keys]: ...
+def kernels() -> list[str]: ...
