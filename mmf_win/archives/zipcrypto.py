@@ -18,6 +18,9 @@ from mmf_win.files import replacing
 HEADER_SIZE = 12
 """Random bytes before the encrypted data; the last one tells whether the password may be right."""
 
+Keys = tuple[int, int, int]
+"""The state of the cipher: three 32-bit numbers."""
+
 _POLYNOMIAL = 0xEDB88320
 _LIMIT = 0xFFFF
 
@@ -42,10 +45,18 @@ class Decryptor(Protocol):
 
 
 class Cipher:
-    """The cipher in pure Python, which is slow. Encrypts or decrypts one member, from its first byte on."""
+    """The cipher in pure Python, which is slow. Encrypts or decrypts one member, from its first byte on.
 
-    def __init__(self, password: bytes) -> None:
-        self._keys = (0x12345678, 0x23456789, 0x34567890)
+    Args:
+        password: what the member is encrypted with.
+        keys: the state to begin with, before the password.
+
+    Attributes:
+        keys: the state now.
+    """
+
+    def __init__(self, password: bytes = b"", keys: Keys = (0x12345678, 0x23456789, 0x34567890)) -> None:
+        self.keys = keys
         self._run(password, encrypting=True)
 
     def encrypt_bytes(self, data: bytes) -> bytes:
@@ -57,7 +68,7 @@ class Cipher:
         return self._run(data, encrypting=False)
 
     def _run(self, data: bytes, *, encrypting: bool) -> bytes:
-        key0, key1, key2 = self._keys
+        key0, key1, key2 = self.keys
         out = bytearray()
         for byte in data:
             k = key2 & 0xFFFF | 2
@@ -67,7 +78,7 @@ class Cipher:
             key0 = key0 >> 8 ^ _CRC[(key0 ^ plain) & 0xFF]
             key1 = ((key1 + (key0 & 0xFF)) * 134775813 + 1) & 0xFFFFFFFF
             key2 = key2 >> 8 ^ _CRC[(key2 ^ key1 >> 24) & 0xFF]
-        self._keys = key0, key1, key2
+        self.keys = key0, key1, key2
         return bytes(out)
 
 

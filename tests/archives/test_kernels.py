@@ -1,0 +1,167 @@
+"""The C kernels against the cipher in pure Python, and at the edge where Python hands them memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from mmf_win.archives.zipcrypto import Cipher, Keys
+
+native = pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
+
+NATIVE = Path(__file__).parents[2] / "native" / "zipcrypto"
+KERNELS = native.kernels()
+LANES = 32
+"""Of the widest kernel."""
+
+
+def reference(keys: Keys, data: bytes) -> tuple[bytes, Keys]:
+    """What the cipher in pure Python makes of ``data``, and the keys after it."""
+    cipher = Cipher(keys=keys)
+    return cipher.decrypt_bytes(data), cipher.keys
+
+
+def check(kernel: str, sizes: list[int], random: Random) -> None:
+    """Decrypt streams of these sizes, with gaps between them that must stay as they are."""
+    gaps = [random.randrange(5) for _ in sizes]
+    starts = [
+        end - size
+        for end, size in zip(accumulate(map(sum, zip(sizes, gaps, strict=True))), sizes, strict=True)
+    ]
+    data = bytearray(random.randbytes(sum(sizes) + sum(gaps) + 3))
+    spans = [
+        (start, size, (random.getrandbits(32), random.getrandbits(32), random.getrandbits(32)))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+    expected, ends = bytearray(data), []
+    for start, size, keys in spans:
+        expected[start : start + size], end = reference(keys, bytes(data[start : start + size]))
+        ends.append(end)
+    assert native.decrypt(data, spans, kernel) == ends
+    assert data == expected
+
+
+def test_every_machine_has_the_portable_kernels() -> None:
+    assert KERNELS[-2:] == ["interleaved", "scalar"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_all_lengths(kernel: str) -> None:
+    random = Random(1)
+    for size in range(301):
+        check(kernel, [size, size], random)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_all_fillings_of_the_lanes(kernel: str) -> None:
+    random = Random(2)
+    for count in range(2 * LANES + 3):
+        check(kernel, [random.randrange(80) for _ in range(count)], random)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_streams_of_very_unequal_lengths(kernel: str) -> None:
+    random = Random(3)
+    for _ in range(20):
+        check(kernel, [int(2 ** random.uniform(0, 11)) for _ in range(random.randrange(50))], random)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_stream_in_pieces(kernel: str) -> None:
+    random = Random(4)
+    data = random.randbytes(1000)
+    keys: Keys = (1, 2, 3)
+    plain, _ = reference(keys, data)
+    pieces = []
+    for start in range(0, 1000, 77):
+        piece = bytearray(data[start : start + 77])
+        (keys,) = native.decrypt(piece, [(0, len(piece), keys)], kernel)
+        pieces.append(bytes(piece))
+    assert b"".join(pieces) == plain
+
+
+KEYS = (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [(-1, 1, KEYS), (0, -1, KEYS), (0, 11, KEYS), (11, 0, KEYS), (10, 1, KEYS), (2**63 - 1, 2, KEYS)],
+    ids=str,
+)
+def test_a_span_outside_of_the_data(span: tuple[int, int, Keys]) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        native.decrypt(bytearray(10), [span], KERNELS[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "spans", "kernel", "error"),
+    [
+        (b"bytes", [], "scalar", TypeError),
+        (bytearray(1), ((0, 1, KEYS),), "scalar", TypeError),
+        (bytearray(1), [[0, 1, KEYS]], "scalar", TypeError),
+        (bytearray(1), [(0, 1)], "scalar", TypeError),
+        (bytearray(1), [(0, 1, (1, 2))], "scalar", TypeError),
+        (bytearray(1), [(2**64, 1, KEYS)], "scalar", OverflowError),
+        (bytearray(1), [], "warp", ValueError),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(
+    data: object, spans: object, kernel: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        native.decrypt(data, spans, kernel)
+
+
+def test_a_span_that_empties_the_list_and_the_data_does_no_harm() -> None:
+    data = bytearray(10)
+    spans: list[object] = []
+
+    class Hostile:
+        def __index__(self) -> int:
+            spans.clear()
+            with pytest.raises(BufferError):
+                data.clear()
+            return 0
+
+    spans += [(Hostile(), 10, KEYS), (0, 10, KEYS)]
+    with pytest.raises(IndexError):
+        native.decrypt(data, spans, KERNELS[0])
+
+
+def test_random_calls_neither_crash_nor_write_elsewhere() -> None:
+    random = Random(5)
+    numbers = [-(2**63), -1, 0, 1, 15, 16, 17, 31, 32, 100, 2**31, 2**32 - 1, 2**63 - 1, 2**64]
+    for _ in range(3000):
+        data = bytearray(random.randrange(100))
+        spans = [
+            (random.choice(numbers), random.choice(numbers), (random.choice(numbers[1:12]),) * 3)
+            for _ in range(random.randrange(4))
+        ]
+        touched = {i for start, size, _ in spans for i in range(max(start, 0), min(start + size, 100))}
+        try:
+            native.decrypt(data, spans, random.choice(KERNELS))
+        except (ValueError, OverflowError):
+            assert not any(data)
+        assert not any(byte for i, byte in enumerate(data) if i not in touched)
+
+
+_NO_COMPILER = "not installed" + (" on Windows" if os.name == "nt" else "") + ": gcc or clang"
+COMPILER = next((name for name in ("gcc", "clang") if shutil.which(name)), None)
+
+
+@pytest.mark.skipif(COMPILER is None or os.name == "nt", reason=_NO_COMPILER)
+def test_kernels_under_sanitizers(tmp_path: Path) -> None:
+    program = tmp_path / "check"
+    sources = [str(NATIVE / f"{name}.c") for name in ("check", "kernels", "ssse3", "avx2")]
+    build = [str(COMPILER), "-std=c99", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([*build, *sanitize, *sources, "-o", str(program)], check=True)
+    done = subprocess.run([str(program)], check=True, stdout=subprocess.PIPE, encoding="utf-8")
+    assert done.stdout.split() == KERNELS
