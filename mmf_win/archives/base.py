@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+from mmf_win.archives.hashing import Digest, HashingBeside
+from mmf_win.archives.inflate import crc32
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
 from mmf_win.errors import ArchiveError, PasswordError
 
@@ -67,6 +70,7 @@ class Archive(ABC):
         self.path = path
         self._password = password
         self._password_checked = False
+        self._version = _version(path)
         self.members: Sequence[Member] = ()
 
     def __enter__(self) -> Archive:
@@ -99,7 +103,9 @@ class Archive(ABC):
             raise wrong_password(self.path)
         self._password_checked = True
 
-    def extract(self, wanted: Mapping[str, Path], progress: Advance = ignore) -> Iterator[Extracted]:
+    def extract(
+        self, wanted: Mapping[str, Path], progress: Advance = ignore, digest: Digest | None = None
+    ) -> Iterator[Extracted]:
         """Write members to files, in whatever order is fastest.
 
         Each is written to its target straight away and removed again if its size or checksum is wrong, so
@@ -108,13 +114,15 @@ class Archive(ABC):
         Args:
             wanted: name of a member → the file to write; its folder is made.
             progress: called with the number of bytes just written.
+            digest: is fed with the archive itself, beside the extraction; complete when this has ended.
 
         Yields:
             what was written, after its size and CRC were verified. A tar keeps no checksum of a member;
             that of a compressed one as a whole was verified when it was opened.
 
         Raises:
-            ArchiveError: a member is not there, refused, damaged, or not of the size it declares.
+            ArchiveError: a member is not there, refused, damaged, or not of the size it declares, or the
+                archive was changed meanwhile.
             PasswordError: the password is missing or wrong.
         """
         by_name = {member.name: member for member in self.members}
@@ -125,10 +133,36 @@ class Archive(ABC):
                 raise self._error(problem, name)
         if any(by_name[name].encrypted for name in wanted):
             self.check_password()
-        return self._extract({name: (by_name[name], target) for name, target in wanted.items()}, progress)
+        chosen = {name: (by_name[name], target) for name, target in wanted.items()}
+        return self._extract_watched(chosen, progress, digest)
+
+    def _extract_watched(
+        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance, digest: Digest | None
+    ) -> Iterator[Extracted]:
+        """Extract, hash beside it, and notice when somebody changes the archive meanwhile."""
+        with ExitStack() as stack:
+            hashing = stack.enter_context(HashingBeside(self.path, digest)) if digest is not None else None
+            extracting = stack.enter_context(closing(self._extract(wanted, progress)))
+            try:
+                yield from extracting
+            except ArchiveError as error:
+                self._require_unchanged(error)
+                raise
+            if hashing is not None:
+                hashing.finish()
+            self._require_unchanged()
+
+    def _require_unchanged(self, cause: ArchiveError | None = None) -> None:
+        if self._version is not None and _version(self.path) not in (None, self._version):
+            raise ArchiveError(
+                f"{self.path}: it was changed while it was read",
+                hint="wait until its download or copy is complete",
+            ) from cause
 
     @abstractmethod
-    def _extract(self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance) -> Iterator[Extracted]:
+    def _extract(
+        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
+    ) -> Generator[Extracted, None, None]:
         """Write the wanted members, all of which exist and may be extracted."""
 
     def _password_fits(self) -> bool:
@@ -171,8 +205,13 @@ class Output:
         self._archive, self._member, self._target, self._progress = archive, member, target, progress
         self._size = self._crc = 0
         self._verified = False
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._file = target.open("wb")
+        try:
+            self._file = target.open("wb")
+        except (
+            FileNotFoundError
+        ):  # asking for the folder each time would cost as much as writing a small file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._file = target.open("wb")
 
     def __enter__(self) -> Output:
         return self
@@ -188,7 +227,7 @@ class Output:
         if not self._verified:
             self._target.unlink(missing_ok=True)
 
-    def write(self, block: bytes) -> None:
+    def write(self, block: bytes | memoryview) -> None:
         """Append a block.
 
         Raises:
@@ -198,7 +237,7 @@ class Output:
         if self._size > self._member.size:
             raise damaged(self._archive, "it holds more bytes than it declares", self._member.name)
         self._file.write(block)
-        self._crc = zlib.crc32(block, self._crc)
+        self._crc = crc32(block, self._crc)
         self._progress(len(block))
 
     def finish(self) -> Extracted:
@@ -215,6 +254,15 @@ class Output:
             raise damaged(self._archive, "its checksum (CRC-32) is wrong", member.name)
         self._verified = True
         return Extracted(member.name, self._target, self._size, self._crc)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes with a file's content; None for a folder, and for what is gone: open files stay whole."""
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return None
+    return None if stat.S_ISDIR(now.st_mode) else (now.st_size, now.st_mtime_ns)
 
 
 def with_problems(members: Iterable[Member]) -> list[Member]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from mmf_win.archives.base import BLOCK, Advance, Archive, Extracted, Member, with_problems
@@ -20,7 +20,9 @@ class FolderArchive(Archive):
             Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in _files(path)
         )
 
-    def _extract(self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance) -> Iterator[Extracted]:
+    def _extract(
+        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
+    ) -> Generator[Extracted, None, None]:
         for name, (member, target) in wanted.items():
             yield self._write(member, target, _blocks(self.path / name), progress)
 

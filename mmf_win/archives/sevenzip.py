@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
@@ -86,7 +86,9 @@ class SevenZipArchive(Archive):
             return False
         return True
 
-    def _extract(self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance) -> Iterator[Extracted]:
+    def _extract(
+        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
+    ) -> Generator[Extracted, None, None]:
         with closing(_Outputs(lambda name: Output(self.path, *wanted[name], progress))) as outputs:
             try:
                 self._unpack(wanted, outputs.next)

@@ -8,7 +8,7 @@ import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -50,7 +50,9 @@ class TarArchive(Archive):
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise self._error("not a whole tar: its end is missing")
 
-    def _extract(self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance) -> Iterator[Extracted]:
+    def _extract(
+        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
+    ) -> Generator[Extracted, None, None]:
         left = len(wanted)
         with self._opened(ignore) as tar:
             for info in tar:

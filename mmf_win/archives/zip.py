@@ -1,8 +1,7 @@
 """zip: plain, ZipCrypto or WinZip AES, with Zip64.
 
 The standard library reads the directory at the end of the file; members are read here, so that one way
-serves all three kinds, no member can unpack to more than it declares, and a faster engine for many members
-at once can take the place of :meth:`ZipArchive._extract` alone.
+serves all three kinds, no member can unpack to more than it declares, and many can be decrypted at once.
 """
 
 from __future__ import annotations
@@ -11,19 +10,18 @@ import contextlib
 import stat
 import struct
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
-from mmf_win.archives.base import BLOCK, Advance, Archive, Extracted, Member, with_problems
-from mmf_win.archives.winzip_aes import MAC_SIZE, METHOD, VERIFIER_SIZE, AesDecryptor, AesField
-from mmf_win.archives.zipcrypto import HEADER_SIZE, decryptor
+from mmf_win.archives.base import Advance, Archive, Extracted, Member, with_problems
+from mmf_win.archives.inflate import crc32
+from mmf_win.archives.winzip_aes import METHOD, AesField
+from mmf_win.archives.zip_extract import Task, extract
+from mmf_win.archives.zip_reader import ENCRYPTED, LOCAL_HEADER, ZipReader
+from mmf_win.archives.zipcrypto import HEADER_SIZE
 from mmf_win.errors import ArchiveError, PasswordError
 
-_ENCRYPTED, _HAS_DESCRIPTOR, _STRONG_ENCRYPTION, _UTF8 = 1, 1 << 3, 1 << 6, 1 << 11
-
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_STRONG_ENCRYPTION, _UTF8 = 1 << 6, 1 << 11
 
 # https://zlib.net/zlib_tech.html: deflate cannot shrink anything by more than this
 _MAX_RATIO = 1032
@@ -49,11 +47,6 @@ class ZipArchive(Archive):
             self._infos[member.name] = info
             members.append(member)
         self.members = with_problems(members)
-        self._file: BinaryIO = path.open("rb")
-
-    def close(self) -> None:
-        """Close the archive's file."""
-        self._file.close()
 
     def _member(self, info: zipfile.ZipInfo, problem: str | None) -> Member:
         crc: int | None = info.CRC
@@ -66,13 +59,14 @@ class ZipArchive(Archive):
                 problem = problem or _method_problem(field.method)
                 crc = crc if field.version == 1 else None
         return Member(
-            self._safe_name(_text(info)), info.file_size, bool(info.flag_bits & _ENCRYPTED), crc, problem
+            self._safe_name(_text(info)), info.file_size, bool(info.flag_bits & ENCRYPTED), crc, problem
         )
 
-    def _extract(self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance) -> Iterator[Extracted]:
-        for name in sorted(wanted, key=lambda name: self._infos[name].header_offset):
-            member, target = wanted[name]
-            yield self._write(member, target, self._content(name, self._secret), progress)
+    def _extract(
+        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
+    ) -> Generator[Extracted, None, None]:
+        tasks = [Task(member, self._infos[name], target) for name, (member, target) in wanted.items()]
+        return extract(self.path, self._secret, tasks, progress)
 
     def _password_fits(self) -> bool:
         assert self._password is not None
@@ -84,92 +78,24 @@ class ZipArchive(Archive):
         return False
 
     def _opens(self, members: list[Member], secret: bytes) -> bool:
-        try:
-            for member in members[:_MEMBERS_TRIED]:
-                next(self._packed(member.name, secret), b"")
-        except PasswordError:
-            return False
-        if len(members) >= _MEMBERS_SUFFICIENT or not members or members[0].size > _READ_WHOLE_UP_TO:
-            return True
-        return self._reads_whole(members[0], secret)
+        with contextlib.closing(ZipReader(self.path, secret)) as reader:
+            try:
+                for member in members[:_MEMBERS_TRIED]:
+                    next(reader.packed(member.name, self._infos[member.name]), b"")
+            except PasswordError:
+                return False
+            if len(members) >= _MEMBERS_SUFFICIENT or not members or members[0].size > _READ_WHOLE_UP_TO:
+                return True
+            return self._reads_whole(members[0], reader)
 
-    def _reads_whole(self, member: Member, secret: bytes) -> bool:
+    def _reads_whole(self, member: Member, reader: ZipReader) -> bool:
         crc = 0
         try:
-            for block in self._content(member.name, secret):
-                crc = zlib.crc32(block, crc)
+            for block in reader.content(member.name, self._infos[member.name]):
+                crc = crc32(block, crc)
         except ArchiveError:
             return False
         return member.crc32 in (None, crc)
-
-    def _content(self, name: str, secret: bytes) -> Iterator[bytes]:
-        """The member's own bytes."""
-        info = self._infos[name]
-        method = info.compress_type
-        if method == METHOD:
-            method = AesField.parse(info.extra).method
-        packed = self._packed(name, secret)
-        return packed if method == zipfile.ZIP_STORED else self._inflated(name, packed)
-
-    def _inflated(self, name: str, packed: Iterable[bytes]) -> Iterator[bytes]:
-        inflate = zlib.decompressobj(wbits=-15)
-        try:
-            for block in packed:  # to its end even when inflate is done: an AES member's MAC comes last
-                while block and not inflate.eof:
-                    yield inflate.decompress(block, BLOCK)
-                    block = inflate.unconsumed_tail
-            yield inflate.flush()
-        except zlib.error as error:
-            raise self._error("its compressed data is damaged", name) from error
-
-    def _packed(self, name: str, secret: bytes) -> Iterator[bytes]:
-        """The member's bytes as they were compressed, decrypted.
-
-        Raises:
-            PasswordError: the member's check bytes say that the password is not right.
-            ArchiveError: the member is cut off or not authentic.
-        """
-        info = self._infos[name]
-        self._seek_data(info, name)
-        if not info.flag_bits & _ENCRYPTED:
-            yield from self._raw(name, info.compress_size)
-        elif info.compress_type == METHOD:
-            field = AesField.parse(info.extra)
-            aes = AesDecryptor(secret, field, self._read(name, field.salt_size))
-            if self._read(name, VERIFIER_SIZE) != aes.verifier:
-                raise self._wrong_password(name)
-            for block in self._raw(name, info.compress_size - field.overhead):
-                yield aes.decrypt(block)
-            if not aes.authentic(self._read(name, MAC_SIZE)):
-                raise self._error("its authentication code is wrong", name)
-        else:
-            cipher = decryptor(secret)
-            if cipher.decrypt_bytes(self._read(name, HEADER_SIZE))[-1] != _check_byte(info):
-                raise self._wrong_password(name)
-            for block in self._raw(name, info.compress_size - HEADER_SIZE):
-                yield cipher.decrypt_bytes(block)
-
-    def _seek_data(self, info: zipfile.ZipInfo, name: str) -> None:
-        self._file.seek(info.header_offset)
-        signature, name_size, extra_size = _LOCAL_HEADER.unpack(self._read(name, _LOCAL_HEADER.size))
-        if signature != b"PK\x03\x04":
-            raise self._error("there is no header where the directory says", name)
-        self._file.seek(name_size + extra_size, 1)
-
-    def _raw(self, name: str, size: int) -> Iterator[bytes]:
-        while size > 0:
-            block = self._read(name, min(size, BLOCK))
-            size -= len(block)
-            yield block
-
-    def _read(self, name: str, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise self._error("it is cut off", name)
-        return data
-
-    def _wrong_password(self, name: str) -> PasswordError:
-        return PasswordError(f"{self.path}: the password does not open member {name}")
 
 
 def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
@@ -191,12 +117,14 @@ def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
 def _problem(info: zipfile.ZipInfo, end: int) -> str | None:
     if stat.S_ISLNK(info.external_attr >> 16):
         return "it is a link"
-    if info.header_offset + _LOCAL_HEADER.size + info.compress_size > end:
+    if info.header_offset + LOCAL_HEADER.size + info.compress_size > end:
         return "it overlaps the next member, as bombs do"
     if info.file_size > _MAX_RATIO * (info.compress_size + 1):
         return f"it claims to unpack to {info.file_size} bytes, which so little data cannot"
     if info.flag_bits & _STRONG_ENCRYPTION:
         return "PKWARE's strong encryption is not supported"
+    if info.flag_bits & ENCRYPTED and info.compress_size < HEADER_SIZE:
+        return "it is too short to be encrypted"
     return None if info.compress_type == METHOD else _method_problem(info.compress_type)
 
 
@@ -224,11 +152,3 @@ def _encodings(password: str) -> Iterator[bytes]:
             if secret not in tried:
                 tried.add(secret)
                 yield secret
-
-
-def _check_byte(info: zipfile.ZipInfo) -> int:
-    """What the last byte of the decrypted header must be (APPNOTE 6.1.6, and Info-ZIP's use of the time)."""
-    if info.flag_bits & _HAS_DESCRIPTOR:  # the CRC was not known yet, so the high byte of the DOS time
-        _, _, _, hour, minute, _ = info.date_time
-        return hour << 3 | minute >> 3
-    return info.CRC >> 24

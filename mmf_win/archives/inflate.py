@@ -1,0 +1,50 @@
+"""Deflate and CRC-32 by the fastest library that is installed.
+
+zlib-ng unpacks what is mostly stored, as images in a zip are, three times as fast as the zlib that most
+Pythons are built with, and has the checksum six times as fast; docs/benchmarks.md has the figures.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+_library: Any
+try:
+    from zlib_ng import zlib_ng as _library
+except ImportError:
+    _library = zlib
+
+_MOST = 1 << 20
+
+LIBRARY: str = _library.__name__.rpartition(".")[2]
+"""The library that is used: ``zlib_ng`` or ``zlib``."""
+
+
+class Inflater:
+    """Unpacks one raw deflate stream, never more than 1 MiB at once."""
+
+    error: tuple[type[Exception], ...] = (_library.error, zlib.error)
+    """What is raised for damaged data."""
+
+    def __init__(self) -> None:
+        self._stream = _library.decompressobj(wbits=-zlib.MAX_WBITS)
+
+    def feed(self, packed: bytes | memoryview) -> Iterator[bytes]:
+        """What the next piece of the stream unpacks to; nothing once the stream has ended."""
+        stream = self._stream
+        while len(packed) and not stream.eof:
+            yield stream.decompress(packed, _MOST)
+            packed = stream.unconsumed_tail
+
+    def flush(self) -> bytes:
+        """What is left at the end."""
+        last: bytes = self._stream.flush()
+        return last
+
+
+def crc32(data: bytes | memoryview, value: int = 0) -> int:
+    """The CRC-32 of ``data`` after data whose CRC-32 was ``value``."""
+    result: int = _library.crc32(data, value)
+    return result

@@ -1,0 +1,203 @@
+"""Extracts the members of a zip on several threads, and those of the classic encryption many at a time.
+
+Each thread works in rounds. It fills its arena with the next piece of each member that it has in hand,
+decrypts all these pieces side by side, and passes each one on: inflate, checksum, file. So memory depends
+neither on the size of the archive nor on that of a member, and even members of very different sizes keep all
+lanes busy.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections import deque
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from types import ModuleType
+
+from mmf_win.archives.base import Advance, Extracted, Member, Output, damaged
+from mmf_win.archives.crew import Crew, worker_count
+from mmf_win.archives.inflate import Inflater
+from mmf_win.archives.winzip_aes import METHOD
+from mmf_win.archives.zip_reader import ENCRYPTED, ZipReader
+from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher
+
+_ARENA = 16 << 20
+# Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
+_PIECE = (256 << 10) + 64
+_SMALLEST_ROUND = 8 << 20
+_LARGE = 4 << 20
+_MOST_IN_HAND = 1024
+
+
+@dataclass(frozen=True)
+class Task:
+    """A member to extract."""
+
+    member: Member
+    info: zipfile.ZipInfo
+    target: Path
+
+    @property
+    def classic(self) -> bool:
+        """Whether it is encrypted in the classic way."""
+        return bool(self.info.flag_bits & ENCRYPTED) and self.info.compress_type != METHOD
+
+
+class Queue:
+    """Tasks that threads take from; the largest come first, all others in the order of the archive."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        in_order = sorted(tasks, key=lambda task: task.info.header_offset)
+        # A large one occupies a single lane for long; begun last, it would end when all others are idle.
+        in_order.sort(key=lambda task: -task.info.compress_size if task.info.compress_size >= _LARGE else 0)
+        self._tasks = deque(in_order)
+        self._lock = Lock()
+        self.left = sum(task.info.compress_size for task in in_order)
+
+    def take(self) -> Task | None:
+        """The next task; None when there is none left."""
+        with self._lock:
+            if not self._tasks:
+                return None
+            task = self._tasks.popleft()
+            self.left -= task.info.compress_size
+            return task
+
+
+def extract(
+    path: Path, secret: bytes, tasks: Iterable[Task], progress: Advance
+) -> Generator[Extracted, None, None]:
+    """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
+    listed = list(tasks)
+    native = native_kernels()
+    classic = Queue(task for task in listed if task.classic and native)
+    others = Queue(task for task in listed if not (task.classic and native))
+    count = max(1, min(worker_count(), (classic.left + others.left) // _SMALLEST_ROUND))
+    crew = Crew()
+    with ExitStack() as stack:
+        readers = []
+        for _ in range(count):
+            reader = ZipReader(path, secret)
+            stack.callback(reader.close)
+            readers.append(reader)
+        workers = [_Worker(path, reader, secret, classic, others, count) for reader in readers]
+        yield from crew.work([worker.work for worker in workers], progress)
+
+
+def native_kernels() -> ModuleType | None:
+    """The C extension; None where it was not built."""
+    try:
+        from mmf_win.archives import _zipcrypto
+    except ImportError:
+        return None
+    return _zipcrypto
+
+
+class _Worker:
+    def __init__(
+        self, path: Path, reader: ZipReader, secret: bytes, classic: Queue, others: Queue, workers: int
+    ) -> None:
+        self._path = path
+        self._reader = reader
+        self._keys = Cipher(secret).keys
+        self._classic, self._others = classic, others
+        self._workers = workers
+
+    def work(self, crew: Crew) -> None:
+        if self._classic.left:
+            self._decrypt_in_rounds(crew)
+        while not crew.stopped and (task := self._others.take()):
+            with Output(self._path, task.member, task.target, crew.advance) as output:
+                for block in self._reader.content(task.member.name, task.info):
+                    if crew.stopped:
+                        return
+                    output.write(block)
+                crew.report(output.finish())
+
+    def _decrypt_in_rounds(self, crew: Crew) -> None:
+        from mmf_win.archives import _zipcrypto
+
+        kernel = _zipcrypto.kernels()[0]
+        arena = bytearray(min(_ARENA, self._classic.left + _PIECE))
+        view = memoryview(arena)
+        in_hand: list[_Stream] = []
+        try:
+            while not crew.stopped:
+                self._fill(in_hand, view)
+                if not in_hand:
+                    return
+                by_size = sorted(in_hand, key=lambda stream: -stream.size)
+                spans = [(stream.start, stream.size, stream.keys) for stream in by_size]
+                for stream, keys in zip(by_size, _zipcrypto.decrypt(arena, spans, kernel), strict=True):
+                    stream.keys = keys
+                for stream in in_hand:
+                    if crew.stopped:
+                        return
+                    stream.write(view[stream.start : stream.start + stream.size], crew)
+                in_hand = [stream for stream in in_hand if stream.left]
+        finally:
+            for stream in in_hand:
+                stream.close()
+
+    def _fill(self, in_hand: list[_Stream], view: memoryview) -> None:
+        """Read the next piece of each stream, and begin new ones while there is room for them."""
+        used = 0
+        for stream in in_hand:
+            used += stream.read(self._reader, view, used)
+        # Towards the end the rounds grow smaller, so that the threads end together.
+        room = min(len(view), max(_SMALLEST_ROUND, self._classic.left // (2 * self._workers)))
+        while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND and (task := self._classic.take()):
+            stream = _Stream(self._path, task, self._keys, self._reader)
+            in_hand.append(stream)
+            used += stream.read(self._reader, view, used)
+
+
+class _Stream:
+    """A member on its way through the rounds of one thread."""
+
+    def __init__(self, path: Path, task: Task, keys: tuple[int, int, int], reader: ZipReader) -> None:
+        self._path, self._task, self._reader = path, task, reader
+        self._offset = reader.data_offset(task.member.name, task.info)
+        self._output: Output | None = None
+        self._inflater: Inflater | None = None
+        self.keys = keys
+        self.left = task.info.compress_size
+        self.start = self.size = 0
+
+    def read(self, reader: ZipReader, view: memoryview, start: int) -> int:
+        """Read the next piece to ``start`` and return its size."""
+        self.start, self.size = start, min(self.left, _PIECE)
+        reader.read_at(self._task.member.name, self._offset, view[start : start + self.size])
+        self._offset += self.size
+        self.left -= self.size
+        return self.size
+
+    def write(self, plain: memoryview, crew: Crew) -> None:
+        """Write the piece, now decrypted; the last one ends the member."""
+        name = self._task.member.name
+        if self._output is None:
+            self._reader.check_header(name, self._task.info, plain)
+            plain = plain[HEADER_SIZE:]
+            self._output = Output(self._path, self._task.member, self._task.target, crew.advance)
+            if self._task.info.compress_type == zipfile.ZIP_DEFLATED:
+                self._inflater = Inflater()
+        try:
+            if self._inflater is None:
+                self._output.write(plain)
+            else:
+                for block in self._inflater.feed(plain):
+                    self._output.write(block)
+                if not self.left:
+                    self._output.write(self._inflater.flush())
+        except Inflater.error as error:
+            raise damaged(self._path, "its compressed data is damaged", name) from error
+        if not self.left:
+            crew.report(self._output.finish())
+
+    def close(self) -> None:
+        """Let go of the file, which is removed unless it is complete."""
+        if self._output is not None:
+            self._output.close()
