@@ -2,14 +2,17 @@
 
 Usable as a library::
 
+    import hashlib
     from pathlib import Path
     from mmf_win.archives import open_archive
 
     with open_archive(Path("photos.zip"), password="secret") as archive:
         archive.check_password()  # before anything is written
         wanted = {m.name: Path("out", m.name) for m in archive.members}
-        for done in archive.extract(wanted):
+        digest = hashlib.sha256()
+        for done in archive.extract(wanted, digest=digest):
             print(done.name, done.size, done.crc32)
+    print(digest.hexdigest())  # of the archive itself, made in the same pass
 
 zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and folders all look the same
 from here. What is wrong with a file is an :class:`~mmf_win.errors.ArchiveError` that names file and member.
@@ -17,5 +20,6 @@ from here. What is wrong with a file is an :class:`~mmf_win.errors.ArchiveError`
 
 from mmf_win.archives.base import Archive, Extracted, Member
 from mmf_win.archives.detect import open_archive
+from mmf_win.archives.hashing import Digest
 
-__all__ = ["Archive", "Extracted", "Member", "open_archive"]
+__all__ = ["Archive", "Digest", "Extracted", "Member", "open_archive"]

@@ -142,9 +142,9 @@ class Archive(ABC):
         """Extract, hash beside it, and notice when somebody changes the archive meanwhile."""
         with ExitStack() as stack:
             hashing = stack.enter_context(HashingBeside(self.path, digest)) if digest is not None else None
-            extracting = stack.enter_context(closing(self._extract(wanted, progress)))
             try:
-                yield from extracting
+                if wanted:
+                    yield from stack.enter_context(closing(self._extract(wanted, progress)))
             except ArchiveError as error:
                 self._require_unchanged(error)
                 raise

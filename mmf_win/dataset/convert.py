@@ -1,11 +1,14 @@
 """From an archive of the dataset to MMF's layout.
 
 Everything is written to a staging folder on the same disk, verified there, and moved into place at the end,
-so a conversion that was killed leaves nothing that looks finished. The archive is only read.
+so a conversion that was killed leaves nothing that looks finished, and the next one goes on where it ended.
+The archive is only read.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,17 +16,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmf_win.archives import Archive, Extracted
+from mmf_win.archives import Archive, Digest, Extracted
 from mmf_win.console import Progress, say
 from mmf_win.dataset import known
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows, splits_on_disk
 from mmf_win.dataset.check import SplitSummary, require_images, require_unique_ids, shared_ids
+from mmf_win.dataset.journal import Journal
 from mmf_win.dataset.layout import Layout, find_images, find_layout
 from mmf_win.dataset.opening import open_with_progress
 from mmf_win.dataset.record import Record, Source
-from mmf_win.dataset.staging import Staging, require_space, staging, was_killed_while_installing
+from mmf_win.dataset.staging import (
+    Staging,
+    flush,
+    left_over,
+    require_space,
+    staging,
+    was_killed_while_installing,
+)
 from mmf_win.errors import DatasetError
-from mmf_win.integrity import file_digest
 from mmf_win.paths import DatasetPaths, Places
 
 
@@ -105,20 +115,25 @@ def convert(
         if not (force or same or interrupted):
             _require_empty(paths)
         archive.check_password()
-        require_space(paths.root, _size(archive, layout))
-        with staging(paths.root) as here:
+        purpose = json.dumps(asdict(Source.of(source)))
+        require_space(paths.root, _size(archive, layout) - left_over(paths.root, purpose))
+        with staging(paths.root, purpose=purpose) as here:
             return _convert(archive, layout, here, paths, allow_missing, started)
 
 
 def _convert(
     archive: Archive, layout: Layout, here: Staging, paths: DatasetPaths, allow_missing: bool, started: float
 ) -> Conversion:
-    sizes: dict[str, int] = {}
+    digest = hashlib.sha256() if archive.path.is_file() else None
     rows = _unpack_annotations(archive, layout, here)
-    with _image_archive(archive, layout, here) as (holder, images):
+    with (
+        Journal(here.journal, here.new) as journal,
+        _image_archive(archive, layout, here, journal, digest) as (holder, images),
+    ):
         if not allow_missing:
             require_images(archive.path, rows, images)
-        sha256 = _unpack_images(archive, holder, images, here, sizes)
+        sizes = _unpack_images(holder, images, here, journal, digest if holder is archive else None)
+    sha256 = None if digest is None else digest.hexdigest()
 
     kept = {split: [row for row in rows[split] if row.img in images] for split in rows}
     for split, stay in kept.items():
@@ -160,40 +175,51 @@ def _unpack_annotations(archive: Archive, layout: Layout, here: Staging) -> dict
 
 @contextmanager
 def _image_archive(
-    archive: Archive, layout: Layout, here: Staging
+    archive: Archive, layout: Layout, here: Staging, journal: Journal, digest: Digest | None
 ) -> Iterator[tuple[Archive, dict[str, str]]]:
     """The archive that holds the images, which may be one inside the other, and image → member in it."""
     if layout.packed_images is None:
         yield archive, layout.images
         return
     packed = here.new / Path(layout.packed_images).name
-    size = next(member.size for member in archive.members if member.name == layout.packed_images)
-    with Progress("Unpacking the images' archive", size) as bar:
-        for _ in archive.extract({layout.packed_images: packed}, bar.advance):
-            pass
+    # When an earlier start has unpacked it already, this one still reads the whole archive to know its hash.
+    wanted = {} if journal.still_good([packed.name]) else {layout.packed_images: packed}
+    _unpack("Unpacking the images' archive", archive, wanted, journal, digest)
     with open_with_progress(packed) as inner:
         yield inner, find_images(member.name for member in inner.members)
     packed.unlink()
 
 
 def _unpack_images(
-    archive: Archive, holder: Archive, images: Mapping[str, str], here: Staging, sizes: dict[str, int]
-) -> str | None:
-    """Stage the images, note their sizes, and return the archive's SHA-256; one bar for all of that."""
+    holder: Archive, images: Mapping[str, str], here: Staging, journal: Journal, digest: Digest | None
+) -> dict[str, int]:
+    """Stage the images that an earlier start has not; return the size of each."""
+    sizes = {entry.name: entry.size for entry in journal.still_good(images)}
+    wanted = {member: here.new / Path(image) for image, member in images.items() if image not in sizes}
     by_name = {member.name: member.size for member in holder.members}
-    total = sum(by_name[member] for member in images.values())
-    require_space(here.new, total)
-    is_file = archive.path.is_file()
-    targets = {member: here.new / Path(image) for image, member in images.items()}
-    with Progress("Converting", total + (archive.path.stat().st_size if is_file else 0)) as bar:
-        sha256 = file_digest(archive.path, progress=bar.advance).hex() if is_file else None
-        for done in holder.extract(targets, bar.advance):
-            sizes[_below_images(done, here)] = done.size
-    return sha256
+    require_space(here.new, sum(by_name[member] for member in wanted))
+    for done in _unpack("Converting", holder, wanted, journal, digest, before=sum(sizes.values())):
+        sizes[done.target.relative_to(here.new).as_posix()] = done.size
+    return {f"images/{image}": size for image, size in sizes.items()}
 
 
-def _below_images(done: Extracted, here: Staging) -> str:
-    return f"images/{done.target.relative_to(here.new).as_posix()}"
+def _unpack(
+    title: str,
+    archive: Archive,
+    wanted: Mapping[str, Path],
+    journal: Journal,
+    digest: Digest | None,
+    *,
+    before: int = 0,
+) -> list[Extracted]:
+    """Extract with a bar, of which ``before`` bytes are done, and note in the journal what is complete."""
+    total = before + sum(member.size for member in archive.members if member.name in wanted)
+    all_done = []
+    with Progress(title, total, initial=before) as bar:
+        for done in archive.extract(wanted, bar.advance, digest):
+            journal.note(done)
+            all_done.append(done)
+    return all_done
 
 
 def _install(here: Staging, paths: DatasetPaths, splits: list[str]) -> None:
@@ -202,6 +228,9 @@ def _install(here: Staging, paths: DatasetPaths, splits: list[str]) -> None:
     moves += [(None, paths.split(split)) for split in splits_on_disk(paths) if split not in splits]
     moves += [(here.new / "annotations" / f"{split}.jsonl", paths.split(split)) for split in splits]
     moves += [(here.new / "record.json", paths.record)]
+    # Not each of the images: that would take minutes. One that a power cut has taken lacks the recorded size.
+    for file in (*(here.new / "annotations").iterdir(), here.new / "record.json"):
+        flush(file)
     here.install(moves)
 
 

@@ -4,7 +4,9 @@
 
     <dataset root>/
     ├── .mmfw-lock              held while one process works here; the system frees it when that one dies
-    └── .mmfw-staging/          what is not finished; removed at the end, or at the next start after a kill
+    └── .mmfw-staging/          what is not finished; removed at the end, or at the next start of another step
+        ├── purpose             the step that it belongs to, if that one can go on after an interruption
+        ├── journal             what of it was verified
         ├── new/                files being written
         ├── old/                what they replace, until all of them are in place
         └── installing          an empty file, there while files are moved
@@ -12,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,12 +33,14 @@ class Staging:
 
     Attributes:
         new: write here.
+        journal: for notes on what is complete in it.
     """
 
     def __init__(self, root: Path) -> None:
         self._folder = staging_folder(root)
         self._old = self._folder / "old"
         self.new = self._folder / "new"
+        self.journal = self._folder / "journal"
 
     def install(self, moves: Sequence[tuple[Path | None, Path]]) -> None:
         """Move each new file or folder to its target, in this order; None only takes the target away.
@@ -58,8 +63,11 @@ class Staging:
 
 
 @contextmanager
-def staging(root: Path) -> Iterator[Staging]:
-    """An empty staging folder in ``root``, which is made; it is gone afterwards, whatever happens.
+def staging(root: Path, *, purpose: str | None = None) -> Iterator[Staging]:
+    """A staging folder in ``root``, which is made. It is empty at first, and gone afterwards.
+
+    With a ``purpose``, it outlives an interruption – Ctrl+C or the death of the process, no error – and
+    whoever comes next with the same purpose finds it as it was then.
 
     Raises:
         UsageError: another process is at work in ``root``.
@@ -73,13 +81,44 @@ def staging(root: Path) -> Iterator[Staging]:
                 f"{root}: another mmfw is at work here", hint="wait until it has finished"
             ) from None
         folder = staging_folder(root)
-        _remove(folder)
+        if not _can_go_on(root, purpose):
+            _remove(folder)
         here = Staging(root)
-        here.new.mkdir(parents=True)
+        here.new.mkdir(parents=True, exist_ok=True)
+        if purpose is not None:
+            _purpose_file(root).write_text(purpose, encoding="utf-8")
+        keep = False
         try:
             yield here
+        except Exception:
+            raise
+        except BaseException:
+            keep = purpose is not None
+            raise
         finally:
-            _remove(folder)
+            if not keep:
+                _remove(folder)
+
+
+def left_over(root: Path, purpose: str) -> int:
+    """Bytes that an interrupted step with this purpose has left for the next start."""
+    if not _can_go_on(root, purpose):
+        return 0
+    new = Staging(root).new
+    return sum(Path(here, name).stat().st_size for here, _, names in os.walk(new) for name in names)
+
+
+def _can_go_on(root: Path, purpose: str | None) -> bool:
+    if purpose is None or was_killed_while_installing(root):
+        return False
+    try:
+        return _purpose_file(root).read_text(encoding="utf-8") == purpose
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _purpose_file(root: Path) -> Path:
+    return staging_folder(root) / "purpose"
 
 
 def staging_folder(root: Path) -> Path:
@@ -90,6 +129,12 @@ def staging_folder(root: Path) -> Path:
 def was_killed_while_installing(root: Path) -> bool:
     """Whether some of the files in ``root`` may have been moved there by a run that died amidst it."""
     return (staging_folder(root) / "installing").exists()
+
+
+def flush(path: Path) -> None:
+    """Have the system write a file to the disk now, so that a power cut cannot take it back."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def require_space(folder: Path, needed: int) -> None:
