@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from threading import Event, Lock, Thread
@@ -89,5 +90,5 @@ class Crew:
 
 def worker_count() -> int:
     """How many threads are worth starting on this machine, as far as this process may use it."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return min(usable or 1, _MOST_WORKERS)

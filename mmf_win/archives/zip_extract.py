@@ -11,18 +11,18 @@ from __future__ import annotations
 import zipfile
 from collections import deque
 from collections.abc import Generator, Iterable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
 
-from mmf_win.archives.base import Advance, Extracted, Member, Output, damaged
+from mmf_win.archives.base import Advance, Extracted, Output, damaged
 from mmf_win.archives.crew import Crew, worker_count
 from mmf_win.archives.inflate import Inflater
-from mmf_win.archives.winzip_aes import METHOD
-from mmf_win.archives.zip_reader import ENCRYPTED, ZipReader
-from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher
+from mmf_win.archives.processes import extract_in_process, share_out
+from mmf_win.archives.zip_reader import Task, ZipReader
+from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, has_fast_wheel
 
 _ARENA = 16 << 20
 # Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
@@ -30,20 +30,6 @@ _PIECE = (256 << 10) + 64
 _SMALLEST_ROUND = 8 << 20
 _LARGE = 4 << 20
 _MOST_IN_HAND = 1024
-
-
-@dataclass(frozen=True)
-class Task:
-    """A member to extract."""
-
-    member: Member
-    info: zipfile.ZipInfo
-    target: Path
-
-    @property
-    def classic(self) -> bool:
-        """Whether it is encrypted in the classic way."""
-        return bool(self.info.flag_bits & ENCRYPTED) and self.info.compress_type != METHOD
 
 
 class Queue:
@@ -72,22 +58,31 @@ def extract(
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     listed = list(tasks)
-    native = native_kernels()
-    classic = Queue(task for task in listed if task.classic and native)
-    others = Queue(task for task in listed if not (task.classic and native))
-    count = max(1, min(worker_count(), (classic.left + others.left) // _SMALLEST_ROUND))
+    classic = [task for task in listed if task.classic]
+    size = sum(task.info.compress_size for task in listed)
+    count = max(1, min(worker_count(), size // _SMALLEST_ROUND))
     crew = Crew()
+    if _native() is None and classic and count > 1:
+        shares = share_out(listed, count)
+        yield from crew.work([partial(extract_in_process, path, secret, share) for share in shares], progress)
+        return
+    side_by_side = Queue(classic if _native() else ())
+    one_by_one = Queue(task for task in listed if not (task.classic and _native()))
     with ExitStack() as stack:
-        readers = []
-        for _ in range(count):
-            reader = ZipReader(path, secret)
-            stack.callback(reader.close)
-            readers.append(reader)
-        workers = [_Worker(path, reader, secret, classic, others, count) for reader in readers]
+        readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
+        workers = [_Worker(path, reader, secret, side_by_side, one_by_one, count) for reader in readers]
         yield from crew.work([worker.work for worker in workers], progress)
 
 
-def native_kernels() -> ModuleType | None:
+def engine() -> str:
+    """What decrypts here, for people."""
+    if native := _native():
+        return f"C extension, {native.kernels()[0]} kernel, {worker_count()} threads"
+    cipher = "fast-zip-decryption" if has_fast_wheel() else "pure Python"
+    return f"{cipher} in {worker_count()} processes; a C compiler, or mmfw's own wheel, makes it faster"
+
+
+def _native() -> ModuleType | None:
     """The C extension; None where it was not built."""
     try:
         from mmf_win.archives import _zipcrypto
@@ -97,19 +92,28 @@ def native_kernels() -> ModuleType | None:
 
 
 class _Worker:
+    """A thread's work: the members of the classic encryption in rounds, then all others one by one."""
+
     def __init__(
-        self, path: Path, reader: ZipReader, secret: bytes, classic: Queue, others: Queue, workers: int
+        self,
+        path: Path,
+        reader: ZipReader,
+        secret: bytes,
+        side_by_side: Queue,
+        one_by_one: Queue,
+        workers: int,
     ) -> None:
         self._path = path
         self._reader = reader
         self._keys = Cipher(secret).keys
-        self._classic, self._others = classic, others
+        self._side_by_side, self._one_by_one = side_by_side, one_by_one
         self._workers = workers
 
     def work(self, crew: Crew) -> None:
-        if self._classic.left:
+        """Extract until there is no more."""
+        if self._side_by_side.left:
             self._decrypt_in_rounds(crew)
-        while not crew.stopped and (task := self._others.take()):
+        while not crew.stopped and (task := self._one_by_one.take()):
             with Output(self._path, task.member, task.target, crew.advance) as output:
                 for block in self._reader.content(task.member.name, task.info):
                     if crew.stopped:
@@ -121,7 +125,7 @@ class _Worker:
         from mmf_win.archives import _zipcrypto
 
         kernel = _zipcrypto.kernels()[0]
-        arena = bytearray(min(_ARENA, self._classic.left + _PIECE))
+        arena = bytearray(min(_ARENA, self._side_by_side.left + _PIECE))
         view = memoryview(arena)
         in_hand: list[_Stream] = []
         try:
@@ -148,8 +152,8 @@ class _Worker:
         for stream in in_hand:
             used += stream.read(self._reader, view, used)
         # Towards the end the rounds grow smaller, so that the threads end together.
-        room = min(len(view), max(_SMALLEST_ROUND, self._classic.left // (2 * self._workers)))
-        while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND and (task := self._classic.take()):
+        room = min(len(view), max(_SMALLEST_ROUND, self._side_by_side.left // (2 * self._workers)))
+        while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND and (task := self._side_by_side.take()):
             stream = _Stream(self._path, task, self._keys, self._reader)
             in_hand.append(stream)
             used += stream.read(self._reader, view, used)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win.archives.base import BLOCK, damaged
+from mmf_win.archives.base import BLOCK, Member, damaged
 from mmf_win.archives.inflate import Inflater
 from mmf_win.archives.winzip_aes import MAC_SIZE, METHOD, VERIFIER_SIZE, AesDecryptor, AesField
 from mmf_win.archives.zipcrypto import HEADER_SIZE, decryptor
@@ -18,6 +19,20 @@ ENCRYPTED, HAS_DESCRIPTOR = 1, 1 << 3
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """What precedes a member's data: a signature and the sizes of its name and its extra fields."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A member to extract."""
+
+    member: Member
+    info: zipfile.ZipInfo
+    target: Path
+
+    @property
+    def classic(self) -> bool:
+        """Whether it is encrypted in the classic way."""
+        return bool(self.info.flag_bits & ENCRYPTED) and self.info.compress_type != METHOD
 
 
 class ZipReader:

@@ -93,6 +93,11 @@ def decryptor(password: bytes) -> Decryptor:
     return fast
 
 
+def has_fast_wheel() -> bool:
+    """Whether :func:`decryptor` has the wheel."""
+    return not isinstance(decryptor(b""), Cipher)
+
+
 def write_encrypted_zip(
     path: Path, files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], password: str
 ) -> None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win import __version__
+from mmf_win.archives.zip_extract import engine
 from mmf_win.bridge.install import Installed, chosen, find, pip_hint, verify
 from mmf_win.doctor.machine import Machine, survey_machine
 from mmf_win.errors import MmfError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 
-BASE = ("click", "omegaconf", "tqdm", "py7zr", "pycryptodomex", "fast-zip-decryption")
+BASE = ("click", "omegaconf", "tqdm", "py7zr", "pycryptodomex", "fast-zip-decryption", "zlib-ng")
 TRAIN = (
     "torch",
     "torchvision",
@@ -108,6 +109,7 @@ class Survey:
         folders: where everything is.
         dataset: what there is of the dataset.
         machine: processors, memory, GPUs.
+        decryption: what decrypts archives here.
         missing: what training would trip over, in the order in which to mend it.
     """
 
@@ -116,6 +118,7 @@ class Survey:
     folders: tuple[Folder, ...]
     dataset: DatasetState
     machine: Machine
+    decryption: str
     missing: tuple[Missing, ...]
 
 
@@ -126,7 +129,7 @@ def survey(places: Places) -> Survey:
     folders = tuple(_folders(places, mmf))
     dataset = _dataset(places.dataset)
     missing = tuple(_missing(versions, mmf, places, folders, dataset))
-    return Survey(versions, mmf, folders, dataset, survey_machine(), missing)
+    return Survey(versions, mmf, folders, dataset, survey_machine(), engine(), missing)
 
 
 def _versions() -> dict[str, str | None]:

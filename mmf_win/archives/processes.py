@@ -1,0 +1,89 @@
+"""Extracts members of a zip in other processes, for where the C extension is missing.
+
+The wheel that decrypts then, fast-zip-decryption, keeps the interpreter's lock, so threads would wait for
+each other. A process is told its members, and the password, by its standard input, where nobody else sees them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from mmf_win.archives.base import Output
+from mmf_win.archives.crew import Crew
+from mmf_win.archives.zip_reader import Task, ZipReader
+from mmf_win.errors import MmfwError, ResourceError
+
+
+def share_out(tasks: Iterable[Task], count: int) -> list[list[Task]]:
+    """At most so many lists of about the same number of bytes, each in the order of the archive."""
+    shares: list[list[Task]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for task in sorted(tasks, key=lambda task: -task.info.compress_size):
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(task)
+        sizes[smallest] += task.info.compress_size
+    return [sorted(share, key=lambda task: task.info.header_offset) for share in shares if share]
+
+
+def extract_in_process(path: Path, secret: bytes, tasks: Sequence[Task], crew: Crew) -> None:
+    """Have a process extract ``tasks`` and tell the crew; it is killed when nobody wants any more.
+
+    Raises:
+        MmfwError, OSError: what went wrong there.
+        ResourceError: the process died.
+    """
+    command = [sys.executable, "-m", "mmf_win.archives.processes"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with process.stdin:
+                pickle.dump((path, secret, list(tasks)), process.stdin)
+            while not crew.stopped and (told := pickle.load(process.stdout)) is not None:
+                if isinstance(told, BaseException):
+                    raise told
+                if isinstance(told, int):
+                    crew.advance(told)
+                else:
+                    crew.report(told)
+        except (EOFError, BrokenPipeError):
+            raise ResourceError(
+                f"{path}: a process that extracts it died with code {process.wait()}",
+                hint="often the memory is full; close other programs and try again",
+            ) from None
+        finally:
+            process.kill()
+
+
+def main() -> None:
+    """The process: reads what to extract; writes numbers of bytes, finished members, an error or None."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches it, too, but its parent knows best
+    path, secret, tasks = pickle.load(sys.stdin.buffer)
+    out = sys.stdout.buffer
+
+    def tell(what: object) -> None:
+        pickle.dump(what, out)
+        out.flush()
+
+    try:
+        with closing(ZipReader(path, secret)) as reader:
+            for task in tasks:
+                with Output(path, task.member, task.target, tell) as output:
+                    for block in reader.content(task.member.name, task.info):
+                        output.write(block)
+                    tell(output.finish())
+    except BrokenPipeError:  # the parent has gone
+        return
+    except (MmfwError, OSError) as error:
+        tell(error)
+    else:
+        tell(None)
+
+
+if __name__ == "__main__":
+    main()
