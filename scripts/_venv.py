@@ -78,8 +78,9 @@ class Venv:
 
     def _requirements(self) -> str:
         content = hashlib.sha256(self.extras.encode())
-        for name in ("pyproject.toml", "constraints.txt"):
-            content.update((ROOT / name).read_bytes())
+        files = [ROOT / name for name in ("pyproject.toml", "setup.py", "constraints.txt")]
+        for file in (*files, *sorted((ROOT / "native").rglob("*.[ch]"))):
+            content.update(file.read_bytes())
         return content.hexdigest()
 
 

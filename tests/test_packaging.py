@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -13,22 +14,32 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 _NEEDED = ("pip", "setuptools")
+_EXTENSION = "mmf_win.archives._zipcrypto"
+_BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd")
+
+
+def _build(source: Path, **environ: str) -> zipfile.Path:
+    """The wheel, built from a copy: setuptools writes into the folder that it builds from."""
+    if sys.platform == "win32" and not all(importlib.util.find_spec(name) for name in _NEEDED):
+        pytest.skip("this Windows Python cannot build a wheel")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("mmf_win", "configs", "native"):
+        shutil.copytree(ROOT / name, source / name, ignore=_BUILT)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", "out", "."]
+    subprocess.run(build, cwd=source, env={**os.environ, **environ}, check=True)
+    (built,) = (source / "out").glob("mmf_win-*.whl")
+    return zipfile.Path(built)
+
+
+def _extensions(wheel: zipfile.Path) -> list[str]:
+    return [name for name in wheel.root.namelist() if name.endswith((".so", ".pyd"))]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    """The wheel, built from a copy: setuptools writes into the folder that it builds from."""
-    if sys.platform == "win32" and not all(importlib.util.find_spec(name) for name in _NEEDED):
-        pytest.skip("this Windows Python cannot build a wheel")
-    source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("mmf_win", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", "out", "."]
-    subprocess.run(build, cwd=source, check=True)
-    (built,) = (source / "out").glob("mmf_win-*.whl")
-    return zipfile.Path(built)
+    """The wheel as it is built here."""
+    return _build(tmp_path_factory.mktemp("source"))
 
 
 def test_every_module_is_in_it(wheel: zipfile.Path) -> None:
@@ -52,3 +63,17 @@ def test_the_command_is_declared(wheel: zipfile.Path) -> None:
     (info,) = (path for path in wheel.iterdir() if path.name.endswith(".dist-info"))
     assert "mmfw = mmf_win.cli:main" in (info / "entry_points.txt").read_text(encoding="utf-8")
     assert (info / "licenses" / "LICENSE").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no variable that takes its compiler away")
+def test_without_a_compiler_the_rest_is_built(tmp_path: Path) -> None:
+    wheel = _build(tmp_path, CC="no-such-compiler")
+    assert _extensions(wheel) == []
+    assert (wheel / "mmf_win" / "archives" / "zip_extract.py").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec(_EXTENSION) is None, reason="built without the C extension")
+def test_one_extension_serves_every_python(wheel: zipfile.Path) -> None:
+    (extension,) = _extensions(wheel)
+    assert extension.startswith("mmf_win/archives/_zipcrypto")
+    assert "-cp310-abi3-" in str(wheel.root.filename)

@@ -90,5 +90,10 @@ class Crew:
 
 def worker_count() -> int:
     """How many threads are worth starting on this machine, as far as this process may use it."""
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    return min(usable or 1, _MOST_WORKERS)
+    return min(_usable_cpus(), _MOST_WORKERS)
+
+
+def _usable_cpus() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,7 +1,8 @@
 """Extracts members of a zip in other processes, for where the C extension is missing.
 
 The wheel that decrypts then, fast-zip-decryption, keeps the interpreter's lock, so threads would wait for
-each other. A process is told its members, and the password, by its standard input, where nobody else sees them.
+each other. A process is told its members, and the password, by its standard input, where nobody else sees
+them.
 """
 
 from __future__ import annotations
