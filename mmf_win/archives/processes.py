@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -35,6 +36,8 @@ def share_out(tasks: Iterable[Task], count: int) -> list[list[Task]]:
 def extract_in_process(path: Path, secret: bytes, tasks: Sequence[Task], crew: Crew) -> None:
     """Have a process extract ``tasks`` and tell the crew; it is killed when nobody wants any more.
 
+    What it has not told of does not stay on disk: it may be half a file.
+
     Raises:
         MmfwError, OSError: what went wrong there.
         ResourceError: the process died.
@@ -42,6 +45,7 @@ def extract_in_process(path: Path, secret: bytes, tasks: Sequence[Task], crew: C
     command = [sys.executable, "-m", "mmf_win.archives.processes"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
+        untold = deque(tasks)
         try:
             with process.stdin:
                 pickle.dump((path, secret, list(tasks)), process.stdin)
@@ -51,6 +55,7 @@ def extract_in_process(path: Path, secret: bytes, tasks: Sequence[Task], crew: C
                 if isinstance(told, int):
                     crew.advance(told)
                 else:
+                    untold.popleft()
                     crew.report(told)
         except (EOFError, BrokenPipeError):
             raise ResourceError(
@@ -59,6 +64,9 @@ def extract_in_process(path: Path, secret: bytes, tasks: Sequence[Task], crew: C
             ) from None
         finally:
             process.kill()
+            process.wait()
+            for task in untold:
+                task.target.unlink(missing_ok=True)
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
     try:
         with zipfile.ZipFile(path) as archive:
             infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
-            ends = [*(info.header_offset for info in infos[1:]), archive.start_dir]
+            ends = [*(info.header_offset for info in infos), archive.start_dir][1:]
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise ArchiveError(
             f"{path}: not a whole zip: {error}",
@@ -117,6 +117,8 @@ def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
 def _problem(info: zipfile.ZipInfo, end: int) -> str | None:
     if stat.S_ISLNK(info.external_attr >> 16):
         return "it is a link"
+    if info.header_offset < 0:
+        return "it lies before the beginning of the file"
     if info.header_offset + LOCAL_HEADER.size + info.compress_size > end:
         return "it overlaps the next member, as bombs do"
     if info.file_size > _MAX_RATIO * (info.compress_size + 1):

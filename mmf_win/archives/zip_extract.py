@@ -20,7 +20,6 @@ from types import ModuleType
 from mmf_win.archives.base import Advance, Extracted, Output, damaged
 from mmf_win.archives.crew import Crew, worker_count
 from mmf_win.archives.inflate import Inflater
-from mmf_win.archives.processes import extract_in_process, share_out
 from mmf_win.archives.zip_reader import Task, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, has_fast_wheel
 
@@ -63,6 +62,8 @@ def extract(
     count = max(1, min(worker_count(), size // _SMALLEST_ROUND))
     crew = Crew()
     if _native() is None and classic and count > 1:
+        from mmf_win.archives.processes import extract_in_process, share_out
+
         shares = share_out(listed, count)
         yield from crew.work([partial(extract_in_process, path, secret, share) for share in shares], progress)
         return

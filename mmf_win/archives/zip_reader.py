@@ -66,7 +66,10 @@ class ZipReader:
         return packed if method == zipfile.ZIP_STORED else self._inflated(name, packed)
 
     def packed(self, name: str, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """The member's bytes as they were compressed, decrypted; see :meth:`content`."""
+        """The member's bytes as they were compressed, decrypted; see :meth:`content`.
+
+        The first block is empty: whoever asks for no more has checked the password and decrypted nothing.
+        """
         self._file.seek(self.data_offset(name, info))
         if not info.flag_bits & ENCRYPTED:
             yield from self._raw(name, info.compress_size)
@@ -75,6 +78,7 @@ class ZipReader:
             aes = AesDecryptor(self._secret, field, self._read(name, field.salt_size))
             if self._read(name, VERIFIER_SIZE) != aes.verifier:
                 raise self._wrong_password(name)
+            yield b""
             for block in self._raw(name, info.compress_size - field.overhead):
                 yield aes.decrypt(block)
             if not aes.authentic(self._read(name, MAC_SIZE)):
@@ -82,6 +86,7 @@ class ZipReader:
         else:
             cipher = decryptor(self._secret)
             self.check_header(name, info, cipher.decrypt_bytes(self._read(name, HEADER_SIZE)))
+            yield b""
             for block in self._raw(name, info.compress_size - HEADER_SIZE):
                 yield cipher.decrypt_bytes(block)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.worlds.memes import Files
 
-_CENTRAL = b"PK\x01\x02"
+_CENTRAL, _END = b"PK\x01\x02", b"PK\x05\x06"
 
 
 def plain_zip(path: Path, files: Files) -> Path:
@@ -58,6 +58,23 @@ def declare_size(path: Path, size: int) -> Path:
 def declare_offset(path: Path, offset: int) -> Path:
     """Change where the zip's directory says its last member is."""
     return _patch(path, 42, offset, last=True)
+
+
+def joined_zips(path: Path, first: Path, second: Path) -> Path:
+    """A zip with the members of both, as they are."""
+    parts, directories, count = b"", b"", 0
+    for source in (first, second):
+        data = source.read_bytes()
+        entries, size, start = struct.unpack_from("<HII", data, data.rindex(_END) + 10)
+        directory, at = bytearray(data[start : start + size]), 0
+        while at < size:
+            (offset,) = struct.unpack_from("<I", directory, at + 42)
+            struct.pack_into("<I", directory, at + 42, offset + len(parts))
+            at += 46 + sum(struct.unpack_from("<3H", directory, at + 28))
+        parts, directories, count = parts + data[:start], directories + directory, count + entries
+    end = struct.pack("<4s4H2IH", _END, 0, 0, count, count, len(directories), len(parts), 0)
+    path.write_bytes(parts + directories + end)
+    return path
 
 
 def flip_byte(path: Path, at: int) -> Path:

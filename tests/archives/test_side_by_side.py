@@ -1,0 +1,203 @@
+"""Many members at once: in rounds by the C extension, by threads, and by processes where it is missing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+import threading
+import tracemalloc
+import zipfile
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from mmf_win.archives import open_archive, zip_extract
+from mmf_win.archives.zipcrypto import write_encrypted_zip
+from mmf_win.errors import ArchiveError, PasswordError, ResourceError
+from tests.worlds import hostile
+from tests.worlds.memes import Files, tree
+
+PASSWORD = "secret"
+
+
+def random_files(seed: int, count: int, most: int) -> Files:
+    """Files of very different sizes, some of which deflate shrinks."""
+    random = Random(seed)
+    files: Files = {}
+    for number in range(count):
+        size = int(most ** random.random()) if number % 10 else 0
+        content = random.randbytes(size) if number % 3 else b"words " * (size // 6)
+        files[f"data/{number // 40}/{number:04}"] = content
+    return files
+
+
+@pytest.fixture
+def files() -> Files:
+    return random_files(1, 250, 20_000)
+
+
+@pytest.fixture
+def archive(user_dir: Path, files: Files) -> Path:
+    path = user_dir / "a.zip"
+    write_encrypted_zip(path, files, PASSWORD)
+    return path
+
+
+@pytest.fixture
+def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits so small that tiny files take many rounds, on several threads or processes."""
+    monkeypatch.setattr(zip_extract, "_PIECE", 1000)
+    monkeypatch.setattr(zip_extract, "_ARENA", 40_000)
+    monkeypatch.setattr(zip_extract, "_SMALLEST_ROUND", 10_000)
+    monkeypatch.setattr(zip_extract, "_LARGE", 8_000)
+    monkeypatch.setattr(zip_extract, "worker_count", lambda: 3)
+
+
+@pytest.fixture(params=["C extension", "processes"])
+def either_engine(request: pytest.FixtureRequest, tiny_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the C extension, and as if it had not been built."""
+    if request.param == "processes":
+        monkeypatch.setitem(sys.modules, "mmf_win.archives._zipcrypto", None)
+        monkeypatch.delattr("mmf_win.archives._zipcrypto", raising=False)
+        assert "processes" in zip_extract.engine()
+    else:
+        pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
+
+
+def extract(path: Path, out: Path, password: str | None = PASSWORD) -> Files:
+    with open_archive(path, password) as archive:
+        list(archive.extract({m.name: out / m.name for m in archive.members}))
+    return tree(out)
+
+
+def no_thread_is_left() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
+
+
+@pytest.mark.usefixtures("either_engine")
+def test_every_byte_comes_back(archive: Path, files: Files, user_dir: Path) -> None:
+    assert extract(archive, user_dir / "out") == files
+
+
+@pytest.mark.usefixtures("either_engine")
+def test_plain_and_encrypted_members_in_one_archive(archive: Path, files: Files, user_dir: Path) -> None:
+    plain = hostile.plain_zip(user_dir / "plain.zip", {f"plain/{n}": c for n, c in files.items()})
+    mixed = hostile.joined_zips(user_dir / "mixed.zip", archive, plain)
+    assert extract(mixed, user_dir / "out") == files | {f"plain/{n}": c for n, c in files.items()}
+
+
+@pytest.mark.usefixtures("either_engine")
+def test_progress_and_hash_cover_everything(archive: Path, files: Files, user_dir: Path) -> None:
+    digest, written = hashlib.sha256(), []
+    with open_archive(archive, PASSWORD) as opened:
+        wanted = {m.name: user_dir / "out" / m.name for m in opened.members}
+        done = list(opened.extract(wanted, written.append, digest))
+    assert sum(written) == sum(map(len, files.values()))
+    assert {d.name: d.size for d in done} == {name: len(content) for name, content in files.items()}
+    assert digest.hexdigest() == hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("either_engine")
+def test_a_damaged_member_is_named_and_leaves_no_file(archive: Path, files: Files, user_dir: Path) -> None:
+    with zipfile.ZipFile(archive) as listed:
+        largest = max(listed.infolist(), key=lambda info: info.compress_size)
+    name = largest.filename
+    hostile.flip_byte(archive, largest.header_offset + largest.compress_size // 2)
+    with pytest.raises(ArchiveError, match=name):
+        extract(archive, user_dir / "out")
+    left = tree(user_dir / "out")
+    assert all(files[name] == content for name, content in left.items()) and name not in left
+    assert no_thread_is_left()
+
+
+@pytest.mark.usefixtures("either_engine")
+def test_whoever_wants_no_more_gets_no_more(archive: Path, files: Files, user_dir: Path) -> None:
+    with open_archive(archive, PASSWORD) as opened:
+        extracting = opened.extract({m.name: user_dir / "out" / m.name for m in opened.members})
+        next(iter(extracting))
+        extracting.close()  # type: ignore[attr-defined]
+    assert no_thread_is_left()
+    assert all(files[name] == content for name, content in tree(user_dir / "out").items())
+
+
+@pytest.mark.usefixtures("either_engine")
+def test_ctrl_c_in_the_middle_ends_all_threads(archive: Path, files: Files, user_dir: Path) -> None:
+    def interrupt(amount: int) -> None:
+        raise KeyboardInterrupt
+
+    with open_archive(archive, PASSWORD) as opened, pytest.raises(KeyboardInterrupt):
+        list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}, interrupt))
+    assert no_thread_is_left()
+    assert all(files[name] == content for name, content in tree(user_dir / "out").items())
+
+
+@pytest.mark.usefixtures("either_engine")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Windows has no /dev/full")
+def test_a_full_disk_is_told_as_such(archive: Path, files: Files, user_dir: Path) -> None:
+    name = max(files, key=lambda name: len(files[name]))
+    target = user_dir / "out" / name
+    target.parent.mkdir(parents=True)
+    target.symlink_to("/dev/full")
+    with pytest.raises(OSError) as caught:
+        extract(archive, user_dir / "out")
+    assert caught.value.errno == errno.ENOSPC
+    assert not target.is_symlink() and no_thread_is_left()
+
+
+@pytest.mark.usefixtures("tiny_rounds")
+def test_a_process_that_dies_is_noticed(
+    archive: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mmf_win.archives._zipcrypto", None)
+    monkeypatch.delattr("mmf_win.archives._zipcrypto", raising=False)
+    monkeypatch.setenv("PYTHONHOME", str(user_dir))  # no Python can start with that
+    with pytest.raises(ResourceError, match="died"):
+        extract(archive, user_dir / "out")
+
+
+def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> None:
+    path = user_dir / "a.zip"
+    write_encrypted_zip(path, {"zeros": bytes(100 << 20)}, PASSWORD)
+    with open_archive(path, PASSWORD) as archive:
+        tracemalloc.start()
+        list(archive.extract({"zeros": user_dir / "zeros"}))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (user_dir / "zeros").stat().st_size == 100 << 20
+    assert peak < 30 << 20
+
+
+def test_an_archive_that_changes_meanwhile_is_not_believed(archive: Path, user_dir: Path) -> None:
+    with open_archive(archive, PASSWORD) as opened:
+        os.utime(archive, (1, 1))
+        with pytest.raises(ArchiveError, match="changed while it was read"):
+            list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}))
+
+
+def test_an_archive_that_is_cut_meanwhile_is_not_believed(archive: Path, user_dir: Path) -> None:
+    with open_archive(archive, PASSWORD) as opened:
+        opened.check_password()
+        hostile.cut(archive)
+        with pytest.raises(ArchiveError, match="changed while it was read"):
+            list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not remove open files")
+def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
+    archive: Path, files: Files, user_dir: Path
+) -> None:
+    with open_archive(archive, PASSWORD) as opened:
+        extracting = opened.extract({m.name: user_dir / "out" / m.name for m in opened.members})
+        next(iter(extracting))
+        archive.unlink()
+        list(extracting)
+    assert tree(user_dir / "out") == files
+
+
+def test_a_wrong_password_writes_nothing(archive: Path, user_dir: Path) -> None:
+    with pytest.raises(PasswordError):
+        extract(archive, user_dir / "out", "wrong")
+    assert not (user_dir / "out").exists()
