@@ -50,11 +50,14 @@ def test_7z(password: str | None, hide_names: bool, user_dir: Path) -> None:
 
 
 @requires_tool("7z")
-@pytest.mark.parametrize("options", [["-ms=off"], ["-psecret"], ["-psecret", "-mhe=on"], ["-m0=bzip2"]])
+@pytest.mark.parametrize(
+    "options", [["-ms=off"], ["-psecret"], ["-psecret", "-mhe=on"], ["-m0=bzip2"], ["-pпароль"]], ids=" ".join
+)
 def test_7z_of_the_real_program(options: list[str], user_dir: Path) -> None:
     lay_out(FILES, user_dir)
     call("7z", "a", *options, "a.7z", "data", cwd=user_dir)
-    assert unpack(user_dir / "a.7z", user_dir / "out", "secret") == FILES
+    password = "пароль" if "-pпароль" in options else "secret"
+    assert unpack(user_dir / "a.7z", user_dir / "out", password) == FILES
 
 
 @pytest.mark.parametrize("hide_names", [False, True])

@@ -13,7 +13,7 @@ from mmf_win.archives import open_archive, zipcrypto
 from mmf_win.archives.zipcrypto import Cipher, write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
-from tests.worlds.memes import Files, memes, tree
+from tests.worlds.memes import Files, lay_out, memes, tree
 from tests.worlds.tools import call, requires_tool
 
 FILES: Files = {"data/a b.txt": b"words " * 500, "data/图/мем.png": bytes(range(256)) * 9, "data/empty": b""}
@@ -108,9 +108,7 @@ def test_other_programs_read_our_encrypted_zip(tool: str, user_dir: Path) -> Non
     ids=" ".join,
 )
 def test_zips_of_other_programs(command: list[str], user_dir: Path) -> None:
-    for name, content in FILES.items():
-        (user_dir / name).parent.mkdir(parents=True, exist_ok=True)
-        (user_dir / name).write_bytes(content)
+    lay_out(FILES, user_dir)
     call(*command, cwd=user_dir)
     password = next((p for p in ("secret", "пароль") if p in " ".join(command)), None)
     assert unpack(user_dir / "a.zip", user_dir / "out", password) == FILES
@@ -254,6 +252,35 @@ def test_overlapping_members_are_refused(user_dir: Path) -> None:
     path = hostile.declare_offset(hostile.plain_zip(user_dir / "a.zip", {"x": FOX, "y": FOX}), 0)
     with open_archive(path) as archive:
         assert "overlaps" in str([m.problem for m in archive.members])
+
+
+def test_an_encrypted_member_without_room_for_its_header_is_refused(user_dir: Path) -> None:
+    path = hostile.declare_encrypted(hostile.plain_zip(user_dir / "a.zip", {"x": b"short"}))
+    assert "too short to be encrypted" in refusal(path, "x")
+
+
+def test_what_lies_at_a_target_is_replaced_only_there(user_dir: Path) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", {"x": FOX})
+    (user_dir / "out").mkdir()
+    (user_dir / "out" / "x").write_bytes(b"older and much longer" * 100)
+    assert unpack(path, user_dir / "out") == {"x": FOX}
+
+
+def test_a_target_below_a_file_is_refused_by_the_system(user_dir: Path) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", {"x": FOX})
+    (user_dir / "out").write_bytes(b"a file")
+    with open_archive(path) as archive, pytest.raises(OSError):
+        list(archive.extract({"x": user_dir / "out" / "x"}))
+    assert (user_dir / "out").read_bytes() == b"a file"
+
+
+@requires_tool("zip", "unzip")
+@pytest.mark.parametrize("options", [["-P", "secret"], ["-P", "secret", "-fz"], ["-fz"]], ids=" ".join)
+def test_the_result_is_that_of_unzip(options: list[str], user_dir: Path) -> None:
+    lay_out(FILES, user_dir)
+    call("zip", "-rq", *options, "a.zip", "data", cwd=user_dir)
+    call("unzip", "-q", "-P", "secret", "a.zip", "-d", "theirs", cwd=user_dir)
+    assert unpack(user_dir / "a.zip", user_dir / "ours", "secret") == tree(user_dir / "theirs")
 
 
 def test_a_damaged_member_is_named_and_leaves_no_file(user_dir: Path) -> None:

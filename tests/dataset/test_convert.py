@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -11,13 +12,16 @@ import sys
 import threading
 import zipfile
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmf_win.archives import Extracted
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.console import Progress
+from mmf_win.dataset import convert as convert_module
 from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.dataset.journal import Journal
@@ -232,6 +236,71 @@ def test_a_meme_twice_in_a_split(user_dir: Path, places: Places) -> None:
     files["data/train.jsonl"] += files["data/train.jsonl"].splitlines(keepends=True)[1]
     with pytest.raises(DatasetError, match=r"train\.jsonl:7: id 2 is already in line 2"):
         convert(make_zip(user_dir / "a.zip", files), places, password=PASSWORD)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
+def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, places: Places) -> None:
+    (user_dir / "elsewhere").mkdir()
+    places.data_dir.symlink_to(user_dir / "elsewhere")
+    convert(archive, places, password=PASSWORD)
+    assert tree(places.dataset.root) == expected(memes())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
+def test_a_link_where_the_images_belong_is_replaced_not_followed(
+    archive: Path, user_dir: Path, places: Places
+) -> None:
+    (user_dir / "private").mkdir()
+    places.dataset.images.mkdir(parents=True)
+    (places.dataset.images / "img").symlink_to(user_dir / "private")
+    convert(archive, places, password=PASSWORD, force=True)
+    assert tree(places.dataset.root) == expected(memes())
+    assert list((user_dir / "private").iterdir()) == []
+
+
+def test_a_data_folder_that_cannot_be_made(archive: Path, places: Places) -> None:
+    places.data_dir.write_bytes(b"a file")
+    with pytest.raises(OSError):
+        convert(archive, places, password=PASSWORD)
+    assert places.data_dir.read_bytes() == b"a file"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 80 MB."""
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(folder)]
+    if sys.platform == "win32" or subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("no right to mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_meanwhile(
+    archive: Path, small_disk: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places.resolve(small_disk, user_dir / "save", environ={})
+    unpack = convert_module._unpack_images
+
+    def fill_the_disk_first(*arguments: Any) -> dict[str, int]:
+        filler = (small_disk / "filler").open("wb", buffering=0)
+        with filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(1000))
+        monkeypatch.setattr(convert_module, "require_space", lambda *_: None)
+        return unpack(*arguments)
+
+    monkeypatch.setattr(convert_module, "_unpack_images", fill_the_disk_first)
+    with pytest.raises(OSError) as caught:
+        convert(archive, places, password=PASSWORD)
+    assert caught.value.errno == errno.ENOSPC
+    assert {path.name for path in places.dataset.root.iterdir()} == {".mmfw-lock"}
+
+    (small_disk / "filler").unlink()
+    monkeypatch.undo()
+    convert(archive, places, password=PASSWORD)
+    assert tree(places.dataset.root) == expected(memes())
 
 
 # --- half an image set -----------------------------------------------------------------------------------

@@ -55,6 +55,11 @@ def declare_size(path: Path, size: int) -> Path:
     return _patch(path, 24, size)
 
 
+def declare_encrypted(path: Path) -> Path:
+    """Have the zip's directory say that its first member is encrypted."""
+    return _patch(path, 8, 1 | 8 << 16)  # and deflated
+
+
 def declare_offset(path: Path, offset: int) -> Path:
     """Change where the zip's directory says its last member is."""
     return _patch(path, 42, offset, last=True)
