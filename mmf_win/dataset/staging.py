@@ -47,7 +47,7 @@ class Staging:
 
         What was at the targets is kept until all moves have succeeded, and put back when one fails.
         """
-        self._old.mkdir()
+        self._old.mkdir(exist_ok=True)
         (self._folder / "installing").touch()
         with ExitStack() as undo:
             for number, (new, target) in enumerate(moves):

@@ -14,7 +14,7 @@ import zipfile
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
