@@ -135,7 +135,7 @@ def test_ctrl_c_in_the_middle_ends_all_threads(archive: Path, files: Files, user
 
 
 @pytest.mark.usefixtures("either_engine")
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Windows has no /dev/full")
+@pytest.mark.skipif(os.name == "nt" or not Path("/dev/full").exists(), reason="Windows has no /dev/full")
 def test_a_full_disk_is_told_as_such(archive: Path, files: Files, user_dir: Path) -> None:
     name = max(files, key=lambda name: len(files[name]))
     target = user_dir / "out" / name
