@@ -32,22 +32,29 @@ _MOST_IN_HAND = 1024
 
 
 class Queue:
-    """Tasks that threads take from; the largest come first, all others in the order of the archive."""
+    """Tasks that threads take from: the largest first, then all others in the order of the archive.
+
+    A large member occupies a single lane for long. Begun last, it would end when all others are idle; and a
+    thread that took all of them would work on when the other threads have ended.
+    """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         in_order = sorted(tasks, key=lambda task: task.info.header_offset)
-        # A large one occupies a single lane for long; begun last, it would end when all others are idle.
-        in_order.sort(key=lambda task: -task.info.compress_size if task.info.compress_size >= _LARGE else 0)
-        self._tasks = deque(in_order)
+        large = [task for task in in_order if task.info.compress_size >= _LARGE]
+        self._large = deque(sorted(large, key=lambda task: -task.info.compress_size))
+        self._others = deque(task for task in in_order if task.info.compress_size < _LARGE)
         self._lock = Lock()
         self.left = sum(task.info.compress_size for task in in_order)
 
-    def take(self) -> Task | None:
-        """The next task; None when there is none left."""
+    def take(self, most: int | None = None) -> Task | None:
+        """The next task, a large one only if it has no more than ``most`` bytes; None when there is none."""
         with self._lock:
-            if not self._tasks:
+            if self._large and (most is None or self._large[0].info.compress_size <= most):
+                task = self._large.popleft()
+            elif self._others:
+                task = self._others.popleft()
+            else:
                 return None
-            task = self._tasks.popleft()
             self.left -= task.info.compress_size
             return task
 
@@ -149,12 +156,16 @@ class _Worker:
 
     def _fill(self, in_hand: list[_Stream], view: memoryview) -> None:
         """Read the next piece of each stream, and begin new ones while there is room for them."""
-        used = 0
+        queue, used = self._side_by_side, 0
         for stream in in_hand:
             used += stream.read(self._reader, view, used)
         # Towards the end the rounds grow smaller, so that the threads end together.
-        room = min(len(view), max(_SMALLEST_ROUND, self._side_by_side.left // (2 * self._workers)))
-        while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND and (task := self._side_by_side.take()):
+        room = min(len(view), max(_SMALLEST_ROUND, queue.left // (2 * self._workers)))
+        while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND:
+            share = queue.left // self._workers - sum(stream.left for stream in in_hand)
+            task = queue.take(share if in_hand else None)
+            if task is None:
+                return
             stream = _Stream(self._path, task, self._keys, self._reader)
             in_hand.append(stream)
             used += stream.read(self._reader, view, used)
