@@ -21,7 +21,7 @@ def scripts(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ROOT", user_dir)
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", "setup.py", "constraints.txt"):
         (user_dir / name).touch()
     return module
 
