@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-_SOURCES = Path("native", "zipcrypto")
+_SOURCES = Path("mmf_win", "archives", "native")
 
 setup(
     ext_modules=[

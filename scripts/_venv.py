@@ -79,7 +79,7 @@ class Venv:
     def _requirements(self) -> str:
         content = hashlib.sha256(self.extras.encode())
         files = [ROOT / name for name in ("pyproject.toml", "setup.py", "constraints.txt")]
-        for file in (*files, *sorted((ROOT / "native").rglob("*.[ch]"))):
+        for file in (*files, *sorted((ROOT / "mmf_win" / "archives" / "native").rglob("*.[ch]"))):
             content.update(file.read_bytes())
         return content.hexdigest()
 

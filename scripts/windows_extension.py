@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILER = "x86_64-w64-mingw32-gcc"
-_SOURCES = ROOT / "native" / "zipcrypto"
+_SOURCES = ROOT / "mmf_win" / "archives" / "native"
 _PYCONFIG = """\
 #define MS_WIN32
 #define MS_WIN64

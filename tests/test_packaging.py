@@ -24,7 +24,7 @@ def _build(source: Path, **environ: str) -> zipfile.Path:
         pytest.skip("this Windows Python cannot build a wheel")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("mmf_win", "configs", "native"):
+    for name in ("mmf_win", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=_BUILT)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", "out", "."]
     subprocess.run(build, cwd=source, env={**os.environ, **environ}, check=True)

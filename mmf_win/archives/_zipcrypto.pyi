@@ -1,4 +1,4 @@
-"""The C extension; its source is in native/zipcrypto."""
+"""The C extension; its source is in the folder native."""
 
 Keys = tuple[int, int, int]
 

@@ -15,7 +15,7 @@ from mmf_win.archives.zipcrypto import Cipher, Keys
 
 native = pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
 
-NATIVE = Path(__file__).parents[2] / "native" / "zipcrypto"
+NATIVE = Path(__file__).parents[2] / "mmf_win" / "archives" / "native"
 KERNELS = native.kernels()
 LANES = 32
 """Of the widest kernel."""
