@@ -236,7 +236,11 @@ class Output:
         self._size += len(block)
         if self._size > self._member.size:
             raise damaged(self._archive, "it holds more bytes than it declares", self._member.name)
-        self._file.write(block)
+        try:
+            self._file.write(block)
+        except OSError as error:
+            error.filename = error.filename or str(self._target)  # a full disk does not say whose file it was
+            raise
         self._crc = crc32(block, self._crc)
         self._progress(len(block))
 
