@@ -585,7 +585,10 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
 ) -> None:
     script = _DIE.format(when=when, archive=str(archive), data=str(places.data_dir), password=PASSWORD)
     killed = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", script], stdin=subprocess.DEVNULL, check=False
+        [sys.executable, "-X", "utf8", "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
     )
     assert killed.returncode != 0
     assert not places.dataset.record.exists()
