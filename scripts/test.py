@@ -61,7 +61,9 @@ def main(arguments: list[str]) -> int:
     if "pytest" in wanted:
         started = time.monotonic()
         selection = _TORCH_FREE if torch_free else []
-        tests = venv.run("python", "-m", "pytest", "-n", "auto", *selection, *for_pytest)
+        tests = venv.run(
+            "python", "-m", "pytest", "-n", "auto", "--dist", "worksteal", *selection, *for_pytest
+        )
         results["pytest"] = _told("pytest", tests.returncode, started)
     failed = [name for name, passed in results.items() if not passed]
     print(f"Failed: {', '.join(failed)}" if failed else f"All passed: {', '.join(results)}")
