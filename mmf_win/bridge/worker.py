@@ -113,9 +113,11 @@ def updates_of(epochs: int, options: list[str]) -> int:
     MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
     """
     from mmf.utils.configuration import Configuration
+    from mmf.utils.env import setup_imports
 
     from mmf_win.dataset.annotations import count_rows
 
+    setup_imports()  # a configuration takes in those of the models and datasets that are registered
     config = Configuration(Namespace(config_override=None, opts=list(options))).get_config()
     dataset = config.dataset_config.hateful_memes
     rows = sum(count_rows(Path(dataset.data_dir, file)) for file in dataset.annotations.train)
