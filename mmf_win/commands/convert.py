@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
-from mmf_win.console import duration, print_json, say, table
+from mmf_win.console import as_typed, duration, print_json, say, table
 from mmf_win.errors import PasswordError, UsageError
 
 if TYPE_CHECKING:
@@ -120,8 +120,5 @@ def _show(result: Conversion, data_dir: Path | None) -> None:
         say(f"it was converted before, and all files are in place: {result.target}")
     else:
         say(f"converted in {duration(result.seconds)}: {result.target}")
-    say(f"next: mmfw train PRESET{_data_option(data_dir)}    (mmfw train --list shows the presets)")
-
-
-def _data_option(data_dir: Path | None) -> str:
-    return "" if data_dir is None else f' --data-dir "{data_dir}"'
+    chosen = () if data_dir is None else ("--data-dir", data_dir)
+    say(f"next: {as_typed('mmfw', 'train', 'PRESET', *chosen)}    (mmfw train --list shows the presets)")

@@ -239,6 +239,8 @@ def _as_error(end: Exit, run: Run, request: Request) -> MmfwError:
     """The ending as an error whose class gives the exit code."""
     kind, hint = _ENDINGS.get(end.outcome, (TrainingError, None))
     message = end.message or end.outcome
+    if end.outcome == "internal" and end.where:
+        message += f" (at {end.where})"
     if kind is Interrupted:
         again = as_typed("mmfw", "train", "--resume", "last", "--save-dir", run.path.parent.parent)
         return Interrupted(message, hint=f"go on with: {again}" if request.action == "train" else None)

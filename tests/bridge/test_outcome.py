@@ -92,6 +92,12 @@ def test_each_ending_has_its_exit_code_and_names_the_log(tmp_path: Path, outcome
     assert error.hint is not None and ("log.txt" in error.hint or "--resume last" in error.hint)
 
 
+def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
+    request = Request("train", "mmbt", "mmf", str(tmp_path), str(tmp_path / "1"))
+    end = launch.Exit("internal", "ValueError: x", where="base_trainer.py:253")
+    assert str(launch._as_error(end, Run(tmp_path), request)) == "ValueError: x (at base_trainer.py:253)"
+
+
 @pytest.mark.parametrize(
     ("ended", "outcome"),
     [
