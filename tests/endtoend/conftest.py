@@ -50,6 +50,12 @@ def mmf(mmf_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     yield mmf_version
 
 
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lets the workers of this test fail where it says; see tests/worlds/faults."""
+    return lambda *faults: monkeypatch.setenv("MMFW_TEST_FAULTS", json.dumps(faults))
+
+
 @dataclass
 class Tool:
     """``mmfw`` as a user types it, in a folder of the user's own.
@@ -88,7 +94,7 @@ class Tool:
         return {
             **tiny_mmf.recipes(self.world)[name].settings,
             "training": {"batch_size": 4, "num_workers": 0},
-            "env": {"user_dir": str(Path(tiny_mmf.__file__).with_name("small_resnet"))},
+            "env": {"user_dir": str(Path(tiny_mmf.__file__).with_name("faults"))},
         }
 
     def code(self, *words: str) -> int:

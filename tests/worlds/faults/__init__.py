@@ -1,0 +1,168 @@
+"""A user_dir for MMF that makes a run fail where a test wants it to; it also has the small ResNet.
+
+The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each an object::
+
+    at      forward, backward      of a training batch (or of a part of one)
+            validation             a forward pass without gradients, in a prediction, too
+            step, stepped          before and after the optimizer's step
+            loader                 a DataLoader is made
+            loader_worker          one of its workers starts, in the worker's own process
+            saved                  MMF's Checkpoint.save is done
+    do      cuda_oom               raises torch's own OutOfMemoryError
+            memory_error           raises MemoryError
+            kill                   kill -9 of the own process
+            nan                    makes the losses NaN (at forward)
+            spoil                  makes the weights NaN
+            truncate               cuts off current.ckpt
+            hang                   never returns; hang_in_c does so holding the GIL
+
+and, where given, conditions that must all hold::
+
+    above   more rows than this (at loader, loader_worker: more workers than this)
+    update  the update that is being made, from 1, also in a run that went on; at saved, the last one made
+    once    a path; the fault makes this file, and never strikes again
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import small_resnet  # noqa: F401 - beside this package; MMF puts their folder on sys.path
+import torch
+from mmf.models.base_model import BaseModel
+from mmf.utils.checkpoint import Checkpoint
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+_FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
+_state = {"rows": 0, "update": 1}
+
+
+def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None) -> None:
+    """Do what is asked for at this point."""
+    update = _state["update"] - (at == "saved")
+    for fault in _FAULTS:
+        if fault["at"] != at or rows <= fault.get("above", -1):
+            continue
+        if fault.get("update", update) != update:
+            continue
+        if "once" in fault:
+            if Path(fault["once"]).exists():
+                continue
+            Path(fault["once"]).touch()
+        _ACTIONS[fault["do"]](folder, model, output)
+
+
+def _cuda_oom(*_: Any) -> None:
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (a test's fault)")
+
+
+def _memory_error(*_: Any) -> None:
+    raise MemoryError
+
+
+def _kill(*_: Any) -> None:
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def _nan(_folder: str, _model: Any, output: Any) -> None:
+    output["losses"] = {key: loss * float("nan") for key, loss in output["losses"].items()}
+
+
+def _spoil(_folder: str, model: Any, _output: Any) -> None:
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+
+
+def _truncate(folder: str, *_: Any) -> None:
+    current = Path(folder, "current.ckpt")
+    content = current.read_bytes()
+    current.unlink()  # it may share its bytes with other names
+    current.write_bytes(content[: len(content) // 2])
+
+
+def _hang(*_: Any) -> None:
+    threading.Event().wait()
+
+
+def _hang_in_c(*_: Any) -> None:
+    library = ctypes.PyDLL(None if sys.platform != "win32" else "msvcrt")
+    while True:  # PyDLL keeps the GIL during the call
+        library.sleep(1000) if sys.platform != "win32" else library._sleep(1000_000)
+
+
+_ACTIONS = {
+    "cuda_oom": _cuda_oom,
+    "memory_error": _memory_error,
+    "kill": _kill,
+    "nan": _nan,
+    "spoil": _spoil,
+    "truncate": _truncate,
+    "hang": _hang,
+    "hang_in_c": _hang_in_c,
+}
+
+
+def _forward(
+    self: Any, sample_list: Any, *args: Any, _original: Any = BaseModel.__call__, **kwargs: Any
+) -> Any:
+    rows = _state["rows"] = sample_list.get_batch_size()
+    if not self.training:
+        strike("validation", rows)
+        return _original(self, sample_list, *args, **kwargs)
+    output = _original(self, sample_list, *args, **kwargs)
+    strike("forward", rows, model=self, output=output)
+    return output
+
+
+def _backward(self: Any, *args: Any, _original: Any = torch.Tensor.backward, **kwargs: Any) -> None:
+    strike("backward", _state["rows"])
+    _original(self, *args, **kwargs)
+
+
+def _stepped(*_: Any) -> None:
+    strike("stepped", _state["rows"])
+    _state["update"] += 1
+
+
+def _load(self: Any, *args: Any, _original: Any = Checkpoint.load_state_dict) -> None:
+    _original(self, *args)
+    _state["update"] = self.trainer.num_updates + 1
+
+
+def _save(self: Any, *args: Any, _original: Any = Checkpoint.save, **kwargs: Any) -> None:
+    _original(self, *args, **kwargs)
+    strike("saved", folder=self.ckpt_foldername, model=self.trainer.model)
+
+
+def _worker_started(_number: int) -> None:
+    strike("loader_worker", torch.utils.data.get_worker_info().num_workers)
+
+
+def _make_loader(
+    self: Any, *args: Any, _original: Any = torch.utils.data.DataLoader.__init__, **kwargs: Any
+) -> None:
+    workers = kwargs.get("num_workers", 0)
+    strike("loader", workers)
+    if any(fault["at"] == "loader_worker" for fault in _FAULTS):
+        kwargs["worker_init_fn"] = _worker_started
+    _original(self, *args, **kwargs)
+
+
+if _FAULTS:
+    BaseModel.__call__ = _forward
+    torch.Tensor.backward = _backward  # type: ignore[method-assign]
+    register_optimizer_step_pre_hook(lambda *_: strike("step", _state["rows"]))
+    register_optimizer_step_post_hook(_stepped)
+    Checkpoint.load_state_dict = _load
+    Checkpoint.save = _save
+    torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]
