@@ -1,0 +1,1 @@
+"""What runs are worth: predictions checked, blended and scored."""

@@ -1,0 +1,70 @@
+"""One prediction from several of the same memes.
+
+All three kinds need no more than the probabilities, and none of them changes the order of a single member.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+Column = Sequence[float]
+
+_EDGE = 1e-7  # a logit of 0 or 1 is infinite; 32-bit probabilities come no nearer to 1
+
+
+def blend(kind: str, members: Sequence[Column]) -> list[float]:
+    """The blended probability of each meme.
+
+    Args:
+        kind: a key of :data:`KINDS`.
+        members: of each member, the probabilities of the same memes in the same order, 0 to 1.
+
+    Raises:
+        ValueError: the members do not have the same length.
+    """
+    columns = [KINDS[kind][0](member) for member in members]
+    return [KINDS[kind][1](sum(row) / len(row)) for row in zip(*columns, strict=True)]
+
+
+def ranks(column: Column) -> list[float]:
+    """Where each value stands among all: 0 for the smallest, 1 for the largest, equal ones at their mean."""
+    if len(column) < 2:
+        return [0.5] * len(column)
+    order = sorted(range(len(column)), key=column.__getitem__)
+    result = [0.0] * len(column)
+    start = 0
+    while start < len(order):
+        end = start
+        while end + 1 < len(order) and column[order[end + 1]] == column[order[start]]:
+            end += 1
+        for position in order[start : end + 1]:
+            result[position] = (start + end) / 2 / (len(column) - 1)
+        start = end + 1
+    return result
+
+
+def logits(column: Column) -> list[float]:
+    """The logarithm of the odds of each probability."""
+    held = (min(max(p, _EDGE), 1 - _EDGE) for p in column)
+    return [math.log(p / (1 - p)) for p in held]
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+def _same(value: float) -> float:
+    return value
+
+
+KINDS: dict[str, tuple[Callable[[Column], Column], Callable[[float], float]]] = {
+    "mean": (list, _same),
+    "rank": (ranks, _same),
+    "logit": (logits, _sigmoid),
+}
+"""name → what is done to a member before the mean is taken, and what to the mean.
+
+``mean`` averages probabilities; ``rank`` the ranks, for members whose probabilities are not comparable – the
+result is no probability then; ``logit`` the log-odds, which lets a sure member say more.
+"""

@@ -1,0 +1,205 @@
+"""Is a CSV what the challenge takes for a split? Everything that is wrong with it, at once."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmf_win.dataset.predictions import COLUMNS, Prediction
+from mmf_win.errors import DataError
+
+_BOM = "\ufeff"
+_INTEGER = re.compile(r"-?[0-9]+")
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a submission.
+
+    Attributes:
+        text: in one line, with the first places.
+        fatal: it cannot be scored as it is. What is not fatal, a careful reader gets over.
+    """
+
+    text: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A prediction file that was looked at.
+
+    Attributes:
+        predictions: its usable rows, in the file's order.
+        problems: what is wrong with it, the fatal ones first.
+    """
+
+    predictions: tuple[Prediction, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be scored as it is."""
+        return not any(problem.fatal for problem in self.problems)
+
+
+def check(path: Path, ids: Sequence[int]) -> Submission:
+    """Look for everything that is wrong with a submission.
+
+    Args:
+        path: the CSV.
+        ids: those of the split's annotation file, in its order.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        return Submission((), (Problem("it is not a text file in UTF-8"),))
+    parser = _Parser(text)
+    predictions = tuple(parser.predictions())
+    problems = [*parser.problems(), *_compare(parser.ids, ids)]
+    return Submission(predictions, tuple(sorted(problems, key=lambda problem: not problem.fatal)))
+
+
+def load(path: Path, ids: Sequence[int]) -> list[Prediction]:
+    """The predictions in a submission, in the order of ``ids``.
+
+    Raises:
+        DataError: it cannot be scored; the message names everything that is wrong.
+    """
+    submission = check(path, ids)
+    if not submission.usable:
+        fatal = "; ".join(problem.text for problem in submission.problems if problem.fatal)
+        raise DataError(f"{path}: {fatal}", hint="mmfw check-submission says all about a prediction file")
+    by_id = {row.id: row for row in submission.predictions}
+    return [by_id[id_] for id_ in ids]
+
+
+class _Parser:
+    """Reads what can be read, and notes where the rest stands.
+
+    Attributes:
+        ids: of every row that has one, whatever else is wrong with the row.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.ids: list[int] = []
+        self._text = text.removeprefix(_BOM)
+        self._has_bom = text.startswith(_BOM)
+        self._header = self._text.partition("\n")[0].rstrip("\r")
+        # A file that is not separated by commas has no comma in its header.
+        self._delimiter = "," if "," in self._header else next((d for d in ";\t|" if d in self._header), ",")
+        self._faults: dict[str, list[int]] = {}
+        self._blank = 0
+        self._torn: str | None = None
+
+    def predictions(self) -> Iterator[Prediction]:
+        """The rows in which nothing is wrong."""
+        if not self._header_fits():
+            return
+        reader = csv.reader(io.StringIO(self._text, newline=""), delimiter=self._delimiter)
+        try:
+            next(reader)
+            for row in reader:
+                if not row or row == [""]:
+                    self._blank += 1
+                elif (prediction := self._row(row, reader.line_num)) is not None:
+                    yield prediction
+        except csv.Error as error:
+            self._torn = f"line {reader.line_num} is not CSV ({error})"
+
+    def problems(self) -> Iterator[Problem]:
+        """What was noted."""
+        if not self._text.strip():
+            yield Problem("it is empty")
+            return
+        if self._delimiter != ",":
+            names = {";": "semicolons", "\t": "tabs", "|": "bars"}
+            yield Problem(f"its values are separated by {names[self._delimiter]} instead of commas")
+        if not self._header_fits():
+            yield Problem(f"its first line must be {','.join(COLUMNS)}, not {self._header[:80]!r}")
+        if self._torn:
+            yield Problem(self._torn)
+        for what, lines in self._faults.items():
+            places = _first(lines, "line")
+            yield Problem(f"{len(lines)} rows {what} ({places})" if len(lines) > 1 else f"{places}: {what}")
+        if self._has_bom:
+            yield Problem("it begins with a byte order mark, which not every reader skips", fatal=False)
+        if "\r" in self._text:
+            yield Problem(r"its lines end with \r\n or \r instead of \n", fatal=False)
+        if self._blank:
+            yield Problem(f"{self._blank} lines are blank", fatal=False)
+
+    def _header_fits(self) -> bool:
+        return self._header.split(self._delimiter) == list(COLUMNS)
+
+    def _row(self, row: list[str], line: int) -> Prediction | None:
+        if len(row) != len(COLUMNS):
+            self._fault(f"without exactly {len(COLUMNS)} values", line)
+            return None
+        id_, proba, label = row
+        whole = _INTEGER.fullmatch(id_) is not None
+        if whole:
+            self.ids.append(int(id_))
+        else:
+            self._fault("whose id is not a whole number", line)
+        number = _number(proba)
+        if number is None:
+            self._fault("whose proba is not a number", line)
+        elif math.isnan(number):
+            self._fault("whose proba is NaN", line)
+        elif not 0 <= number <= 1:
+            self._fault("whose proba is not within 0 and 1", line)
+        if label not in ("0", "1"):
+            self._fault("whose label is neither 0 nor 1", line)
+        if not whole or number is None or not 0 <= number <= 1 or label not in ("0", "1"):
+            return None
+        return Prediction(int(id_), number, int(label))
+
+    def _fault(self, what: str, line: int) -> None:
+        self._faults.setdefault(what, []).append(line)
+
+
+def _compare(found: Sequence[int], wanted: Sequence[int]) -> Iterator[Problem]:
+    counts = Counter(found)
+    known = set(wanted)
+    ids = {
+        "missing": [id_ for id_ in wanted if id_ not in counts],
+        "not of this split": [id_ for id_ in counts if id_ not in known],
+        "there more than once": [id_ for id_, n in counts.items() if n > 1],
+    }
+    for what, some in ids.items():
+        if some:
+            are = "id is" if len(some) == 1 else "ids are"
+            yield Problem(f"{len(some)} {are} {what} ({_first(some, 'id')})")
+    if not any(ids.values()) and list(found) != list(wanted):
+        yield Problem(
+            "its rows are in another order than the annotations, so only a reader that goes by id scores it",
+            fatal=False,
+        )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _first(values: Sequence[int], unit: str) -> str:
+    shown = ", ".join(map(str, values[:_SHOWN]))
+    more = " …" if len(values) > _SHOWN else ""
+    return f"{unit}{'s' if len(values) > 1 else ''} {shown}{more}"

@@ -1,0 +1,66 @@
+"""The file of predictions: read, put in order, written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset import predictions
+from mmf_win.dataset.predictions import Prediction
+from mmf_win.errors import DataError
+
+
+def predicted(*ids: int) -> list[Prediction]:
+    return [Prediction(i, i / 10, int(i > 5)) for i in ids]
+
+
+def test_the_order_is_that_of_the_annotations() -> None:
+    assert [p.id for p in predictions.in_order(predicted(1, 2, 3), [3, 1, 2])] == [3, 1, 2]
+
+
+def test_rows_that_a_sampler_repeated_are_dropped() -> None:
+    assert predictions.in_order(predicted(1, 2, 1), [1, 2]) == predicted(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, 2, 3], r"1 ids missing \(first 3\)"),
+        ([1], r"1 ids unknown \(first 2\)"),
+        ([1, 2, 2], r"1 ids repeated in the annotations \(first 2\)"),
+    ],
+)
+def test_ids_that_do_not_fit_are_an_error(ids: list[int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        predictions.in_order(predicted(1, 2), ids)
+
+
+def test_two_answers_for_one_meme_are_an_error() -> None:
+    with pytest.raises(DataError, match="id 1 was predicted twice"):
+        predictions.in_order([Prediction(1, 0.2, 0), Prediction(1, 0.9, 1)], [1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,proba\n1,0.5\n", "not a prediction file"),
+        ("id,proba,label\nx,0.5,0\n", "not a prediction file"),
+        ("id,proba,label\n1,nan,0\n2,0.5,0\n", "1 memes is not a number .first id 1"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "raw.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message) as caught:
+        predictions.read_predictions(path)
+    assert "raw.csv" in str(caught.value)
+
+
+def test_what_is_written_reads_back_exactly_and_has_no_carriage_returns(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    memes = [Prediction(8291, 0.1 + 0.2, 0), Prediction(42953, 1e-9, 1)]
+    predictions.write_predictions(path, memes)
+    assert b"\r" not in path.read_bytes()
+    assert path.read_bytes().splitlines()[0] == b"id,proba,label"
+    assert predictions.read_predictions(path) == memes

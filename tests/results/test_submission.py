@@ -1,0 +1,115 @@
+"""Every way in which a prediction file can be wrong, told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.predictions import Prediction, write_predictions
+from mmf_win.errors import DataError
+from mmf_win.results import submission
+
+IDS = [8291, 42953, 12]
+GOOD = "id,proba,label\n8291,0.25,0\n42953,1e-3,0\n12,1.0,1\n"
+
+
+def checked(tmp_path: Path, content: str | bytes) -> tuple[list[str], list[str]]:
+    """What is fatal and what is not in a file of this content."""
+    path = tmp_path / "predictions.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    problems = submission.check(path, IDS).problems
+    return [p.text for p in problems if p.fatal], [p.text for p in problems if not p.fatal]
+
+
+def test_what_mmfw_writes_is_right(tmp_path: Path) -> None:
+    rows = [Prediction(8291, 0.1 + 0.2, 0), Prediction(42953, 1e-9, 0), Prediction(12, 1.0, 1)]
+    path = tmp_path / "out.csv"
+    write_predictions(path, rows)
+    assert submission.check(path, IDS) == submission.Submission(tuple(rows), ())
+    assert submission.load(path, IDS) == rows
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("12,1.0,1\n", "", "1 id is missing (id 12)"),
+        ("12,1.0,1\n", "13,1.0,1\n", "1 id is not of this split (id 13)"),
+        ("12,1.0,1\n", "12,1.0,1\n12,1.0,1\n", "1 id is there more than once (id 12)"),
+        ("12,1.0,1", "12.0,1.0,1", "line 4: whose id is not a whole number"),
+        ("12,1.0,1", "x,1.0,1", "line 4: whose id is not a whole number"),
+        ("0.25", "nan", "line 2: whose proba is NaN"),
+        ("0.25", "high", "line 2: whose proba is not a number"),
+        ("0.25", "", "line 2: whose proba is not a number"),
+        ("0.25", "1.01", "line 2: whose proba is not within 0 and 1"),
+        ("0.25", "-0.1", "line 2: whose proba is not within 0 and 1"),
+        ("0.25", "inf", "line 2: whose proba is not within 0 and 1"),
+        ("12,1.0,1", "12,1.0,2", "line 4: whose label is neither 0 nor 1"),
+        ("12,1.0,1", "12,1.0,1.0", "line 4: whose label is neither 0 nor 1"),
+        ("12,1.0,1", "12,1.0", "line 4: without exactly 3 values"),
+        ("id,proba,label", "id,label,proba", "its first line must be id,proba,label, not 'id,label,proba'"),
+        ("id,proba,label\n", "", "its first line must be id,proba,label, not '8291,0.25,0'"),
+        (",", ";", "its values are separated by semicolons instead of commas"),
+        (",", "\t", "its values are separated by tabs instead of commas"),
+    ],
+)
+def test_what_is_fatal_is_told_with_its_place(tmp_path: Path, old: str, new: str, told: str) -> None:
+    fatal, _ = checked(tmp_path, GOOD.replace(old, new))
+    assert told in fatal
+
+
+def test_a_file_in_another_encoding_or_of_nothing_is_told(tmp_path: Path) -> None:
+    assert checked(tmp_path, GOOD.encode("utf-16"))[0] == ["it is not a text file in UTF-8"]
+    assert "it is empty" in checked(tmp_path, "")[0]
+    assert "it is empty" in checked(tmp_path, "\ufeff\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("\ufeff" + GOOD, "byte order mark"),
+        (GOOD.replace("\n", "\r\n"), r"its lines end with \r\n"),
+        (GOOD.replace("\n", "\n\n"), "4 lines are blank"),
+        ("id,proba,label\n12,1.0,1\n8291,0.25,0\n42953,1e-3,0\n", "another order"),
+    ],
+)
+def test_what_a_careful_reader_gets_over_is_a_warning(tmp_path: Path, content: str, told: str) -> None:
+    fatal, warnings = checked(tmp_path, content)
+    assert fatal == []
+    assert len(warnings) == 1 and told in warnings[0]
+    loaded = submission.load(tmp_path / "predictions.csv", IDS)
+    assert [(row.id, row.proba) for row in loaded] == [(8291, 0.25), (42953, 1e-3), (12, 1.0)]
+
+
+def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    content = "\ufeffid,proba,label\r\n8291,nan,0\r\n8291,0.5,0\r\nx,2,7\r\n99,0.1,1,\r\n"
+    fatal, warnings = checked(tmp_path, content)
+    assert fatal == [
+        "line 2: whose proba is NaN",
+        "line 4: whose id is not a whole number",
+        "line 4: whose proba is not within 0 and 1",
+        "line 4: whose label is neither 0 nor 1",
+        "line 5: without exactly 3 values",
+        "2 ids are missing (ids 42953, 12)",
+        "1 id is there more than once (id 8291)",
+    ]
+    assert len(warnings) == 2
+    with pytest.raises(DataError, match=r"predictions.csv: .*NaN; .*whole number"):
+        submission.load(tmp_path / "predictions.csv", IDS)
+
+
+def test_many_faults_of_one_kind_are_one_line(tmp_path: Path) -> None:
+    rows = "".join(f"{id_},2,0\n" for id_ in range(10_000))
+    fatal, _ = checked(tmp_path, f"id,proba,label\n{rows}")
+    assert "10000 rows whose proba is not within 0 and 1 (lines 2, 3, 4 …)" in fatal
+    assert "9998 ids are not of this split (ids 0, 1, 2 …)" in fatal
+
+
+def test_bytes_that_the_csv_module_refuses_are_told(tmp_path: Path) -> None:
+    fatal, _ = checked(tmp_path, GOOD + '12,"' + "x" * 200_000)
+    assert any("is not CSV" in text for text in fatal)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.csv"):
+        submission.check(tmp_path / "nowhere.csv", IDS)
