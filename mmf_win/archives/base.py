@@ -47,12 +47,21 @@ class Member:
 
 @dataclass(frozen=True)
 class Extracted:
-    """A member that was written and verified."""
+    """A member that was written and verified.
+
+    Attributes:
+        name: of the member.
+        target: the file.
+        size: bytes.
+        crc32: checksum.
+        sha256: hash in hex, where it was asked for.
+    """
 
     name: str
     target: Path
     size: int
     crc32: int
+    sha256: str | None = None
 
 
 class Archive(ABC):

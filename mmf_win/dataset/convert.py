@@ -21,11 +21,14 @@ from mmf_win.console import Progress, say
 from mmf_win.dataset import known
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows, splits_on_disk
 from mmf_win.dataset.check import SplitSummary, require_images, require_unique_ids, shared_ids
-from mmf_win.dataset.journal import Journal
 from mmf_win.dataset.layout import Layout, find_images, find_layout
-from mmf_win.dataset.opening import open_with_progress
-from mmf_win.dataset.record import Record, Source
-from mmf_win.dataset.staging import (
+from mmf_win.dataset.record import Record
+from mmf_win.errors import DatasetError
+from mmf_win.integrity import Source
+from mmf_win.paths import DatasetPaths, Places
+from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.opening import open_with_progress
+from mmf_win.unpacking.staging import (
     Staging,
     flush,
     left_over,
@@ -33,8 +36,6 @@ from mmf_win.dataset.staging import (
     staging,
     was_killed_while_installing,
 )
-from mmf_win.errors import DatasetError
-from mmf_win.paths import DatasetPaths, Places
 
 
 @dataclass(frozen=True)

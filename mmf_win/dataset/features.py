@@ -7,13 +7,13 @@ from pathlib import Path
 
 from mmf_win.archives import Archive
 from mmf_win.console import Progress, say
-from mmf_win.dataset.opening import open_with_progress
-from mmf_win.dataset.record import Record, Source
-from mmf_win.dataset.staging import require_space, staging, was_killed_while_installing
+from mmf_win.dataset.record import Record
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity import file_digest
+from mmf_win.integrity import Source, file_digest
 from mmf_win.paths import Places
+from mmf_win.unpacking.opening import open_with_progress
+from mmf_win.unpacking.staging import require_space, staging, was_killed_while_installing
 
 _FOLDER = "detectron.lmdb"
 _DATA = "data.mdb"

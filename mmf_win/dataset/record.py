@@ -11,49 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import Progress
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity import file_digest
+from mmf_win.integrity import Source
 
 _FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Source:
-    """By what an archive or folder is recognised.
-
-    Attributes:
-        name: without its folder.
-        size: bytes, of all files in the case of a folder.
-        mtime_ns: last change in nanoseconds, the newest in the case of a folder.
-        sha256: of an archive; None for a folder.
-    """
-
-    name: str
-    size: int
-    mtime_ns: int
-    sha256: str | None = None
-
-    @classmethod
-    def of(cls, path: Path, sha256: str | None = None) -> Source:
-        """The archive or folder at ``path``, without reading its content."""
-        if path.is_dir():
-            files = [Path(here, name).stat() for here, _, names in os.walk(path) for name in names]
-        else:
-            files = [path.stat()]
-        newest = max((file.st_mtime_ns for file in files), default=0)
-        return cls(path.name, sum(file.st_size for file in files), newest, sha256)
-
-    def is_same(self, path: Path) -> bool:
-        """Whether ``path`` is this; a file that may only have been touched or copied is hashed to know."""
-        if not path.exists() or (now := Source.of(path)).size != self.size:
-            return False
-        if now.mtime_ns == self.mtime_ns:
-            return True
-        if self.sha256 is None or path.is_dir():
-            return False
-        with Progress("Comparing", now.size) as bar:
-            return file_digest(path, progress=bar.advance).hex() == self.sha256
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,32 @@
-"""Hashes of files, recorded and verified. Knows only files."""
+"""Hashes of files, recorded and verified. Knows only files.
+
+A folder of files that were once found right has a :class:`Manifest` beside them::
+
+    manifest = Manifest.load(folder)     # None: nobody has ever vouched for these files
+    for difference in verify(manifest):  # milliseconds, when nothing was touched since the last time
+        print(difference)                # changed: detectron.lmdb/data.mdb (4096 instead of 33107968 bytes)
+"""
 
 from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest, Vouching, manifest_files
+from mmf_win.integrity.source import Source
 from mmf_win.integrity.tree import Difference, differences
+from mmf_win.integrity.verify import LOCK, last_check, record, settled, verify
 
-__all__ = ["Difference", "differences", "file_digest"]
+__all__ = [
+    "LOCK",
+    "SUMS",
+    "Check",
+    "Difference",
+    "Entry",
+    "Manifest",
+    "Source",
+    "Vouching",
+    "differences",
+    "file_digest",
+    "last_check",
+    "manifest_files",
+    "record",
+    "settled",
+    "verify",
+]

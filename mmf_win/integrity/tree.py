@@ -19,13 +19,15 @@ class Difference:
     Attributes:
         kind: what is wrong with it.
         path: relative to the folder, with ``/`` on every system.
+        detail: more about it, where there is more to say.
     """
 
-    kind: Literal["missing", "changed", "extra"]
+    kind: Literal["missing", "changed", "unreadable", "extra"]
     path: str
+    detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.path}"
+        return f"{self.kind}: {self.path}" + (f" ({self.detail})" if self.detail else "")
 
 
 def differences(

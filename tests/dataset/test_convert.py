@@ -24,10 +24,10 @@ from mmf_win.console import Progress
 from mmf_win.dataset import convert as convert_module
 from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.convert import Conversion, convert
-from mmf_win.dataset.journal import Journal
-from mmf_win.dataset.staging import Staging, staging, staging_folder
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError, UsageError
 from mmf_win.paths import Places
+from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.staging import Staging, staging, staging_folder
 from tests.worlds import hostile
 from tests.worlds.memes import (
     PHASE_1,
@@ -553,7 +553,7 @@ _DIE = """\
 import os, signal, sys
 from pathlib import Path
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.journal import Journal
+from mmf_win.unpacking.journal import Journal
 from mmf_win.paths import Places
 
 def die():

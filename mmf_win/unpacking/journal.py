@@ -15,6 +15,7 @@ from types import TracebackType
 
 from mmf_win.archives import Extracted
 from mmf_win.console import Progress
+from mmf_win.integrity import file_digest
 
 _BLOCK = 1 << 20
 
@@ -27,11 +28,13 @@ class Entry:
         name: path below the folder of the step, with ``/``.
         size: bytes.
         crc32: checksum.
+        sha256: a better one, where the step makes it.
     """
 
     name: str
     size: int
     crc32: int
+    sha256: str | None = None
 
 
 class Journal:
@@ -59,7 +62,7 @@ class Journal:
     def note(self, done: Extracted) -> None:
         """A file below the root is written and verified."""
         name = done.target.relative_to(self._root).as_posix()
-        self._file.write(json.dumps(asdict(Entry(name, done.size, done.crc32))) + "\n")
+        self._file.write(json.dumps(asdict(Entry(name, done.size, done.crc32, done.sha256))) + "\n")
         self._file.flush()
 
     def still_good(self, names: Iterable[str]) -> list[Entry]:
@@ -71,15 +74,24 @@ class Journal:
             return [entry for entry in noted if self._is_good(entry, bar)]
 
     def _is_good(self, entry: Entry, bar: Progress) -> bool:
-        size = crc = 0
+        path = self._root / entry.name
         try:
-            with (self._root / entry.name).open("rb") as file:
-                while block := file.read(_BLOCK):
-                    size, crc = size + len(block), zlib.crc32(block, crc)
-                    bar.advance(len(block))
+            if path.stat().st_size != entry.size:
+                return False
+            if entry.sha256 is not None:
+                return file_digest(path, progress=bar.advance).hex() == entry.sha256
+            return _crc32(path, bar) == entry.crc32
         except OSError:
             return False
-        return (size, crc) == (entry.size, entry.crc32)
+
+
+def _crc32(path: Path, bar: Progress) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
+            bar.advance(len(block))
+    return crc
 
 
 def _read(path: Path) -> Iterable[Entry]:
@@ -90,6 +102,6 @@ def _read(path: Path) -> Iterable[Entry]:
     for line in lines:
         try:
             value = json.loads(line)
-            yield Entry(str(value["name"]), int(value["size"]), int(value["crc32"]))
+            yield Entry(str(value["name"]), int(value["size"]), int(value["crc32"]), value.get("sha256"))
         except (ValueError, TypeError, KeyError):
             continue

@@ -1,0 +1,229 @@
+"""What the files of a folder should be, who says so, and when each was last found to be so.
+
+::
+
+    <folder>/
+    ├── SHA256SUMS         hash and path of each file, as coreutils writes them; ``sha256sum -c`` reads it
+    ├── SHA256SUMS.json    what that format has no place for: sizes, what vouches for the hashes, past checks
+    └── …                  the files
+
+``SHA256SUMS`` is written last: where it is, the files were complete. Without the JSON, or with that of
+another ``SHA256SUMS``, every file is read again at the next check, and nothing vouches for the hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, field
+from os import stat_result
+from pathlib import Path, PurePosixPath
+from sys import platform
+from typing import Literal, TypeAlias, get_args
+
+from mmf_win.errors import DataError
+from mmf_win.files import json_bytes, read_json, replacing
+from mmf_win.integrity.source import Source
+
+SUMS = "SHA256SUMS"
+"""The file's name."""
+
+Vouching: TypeAlias = Literal["published", "archive", "recorded"]
+"""What vouches for the hashes, the strongest first.
+
+``published``: the files came out of an archive whose hash its publisher has made known, or have such a hash
+themselves. ``archive``: they came whole out of an archive of which nobody has published the hash.
+``recorded``: they are what was found on the disk one day; only later changes can be seen.
+"""
+
+_NOTES = "SHA256SUMS.json"
+_FORMAT = 1
+_LINE = re.compile(r"(\\?)([0-9a-f]{64}) [ *](.+)")
+_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
+_UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
+# FAT tells time in steps of two seconds, so a change may hide behind the time of one just before the check.
+_COARSEST_CLOCK_NS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a file should be.
+
+    Attributes:
+        sha256: its hash in hex.
+        size: bytes; None when only the hash is known.
+    """
+
+    sha256: str
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The state in which a file was when it was found to be what it should be.
+
+    Attributes:
+        size: bytes.
+        mtime_ns: when its content was changed last, in nanoseconds; anybody can set that.
+        change_ns: when anything about it was changed last, as the system alone sets it; 0 on Windows.
+        file_id: what tells it from another file of the same name, as the system counts them.
+        checked_ns: when it was checked.
+    """
+
+    size: int
+    mtime_ns: int
+    change_ns: int
+    file_id: int
+    checked_ns: int
+
+    @classmethod
+    def now(cls, stat: stat_result) -> Check:
+        """A file that was checked just now, in the state ``stat``."""
+        return cls(*_state(stat), checked_ns=time.time_ns())
+
+    def is_of(self, stat: stat_result) -> bool:
+        """Whether ``stat`` is the very state that was checked."""
+        return _state(stat) == (self.size, self.mtime_ns, self.change_ns, self.file_id)
+
+    def still_holds(self, stat: stat_result) -> bool:
+        """Whether the file must be the one that was checked.
+
+        It need not be when it was changed about as late as it was checked, or when the clock has stood
+        elsewhere meanwhile: a time of that check that lies ahead says nothing.
+        """
+        return self.is_of(stat) and self.mtime_ns + _COARSEST_CLOCK_NS < self.checked_ns <= time.time_ns()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the files of a folder should be.
+
+    Attributes:
+        folder: where they are.
+        files: path relative to the folder, with ``/`` → what that file should be.
+        vouched: what vouches for it.
+        source: what the files were made of, if they were made of an archive.
+        checks: path → when it was last found to be so. :func:`~mmf_win.integrity.verify` adds to it.
+    """
+
+    folder: Path
+    files: Mapping[str, Entry]
+    vouched: Vouching = "recorded"
+    source: Source | None = None
+    checks: dict[str, Check] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest | None:
+        """The manifest of ``folder``; None when it has none.
+
+        Raises:
+            DataError: there is one that cannot be understood.
+            OSError: it cannot be read.
+        """
+        path = folder / SUMS
+        try:
+            text = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        hashes = _parse(path, text)
+        try:
+            notes = read_json(folder / _NOTES)
+            if (notes["format"], notes["sums"]) != (_FORMAT, hashlib.sha256(text).hexdigest()):
+                raise ValueError("the notes on another manifest")
+            source = None if notes["source"] is None else Source(**notes["source"])
+            if notes["vouched"] not in get_args(Vouching):
+                raise ValueError(notes["vouched"])
+            files = {name: Entry(sha256, notes["sizes"].get(name)) for name, sha256 in hashes.items()}
+            checks = {name: Check(*map(int, values)) for name, values in notes["checks"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return cls(folder, {name: Entry(sha256) for name, sha256 in hashes.items()})
+        return cls(folder, files, notes["vouched"], source, checks)
+
+    def save(self) -> None:
+        """Write it into its folder.
+
+        Raises:
+            OSError: it cannot be written; no ``SHA256SUMS`` appears then.
+        """
+        lines = (_line(name, entry.sha256) for name, entry in self.files.items())
+        text = "".join(lines).encode("utf-8", "surrogateescape")  # Linux allows names that are no UTF-8
+        self._write_notes(text)
+        _write(self.folder / SUMS, text)
+
+    def save_checks(self) -> None:
+        """Write only what is remembered of checks, beside the ``SHA256SUMS`` that is there.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._write_notes((self.folder / SUMS).read_bytes())
+
+    def _write_notes(self, sums: bytes) -> None:
+        notes = {
+            "format": _FORMAT,
+            "sums": hashlib.sha256(sums).hexdigest(),
+            "vouched": self.vouched,
+            "source": None if self.source is None else asdict(self.source),
+            "sizes": {name: entry.size for name, entry in self.files.items()},
+            "checks": {name: astuple(check) for name, check in self.checks.items()},
+        }
+        _write(self.folder / _NOTES, json_bytes(notes))
+
+    def path(self, name: str) -> Path:
+        """Where a file of the manifest is."""
+        return self.folder.joinpath(*name.split("/"))
+
+    def size(self, names: Iterable[str] | None = None) -> int:
+        """Bytes of the files ``names``, of all when not given, as far as their sizes are known."""
+        return sum(self.files[name].size or 0 for name in (self.files if names is None else names))
+
+
+def manifest_files(folder: Path) -> list[Path]:
+    """The files that make up a folder's manifest, ``SHA256SUMS`` first, for whoever takes them away."""
+    return [folder / SUMS, folder / _NOTES]
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _state(stat: stat_result) -> tuple[int, int, int, int]:
+    # On Windows, st_ctime is when the file was made.
+    change_ns = 0 if platform == "win32" else stat.st_ctime_ns
+    return stat.st_size, stat.st_mtime_ns, change_ns, stat.st_ino
+
+
+def _line(name: str, sha256: str) -> str:
+    escaped = re.sub(r"[\\\n\r]", lambda found: _ESCAPES[found[0]], name)
+    return f"{'' if escaped == name else chr(92)}{sha256}  {escaped}\n"
+
+
+def _parse(path: Path, text: bytes) -> dict[str, str]:
+    """Path → hash. Lines of comments are skipped, as ``sha256sum -c`` does."""
+
+    def wrong(number: int, what: str) -> DataError:
+        return DataError(
+            f"{path}:{number}: {what}",
+            hint="this list of hashes is damaged; delete it, and the files are checked anew",
+        )
+
+    hashes = {}
+    for number, raw in enumerate(text.split(b"\n"), 1):
+        if not raw.strip() or raw.startswith(b"#"):
+            continue
+        line = _LINE.fullmatch(raw.decode("utf-8", "surrogateescape").rstrip("\r"))
+        if line is None:
+            raise wrong(number, "not a line of sha256sum")
+        escaped, sha256, name = line.groups()
+        if escaped:
+            name = re.sub(r"\\[\\nr]", lambda found: _UNESCAPES[found[0]], name)
+        if PurePosixPath(name).is_absolute() or ".." in name.split("/"):
+            raise wrong(number, "the path leads out of the folder")
+        hashes[name] = sha256
+    return hashes

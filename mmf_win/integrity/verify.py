@@ -1,0 +1,163 @@
+"""Whether the files of a folder are what its manifest says."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from mmf_win.console import Progress
+from mmf_win.integrity.manifest import Check, Entry, Manifest, Vouching
+from mmf_win.integrity.parallel import hash_files
+from mmf_win.integrity.source import Source
+from mmf_win.integrity.tree import Difference
+from mmf_win.locking import locked
+
+LOCK = ".mmfw-lock"
+"""The file in a folder that whoever changes the folder holds locked."""
+
+
+def verify(
+    manifest: Manifest, *, full: bool = False, only: Collection[str] | None = None, title: str = "Verifying"
+) -> list[Difference]:
+    """Compare files with their manifest.
+
+    A file that has not been touched since it was last found right is not read again. All others are read,
+    side by side and with a progress bar, and those that are right are remembered in the manifest and beside
+    it – unless the folder is read-only or another process is at work there; then that is all that is lost.
+
+    Args:
+        manifest: what the files should be.
+        full: read every file.
+        only: check just these paths of the manifest.
+        title: of the bar.
+
+    Returns:
+        what is wrong, in the manifest's order: ``missing``, ``changed`` or ``unreadable``. A path in ``only``
+        that the manifest does not list is ``extra``.
+    """
+    names = list(manifest.files) if only is None else sorted(only)
+    stats = _stats(manifest.folder, names)
+    wrong: dict[str, Difference] = {}
+    to_read: dict[str, int] = {}
+    for name in names:
+        found, entry = stats.get(name), manifest.files.get(name)
+        if entry is None:
+            wrong[name] = Difference("extra", name, "in no manifest")
+        elif found is None:
+            wrong[name] = Difference("missing", name)
+        elif entry.size is not None and found.st_size != entry.size:
+            wrong[name] = Difference("changed", name, f"{found.st_size} instead of {entry.size} bytes")
+        elif full or name not in manifest.checks or not manifest.checks[name].still_holds(found):
+            to_read[name] = found.st_size
+    if to_read or wrong:
+        before = dict(manifest.checks)
+        for name in wrong:
+            manifest.checks.pop(name, None)
+        _read(manifest, to_read, wrong, title)
+        if manifest.checks != before:
+            _remember(manifest)
+    return [wrong[name] for name in names if name in wrong]
+
+
+def last_check(manifest: Manifest) -> float | None:
+    """When all files were last known to be right: the oldest check that holds, in seconds since the epoch.
+
+    None when a file is gone, or would have to be read to know.
+    """
+    stats = _stats(manifest.folder, manifest.files)
+    oldest = None
+    for name in manifest.files:
+        check, found = manifest.checks.get(name), stats.get(name)
+        if check is None or found is None or not check.still_holds(found):
+            return None
+        oldest = min(oldest or check.checked_ns, check.checked_ns)
+    return None if oldest is None else oldest / 1e9
+
+
+def record(
+    folder: Path,
+    names: Iterable[str],
+    *,
+    vouched: Vouching = "recorded",
+    source: Source | None = None,
+    title: str = "Recording",
+) -> Manifest:
+    """Hash the files ``names`` below ``folder`` as they are, and write their manifest.
+
+    Raises:
+        OSError: a file cannot be read, or the manifest cannot be written.
+    """
+    paths = {name: folder.joinpath(*name.split("/")) for name in sorted(names)}
+    files: dict[str, Entry] = {}
+    checks: dict[str, Check] = {}
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    with Progress(title, sum(sizes.values())) as bar:
+        for name, sha256, check in hash_files(paths, bar.advance):
+            if isinstance(sha256, OSError):
+                raise sha256
+            files[name] = Entry(sha256, sizes[name])
+            if check is not None:
+                checks[name] = check
+    manifest = Manifest(folder, {name: files[name] for name in paths}, vouched, source, checks)
+    manifest.save()
+    return manifest
+
+
+def settled(
+    folder: Path, files: Mapping[str, Entry], vouched: Vouching, source: Source | None = None
+) -> Manifest:
+    """Write the manifest of files that were hashed while written, and have just taken their place."""
+    ordered = dict(sorted(files.items()))
+    checks = {name: Check.now(found) for name, found in _stats(folder, ordered).items()}
+    manifest = Manifest(folder, ordered, vouched, source, checks)
+    manifest.save()
+    return manifest
+
+
+def _read(manifest: Manifest, sizes: Mapping[str, int], wrong: dict[str, Difference], title: str) -> None:
+    """Read files whole, the largest first, and note in the manifest and in ``wrong`` what they are."""
+    ordered = sorted(sizes, key=lambda name: -sizes[name])
+    with Progress(title, sum(sizes.values())) as bar:
+        for name, sha256, check in hash_files({n: manifest.path(n) for n in ordered}, bar.advance):
+            manifest.checks.pop(name, None)
+            if isinstance(sha256, OSError):
+                wrong[name] = Difference("unreadable", name, sha256.strerror or str(sha256))
+            elif sha256 != manifest.files[name].sha256:
+                wrong[name] = Difference("changed", name, "other content")
+            elif check is not None:
+                manifest.checks[name] = check
+
+
+def _remember(manifest: Manifest) -> None:
+    with suppress(OSError), locked(manifest.folder / LOCK):
+        manifest.save_checks()
+
+
+def _stats(root: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
+    """The state of each file that is there; what is no file is left out."""
+    wanted = set(names)
+    if sys.platform == "win32":  # a folder's listing lacks the ids there, and may be late
+        found = ((name, root / name) for name in wanted)
+    else:
+        found = (item for folder in {n.rpartition("/")[0] for n in wanted} for item in _listing(root, folder))
+    stats = {}
+    for name, file in found:
+        if name in wanted:
+            with suppress(OSError):
+                state = file.stat()
+                if stat.S_ISREG(state.st_mode):
+                    stats[name] = state
+    return stats
+
+
+def _listing(root: Path, folder: str) -> list[tuple[str, os.DirEntry[str]]]:
+    """A folder's entries. One listing is far faster than asking for thousands of files by name."""
+    try:
+        with os.scandir(root / folder) as entries:
+            return [(f"{folder}/{entry.name}" if folder else entry.name, entry) for entry in entries]
+    except OSError:
+        return []
