@@ -137,7 +137,9 @@ class Progress:
         self.done = initial
         self.note = ""
         self._bar: tqdm[Any] | None = None
-        self._next_line = time.monotonic() + self._PLAIN_INTERVAL
+        self._initial = initial
+        self._start = time.monotonic()
+        self._next_line = self._start + self._PLAIN_INTERVAL
 
     def __enter__(self) -> Progress:
         if _stderr.isatty():
@@ -191,7 +193,14 @@ class Progress:
         )
         if not self.total:
             return done if self.unit == "B" else f"{done} {self.unit}s"
-        return f"{done} of {total} ({100 * self.done // self.total} %)"
+        return f"{done} of {total} ({100 * self.done // self.total} %){self._pace()}"
+
+    def _pace(self) -> str:
+        """How fast bytes come, and how long the rest will take."""
+        rate = (self.done - self._initial) / max(time.monotonic() - self._start, 1e-9)
+        if self.unit != "B" or rate <= 0 or self.total is None or self.done >= self.total:
+            return ""
+        return f", {size(rate)}/s, {duration((self.total - self.done) / rate)} left"
 
     def _noted(self) -> str:
         return f", {self.note}" if self.note else ""

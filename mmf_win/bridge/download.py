@@ -1,66 +1,285 @@
-"""Fetching one file over HTTP."""
+"""Fetching one file over HTTP, over as many interruptions as it takes.
+
+::
+
+    features.tar.gz.part         what has arrived so far
+    features.tar.gz.part.json    of which file: URL, length, validator (RFC 9110, sections 8.8 and 13.1.5)
+    .features.tar.gz.lock        held while somebody fetches it
+    features.tar.gz              the whole file; it has this name only once its hash is right
+"""
 
 from __future__ import annotations
 
+import hashlib
+import http
 import http.client
+import math
+import os
+import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from mmf_win import __version__
-from mmf_win.console import Progress
-from mmf_win.errors import MmfError
+from mmf_win.console import Progress, say, size
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.files import read_json, rename, write_json
+from mmf_win.integrity import file_digest
+from mmf_win.locking import locked
 
 PAUSE = 2.0
-"""Seconds before the second attempt; twice as long before each further one."""
+"""Seconds before the second attempt; twice as long before each further one that brought nothing."""
 
-_PIECE = 1 << 16
-_TIMEOUT = 30.0
+TIMEOUT = 30.0
+"""Seconds without a byte after which a connection counts as broken."""
+
+_LONGEST_PAUSE = 60.0
+_PIECE = 1 << 18
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
-def download(url: str, target: Path, title: str, *, attempts: int = 3) -> None:
-    """Fetch ``url`` into ``target``, which may hold a part of it when this raises.
+def download(url: str, target: Path, title: str, *, sha256: str | None = None, attempts: int = 3) -> str:
+    """Fetch ``url`` into ``target`` and return its SHA-256.
 
-    The proxies of the environment and of the system's settings are used. What may pass (a broken
-    connection, a busy server) is tried again.
+    What an earlier call could not finish is gone on with, where the server can do that and the file has not
+    changed there. The proxies of the environment and of the system's settings are used.
 
     Args:
         url: where from.
-        target: the file to write; its folder exists.
+        target: the file, which is not there before all of it is; its folder exists.
         title: what to show beside the progress.
-        attempts: how often to try.
+        sha256: what it must be, where that is known.
+        attempts: how often to try without a single new byte; what may pass (a broken connection, a busy
+            server) is tried again.
 
     Raises:
-        MmfError: the server refused, or the last attempt failed.
-        OSError: the file cannot be written.
+        MmfError: the server refused, what it sends is not the file, or the last attempt failed. What had
+            arrived stays for the next call, unless its hash is wrong.
+        UsageError: the URL is not one of HTTP.
+        OSError: the file cannot be written; what had arrived stays.
     """
-    for attempt in range(1, attempts + 1):
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url}: not a URL of http or https")
+    with _alone(target):
+        if sha256 is not None and target.is_file() and file_digest(target).hex() == sha256:
+            return sha256  # another process has just fetched it
+        part = _Part(target, url, sha256)
+        found = part.fetch(title, attempts)
+        if found != sha256 and sha256 is not None and part.continued:
+            say(f"{title}: what an earlier download had left does not fit; starting over")
+            part.discard()
+            found = part.fetch(title, attempts)
+        if sha256 not in (None, found):
+            part.discard()
+            raise MmfError(
+                f"{url} is not the file that was expected: its SHA-256 is {found}, not {sha256}; "
+                "it was removed",
+                hint="something on the way may change downloads; try another network",
+            )
+        part.install()
+        return found
+
+
+def remote_size(url: str) -> int | None:
+    """How many bytes a server says that a file has; None when it cannot be told now."""
+    with suppress(OSError, http.client.HTTPException, ValueError), _opened(url, "HEAD") as answer:
+        return _length(answer)
+    return None
+
+
+class _BrokenError(Exception):
+    """The connection ended, or stalled; it may work the next time."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """Of which file a part is.
+
+    Attributes:
+        url: where it came from.
+        length: bytes of the whole file.
+        validator: a strong ETag, or the time of the last change.
+    """
+
+    url: str
+    length: int | None
+    validator: str | None
+
+    @classmethod
+    def of(cls, url: str, headers: http.client.HTTPMessage, length: int | None) -> _Version:
+        etag = headers.get("ETag")
+        strong = etag if etag and not etag.startswith("W/") else None
+        return cls(url, length, strong or headers.get("Last-Modified"))
+
+
+class _Part:
+    """A file on its way."""
+
+    def __init__(self, target: Path, url: str, sha256: str | None) -> None:
+        self._target, self._url, self._sha256 = target, url, sha256
+        self._path = target.with_name(target.name + ".part")
+        self._note = target.with_name(target.name + ".part.json")
+        self._hash = hashlib.sha256()
+        self._done = 0
+        self.continued = False
+
+    def fetch(self, title: str, attempts: int) -> str:
+        """Bring the whole file in and return its hash."""
+        self._take_up()
+        best, tries, pause = 0, 0, PAUSE
+        while True:
+            try:
+                self._go_on(title)
+                return self._hash.hexdigest()
+            except _NETWORK as error:
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()  # it is the answer, too, and holds the connection
+                arrived = self._done > best
+                best, tries = max(best, self._done), 1 if arrived else tries + 1
+                pause = PAUSE if arrived else pause
+                if tries >= attempts or not _may_pass(error):
+                    raise MmfError(self._failed(error), hint=_HINT) from error
+            time.sleep(min(pause, _LONGEST_PAUSE))
+            pause *= 2
+
+    def install(self) -> None:
+        """Give the file its name."""
+        with self._path.open("rb+") as file:
+            os.fsync(file.fileno())
+        self._target.unlink(missing_ok=True)
+        rename(self._path, self._target)
+        self._note.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Forget what has arrived."""
+        self._path.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
+
+    def _take_up(self) -> None:
+        """Hash what an earlier call has left."""
+        if not (self._sha256 or self._known()):
+            self.discard()
+        self._hash, self._done, self.continued = hashlib.sha256(), 0, False
+        there = self._path.stat().st_size if self._path.is_file() else 0
+        if not there:
+            return
+        with Progress("Checking what has arrived before", there) as bar, self._path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                self._hash.update(piece)
+                bar.advance(len(piece))
+        self._done, self.continued = there, True
+
+    def _known(self) -> _Version | None:
+        """Of which file the part is, if it came from this very URL and that can be told apart from others."""
         try:
-            return _fetch(url, target, title)
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()  # it is the answer, too, and holds the connection
-            if attempt == attempts or not _may_pass(error):
-                raise MmfError(
-                    f"cannot download {url}: {_reason(error)}",
-                    hint="check the connection (HTTPS_PROXY names a proxy) and run the same command again",
-                ) from error
-        time.sleep(PAUSE * 2 ** (attempt - 1))
+            known = _Version(**read_json(self._note))
+        except (OSError, ValueError, TypeError):
+            return None
+        return known if known.url == self._url and known.validator else None
 
+    def _go_on(self, title: str) -> None:
+        known = self._known()
+        if self._done and known and known.length == self._done:
+            return
+        headers = {}
+        if self._done:
+            headers["Range"] = f"bytes={self._done}-"
+            if known and known.validator:
+                headers["If-Range"] = known.validator
+        try:
+            with _opened(self._url, "GET", headers) as answer:
+                total = self._placed(answer, known)
+                self._receive(answer, total, title)
+        except urllib.error.HTTPError as error:
+            if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not self._done:
+                raise
+            length = _RANGE_OF_NOTHING.fullmatch(error.headers.get("Content-Range") or "")
+            if not (length and int(length[1]) == self._done and self._sha256):
+                self._restart()  # the part is longer than the file, or of another one
+                raise _BrokenError("the file has changed on the server") from None
 
-def _fetch(url: str, target: Path, title: str) -> None:
-    request = urllib.request.Request(url, headers={"User-Agent": f"mmfw/{__version__}"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response, target.open("wb") as file:
-        length = response.headers["Content-Length"]
-        total = int(length) if length else None
-        with Progress(title, total) as progress:
-            while piece := response.read(_PIECE):
-                file.write(piece)
+    def _placed(self, answer: Any, known: _Version | None) -> int | None:
+        """Make sure where the answer's bytes belong, and return the length of the whole file."""
+        if answer.headers.get_content_type() == "text/html":
+            raise MmfError(
+                f"{self._url}: the server sent a web page, not the file",
+                hint="a proxy or a login page may be in the way; open the address in a browser to see",
+            )
+        total = _length(answer)
+        if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
+            place = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")
+            whole = int(place[2]) if place and place[2] != "*" else None
+            if place is None or int(place[1]) != self._done or (known and known.length not in (None, whole)):
+                self._restart()
+                raise _BrokenError("the server sent another part than it was asked for")
+            total = whole
+        elif self._done:
+            self._restart()  # it cannot send parts, or the file has changed
+        write_json(self._note, asdict(_Version.of(self._url, answer.headers, total)))
+        return total
+
+    def _restart(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._hash, self._done, self.continued = hashlib.sha256(), 0, False
+
+    def _receive(self, answer: Any, total: int | None, title: str) -> None:
+        with Progress(title, total, initial=self._done) as progress, self._path.open("ab") as file:
+            while piece := _read(answer):
+                self._write(file, piece)
                 progress.advance(len(piece))
         # http.client reports a short body only when it was asked for the whole at once.
-        if total is not None and progress.done != total:
-            raise ConnectionError(f"the connection ended after {progress.done} of {total} bytes")
+        if total is not None and self._done != total:
+            raise _BrokenError(f"the connection ended after {self._done} of {total} bytes")
+
+    def _write(self, file: IO[bytes], piece: bytes) -> None:
+        try:
+            file.write(piece)
+        except OSError as error:
+            error.filename = error.filename or str(self._path)  # a full disk does not say whose file it was
+            raise
+        self._hash.update(piece)
+        self._done += len(piece)
+
+    def _failed(self, error: Exception) -> str:
+        kept = f"; {size(self._done)} have arrived and stay" if self._done else ""
+        return f"cannot download {self._url}: {_reason(error)}{kept}"
+
+
+_HINT = "check the connection (HTTPS_PROXY names a proxy) and run the same command again"
+_NETWORK = (
+    _BrokenError,
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
+)
+_RANGE_OF_NOTHING = re.compile(r"bytes \*/(\d+)")
+
+
+def _opened(url: str, method: str, headers: dict[str, str] | None = None) -> Any:
+    agent = {"User-Agent": f"mmfw/{__version__}", **(headers or {})}
+    request = urllib.request.Request(url, headers=agent, method=method)
+    # urlopen would keep the proxies of its first call.
+    return urllib.request.build_opener().open(request, timeout=TIMEOUT)
+
+
+def _length(answer: Any) -> int | None:
+    length = answer.headers.get("Content-Length") or ""
+    return int(length) if length.isdecimal() else None
+
+
+def _read(answer: Any) -> bytes:
+    try:
+        piece = answer.read1(_PIECE)  # what is there already: no byte that has arrived is lost
+    except (OSError, http.client.HTTPException) as error:
+        raise _BrokenError(_reason(error)) from error
+    assert isinstance(piece, bytes)
+    return piece
 
 
 def _may_pass(error: Exception) -> bool:
@@ -73,3 +292,16 @@ def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError):
         return str(error.reason)
     return str(error) or type(error).__name__
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Wait until nobody else fetches the file."""
+    lock = target.with_name(f".{target.name}.lock")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock))
+        except BlockingIOError:
+            say(f"another mmfw is downloading {target.name}; waiting for it")
+            stack.enter_context(locked(lock, patience=math.inf))
+        yield

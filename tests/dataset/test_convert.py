@@ -12,7 +12,6 @@ import sys
 import threading
 import zipfile
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -263,18 +262,6 @@ def test_a_data_folder_that_cannot_be_made(archive: Path, places: Places) -> Non
     with pytest.raises(OSError):
         convert(archive, places, password=PASSWORD)
     assert places.data_dir.read_bytes() == b"a file"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 80 MB."""
-    folder = tmp_path / "small disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(folder)]
-    if sys.platform == "win32" or subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode:
-        pytest.skip("no right to mount a file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_disk_that_fills_up_meanwhile(

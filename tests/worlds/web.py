@@ -1,0 +1,178 @@
+"""A web server on this machine that serves files as real ones do, and fails as they do."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Asked:
+    """A request that came: its method, path and headers."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+Fault = Callable[["Answering"], None]
+
+
+@dataclass
+class Answering:
+    """How the next answer is given; a fault changes it.
+
+    Attributes:
+        body: what is sent.
+        status: of HTTP.
+        headers: beside those that belong to the status; None leaves a header out.
+        cut: send only so many bytes of the body.
+        stall: after what is sent, wait for this event instead of ending.
+    """
+
+    body: bytes
+    status: int
+    headers: dict[str, str | None] = field(default_factory=dict)
+    cut: int | None = None
+    stall: threading.Event | None = None
+
+
+class WebServer:
+    """Serves ``files`` with ranges and entity tags.
+
+    Attributes:
+        url: of the folder that holds the files.
+        files: name → content; may be changed while it runs.
+        faults: what goes wrong with the next GETs, one each; None for an answer that is right.
+        etags: whether it names the version of a file.
+        ranges: whether it sends parts.
+        asked: the requests so far.
+    """
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.faults: list[Fault | None] = []
+        self.etags = self.ranges = True
+        self.asked: list[Asked] = []
+        self.released = threading.Event()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    @classmethod
+    @contextmanager
+    def serving(cls, **files: bytes) -> Iterator[WebServer]:
+        """A server that runs inside the ``with`` block; ``_`` in a name stands for a dot."""
+        server = cls({name.replace("_", "."): content for name, content in files.items()})
+        thread = threading.Thread(target=server._http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.released.set()
+            server._http.shutdown()
+            thread.join()
+            server._http.server_close()
+
+    @property
+    def gets(self) -> list[Asked]:
+        """The requests for content."""
+        return [asked for asked in self.asked if asked.method == "GET"]
+
+    def _handler(outer) -> type[BaseHTTPRequestHandler]:
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self._answer(send_body=False)
+
+            def do_GET(self) -> None:
+                self._answer(send_body=True)
+
+            def _answer(self, send_body: bool) -> None:
+                outer.asked.append(Asked(self.command, self.path, dict(self.headers)))
+                content = outer.files.get(self.path.lstrip("/"))
+                if content is None:
+                    self.send_error(404)
+                    return
+                answer = outer._plan(content, dict(self.headers))
+                if send_body and outer.faults and (fault := outer.faults.pop(0)):
+                    fault(answer)
+                self.send_response(answer.status)
+                answer.headers.setdefault("Content-Length", str(len(answer.body)))
+                for name, value in answer.headers.items():
+                    if value is not None:
+                        self.send_header(name, value)
+                self.end_headers()
+                if send_body:
+                    self.wfile.write(answer.body[: answer.cut])
+                    if answer.stall is not None:
+                        self.wfile.flush()
+                        answer.stall.wait()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        return Handler
+
+    def _plan(self, content: bytes, headers: dict[str, str]) -> Answering:
+        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+        known = {"ETag": tag} if self.etags else {}
+        wanted = re.fullmatch(r"bytes=(\d+)-", headers.get("Range", ""))
+        if not (self.ranges and wanted) or headers.get("If-Range", tag) != tag:
+            return Answering(content, 200, {**known})
+        start = int(wanted[1])
+        if start >= len(content):
+            return Answering(b"", 416, {"Content-Range": f"bytes */{len(content)}"})
+        place = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        return Answering(content[start:], 206, {**known, "Content-Range": place})
+
+
+def breaks_off(after: int) -> Fault:
+    """The connection ends after so many bytes."""
+
+    def fault(answer: Answering) -> None:
+        answer.cut = after
+
+    return fault
+
+
+def stalls(server: WebServer, after: int) -> Fault:
+    """Nothing comes any more after so many bytes, and the connection stays."""
+
+    def fault(answer: Answering) -> None:
+        answer.cut, answer.stall = after, server.released
+
+    return fault
+
+
+def answers(status: int, body: bytes = b"", **headers: str) -> Fault:
+    """Another answer altogether; ``_`` in a header's name stands for a hyphen."""
+
+    def fault(answer: Answering) -> None:
+        answer.status, answer.body = status, body
+        answer.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    return fault
+
+
+def login_page(answer: Answering) -> None:
+    """A page instead of the file, as a hotel's network sends it, with the status 200."""
+    answers(200, b"<html>Please log in</html>", Content_Type="text/html; charset=utf-8")(answer)
+
+
+def promises(length: int) -> Fault:
+    """The length that is announced is wrong."""
+
+    def fault(answer: Answering) -> None:
+        answer.headers["Content-Length"] = str(length)
+
+    return fault
+
+
+def another_part(answer: Answering) -> None:
+    """A part that begins elsewhere than was asked for."""
+    answer.status = 206
+    answer.headers["Content-Range"] = f"bytes 1-{len(answer.body)}/{len(answer.body) + 1}"
