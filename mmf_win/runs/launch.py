@@ -28,9 +28,7 @@ from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.overrides import lasting
 from mmf_win.runs.presets import merge
 from mmf_win.runs.progress import Watcher
-from mmf_win.supervise import Ended, run_child
-
-_PATIENCE = 30.0
+from mmf_win.supervise import Ended, run_child, stop_timeout
 
 
 def start(request: RunRequest, name: str, places: Places, resume_file: Path | None = None) -> Run:
@@ -201,9 +199,10 @@ def _attempt(
             log=run.log,
             environment=environment,
             stop_file=files.stop,
+            exit_file=files.exit,
             watch=watcher.poll,
             on_stop=lambda: say(f"\n{_stopping(request)} … press Ctrl+C again to end at once"),
-            patience=_PATIENCE,
+            patience=stop_timeout(),
         )
     end = _exit_of(request, ended)
     if end.outcome != "ok":
@@ -229,7 +228,9 @@ def _exit_of(request: Request, ended: Ended) -> Exit:
 def _died(ended: Ended) -> Exit:
     if ended.killed:
         unsaved = "updates since the last checkpoint are lost"
-        return Exit("interrupted", f"ended at once, or after {_PATIENCE:.0f} s without progress; {unsaved}")
+        return Exit(
+            "interrupted", f"ended at once, or after {stop_timeout():g} s without progress; {unsaved}"
+        )
     if ended.code == -9:
         return Exit("host_oom", "the worker was killed, most likely because memory ran out")
     return Exit("internal", f"the worker died without a word (exit code {ended.code})")

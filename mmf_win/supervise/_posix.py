@@ -1,16 +1,20 @@
-"""Process trees on Linux and macOS, held together by a session."""
+"""Process trees on Linux and macOS: a session of their own, and in it a keeper that survives its parent."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
 
 assert sys.platform != "win32"
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+_MOMENT = 1.0
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -19,21 +23,53 @@ def stop_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
-class Tree:
-    """A process and all its descendants.
+@contextmanager
+def window_closed(press: Callable[[], None]) -> Iterator[None]:
+    """Nothing: a closed terminal is a signal here."""
+    yield
 
-    They have a session of their own, so that the terminal's Ctrl+C reaches only the parent.
+
+class Tree:
+    """A process and all its descendants; they also end when this process does, however that ends.
+
+    They have a session of their own, so that the terminal's Ctrl+C reaches only this process.
 
     Args:
         command: the program and its arguments.
+        stop_file: asks the program to leave, once this process is gone.
+        grace: seconds that it has for that.
+        output: gets what it prints.
         options: more arguments for Popen.
     """
 
-    def __init__(self, command: Sequence[str], **options: Any) -> None:
-        self.process = subprocess.Popen(command, start_new_session=True, **options)
+    def __init__(
+        self, command: Sequence[str], *, stop_file: Path, grace: float, output: IO[bytes], **options: Any
+    ) -> None:
+        keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(stop_file), str(grace)]
+        self.process = subprocess.Popen(
+            [*keeper, *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            **options,
+        )
 
-    def close(self) -> None:
-        """End what is left of the tree."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    def close(self) -> int:
+        """End what is left of the tree, without waiting long for what the system cannot end yet.
+
+        Returns:
+            The exit code; negative is the signal that killed it.
+        """
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError), self.process.stdin as keeper:
+            keeper.write(b"!")
+        for _ in range(2):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_MOMENT)
+            # For where nobody is adopted, and for a keeper that was itself killed, stopped, or waits for a
+            # process that hangs in the kernel.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.poll()
+        return -signal.SIGKILL if code is None else code

@@ -6,10 +6,12 @@ import ctypes
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from ctypes import wintypes
-from typing import Any
+from pathlib import Path
+from threading import Event
+from typing import IO, Any
 
 assert sys.platform == "win32"
 
@@ -22,14 +24,19 @@ _kernel32.AssignProcessToJobObject.argtypes = [wintypes.HANDLE, wintypes.HANDLE]
 _kernel32.SetInformationJobObject.argtypes = [wintypes.HANDLE, ctypes.c_int, wintypes.LPVOID, wintypes.DWORD]
 _kernel32.TerminateJobObject.argtypes = [wintypes.HANDLE, wintypes.UINT]
 _kernel32.CloseHandle.argtypes = [wintypes.HANDLE]
+_ConsoleHandler = ctypes.WINFUNCTYPE(wintypes.BOOL, wintypes.DWORD)
+_kernel32.SetConsoleCtrlHandler.argtypes = [_ConsoleHandler, wintypes.BOOL]
 _ntdll.NtResumeProcess.argtypes = [wintypes.HANDLE]
 _ntdll.RtlNtStatusToDosError.argtypes = [ctypes.c_long]
 
 # https://learn.microsoft.com/windows/win32/procthread/process-creation-flags
 _CREATE_SUSPENDED = 0x00000004
+# https://learn.microsoft.com/windows/console/handlerroutine
+_CLOSE_EVENTS = {2, 5, 6}  # of the window, of the user's session, of the system
 # https://learn.microsoft.com/windows/win32/api/winnt/ns-winnt-jobobject_basic_limit_information
 _KILL_ON_JOB_CLOSE = 0x00002000
 _EXTENDED_LIMIT_INFORMATION = 9
+_MOMENT = 1.5
 
 
 class _BasicLimits(ctypes.Structure):
@@ -58,30 +65,68 @@ class _ExtendedLimits(ctypes.Structure):
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for an end: Ctrl+C, a terminating program, Ctrl+Break and a closed window."""
+    """The signals that ask for an end: Ctrl+C, a terminating program and Ctrl+Break."""
     return [signal.SIGINT, signal.SIGTERM, signal.SIGBREAK]
+
+
+@contextmanager
+def window_closed(press: Callable[[], None]) -> Iterator[None]:
+    """Call ``press`` when the console window is closed, the user logs off or the system shuts down.
+
+    Windows ends this process as soon as its handler has returned, and some five seconds after the event in
+    any case; so the handler, which has a thread of its own, returns only when the block has ended.
+    """
+    left = Event()
+
+    def handle(event: int) -> bool:
+        if event not in _CLOSE_EVENTS:
+            return False
+        press()
+        left.wait()
+        return True
+
+    handler = _ConsoleHandler(handle)
+    _kernel32.SetConsoleCtrlHandler(handler, True)
+    try:
+        yield
+    finally:
+        left.set()
+        _kernel32.SetConsoleCtrlHandler(handler, False)
 
 
 class Tree:
     """A process and all its descendants; they also end when this process does, however that ends.
 
     The process starts suspended and is let go once it is in the job, so that not even what a launcher starts
-    at once is left out. Its console group is its own, so that Ctrl+C reaches only the parent.
+    at once is left out. It has a console of its own, without a window, so that Ctrl+C and a closed window
+    reach only this process.
 
     Args:
         command: the program and its arguments.
+        stop_file: not needed here, where the job ends the program at once when this process is gone.
+        grace: not needed here.
+        output: gets what it prints.
         options: more arguments for Popen.
 
     Raises:
         OSError: Windows refuses to start the process, or to hold it in the job; it is gone then.
     """
 
-    def __init__(self, command: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self, command: Sequence[str], *, stop_file: Path, grace: float, output: IO[bytes], **options: Any
+    ) -> None:
         self._job = _kill_on_close_job()
         with ExitStack() as undo:
             undo.callback(_kernel32.CloseHandle, self._job)
             self.process = subprocess.Popen(
-                command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | _CREATE_SUSPENDED, **options
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                creationflags=subprocess.CREATE_NO_WINDOW
+                | subprocess.CREATE_NEW_PROCESS_GROUP
+                | _CREATE_SUSPENDED,
+                **options,
             )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)  # suspended as it is, it would never end by itself
@@ -91,11 +136,18 @@ class Tree:
                 raise ctypes.WinError(_ntdll.RtlNtStatusToDosError(status))
             undo.pop_all()
 
-    def close(self) -> None:
-        """End what is left of the tree."""
+    def close(self) -> int:
+        """End what is left of the tree, without waiting long for what the system cannot end yet.
+
+        Returns:
+            The exit code.
+        """
         _kernel32.TerminateJobObject(self._job, 1)
         _kernel32.CloseHandle(self._job)
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_MOMENT)
+        code = self.process.poll()
+        return 1 if code is None else code
 
 
 def _kill_on_close_job() -> int:

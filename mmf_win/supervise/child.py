@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mmf_win.supervise.processes import Tree, stop_signals
+from mmf_win.errors import UsageError
+from mmf_win.supervise.processes import Tree, stop_signals, window_closed
 
 _POLL = 0.1
+_FAREWELL = 10.0
+_ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
 
 
 @dataclass(frozen=True)
@@ -31,63 +35,91 @@ class Ended:
     killed: bool
 
 
+def stop_timeout() -> float:
+    """Seconds without progress after which a child that was asked to leave is killed.
+
+    Raises:
+        UsageError: MMFW_STOP_TIMEOUT is not a number of seconds.
+    """
+    text = os.environ.get("MMFW_STOP_TIMEOUT", "30")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"MMFW_STOP_TIMEOUT={text} is not a number of seconds", hint="such as 120")
+    return seconds
+
+
 def run_child(
     command: Sequence[str],
     *,
     log: Path,
     environment: Mapping[str, str],
     stop_file: Path,
+    exit_file: Path,
     watch: Callable[[], bool],
     on_stop: Callable[[], None],
-    patience: float = 30.0,
+    patience: float,
+    farewell: float = _FAREWELL,
 ) -> Ended:
     """Run ``command`` to its end, with the user's Ctrl+C made graceful.
 
     The first Ctrl+C (or SIGTERM, or a closed terminal) writes ``stop_file``; the second one, or ``patience``
-    seconds without progress after the first, kills the child and its descendants.
+    seconds without progress after the first, kills the child and its descendants. A child that has written
+    ``exit_file`` has nothing left to do, and is killed when it has not left ``farewell`` seconds later.
+
+    When this process is killed, the child is asked to leave, too, and is killed after ten times ``patience``;
+    on Windows it ends at once.
 
     Args:
         command: the program and its arguments.
         log: the child's whole output is appended here.
         environment: the child's environment.
         stop_file: the file that asks the child to leave.
+        exit_file: the file by which it says how it ended.
         watch: called several times a second; True when the child made progress since the last call.
         on_stop: called once, when the user asked for a stop.
         patience: seconds.
+        farewell: seconds.
 
     Returns:
         How it ended.
     """
-    stop_file.unlink(missing_ok=True)
+    for of_earlier in (stop_file, exit_file):
+        of_earlier.unlink(missing_ok=True)
     presses = 0
     killed = False
 
-    def press(_signal: int, _frame: FrameType | None) -> None:
+    def press(_signal: int | None = None, _frame: FrameType | None = None) -> None:
         nonlocal presses
         presses += 1
 
-    with log.open("ab") as output, _signals_to(press):
-        tree = Tree(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+    with log.open("ab") as output, _signals_to(press), window_closed(press):
+        grace = patience * _ORPHANS_PATIENCE
+        tree = Tree(command, stop_file=stop_file, grace=grace, output=output, env=environment)
         try:
             deadline = float("inf")
             asked = False
             while not _ended(tree.process):
                 progressed = watch()
+                if exit_file.exists():
+                    deadline = min(deadline, time.monotonic() + farewell)
+                elif presses and (progressed or not asked):
+                    deadline = time.monotonic() + patience
                 if presses and not asked:
                     asked = True
                     stop_file.touch()
                     on_stop()
-                if asked and (progressed or deadline == float("inf")):
-                    deadline = time.monotonic() + patience
                 if presses > 1 or time.monotonic() > deadline:
                     killed = True
                     break
         finally:
             # Also after an ordinary end: a DataLoader's workers may outlive the child that started them.
-            tree.close()
+            code = tree.close()
             stop_file.unlink(missing_ok=True)
         watch()
-    return Ended(tree.process.returncode, presses > 0, killed)
+    return Ended(code, presses > 0, killed)
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -1,15 +1,17 @@
 """Real children, real signals. The children are small Python programs."""
 
-import contextlib
 import os
 import signal
-import socket
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mmf_win.supervise import Ended, run_child
+from mmf_win.errors import UsageError
+from mmf_win.supervise import Ended, run_child, stop_timeout
+from tests.worlds.held import HOLD, witness
 
 LEAVES_WHEN_ASKED = """
 import pathlib, sys, time
@@ -20,22 +22,58 @@ while not (folder / "stop").exists():
 print("saved")
 """
 
-HOLDS_A_SOCKET = """
-import pathlib, signal, socket, sys, time
-for name in ("SIGINT", "SIGTERM"):
-    signal.signal(getattr(signal, name), signal.SIG_IGN)
-held = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
-(pathlib.Path(sys.argv[1]) / "up").touch()
-time.sleep(600)
+IGNORES_SIGNALS = """
+import signal, sys, time
+folder, port = sys.argv[1:]
+for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    if hasattr(signal, name):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
 """
 
-NEVER_LEAVES = f"""
-import signal, subprocess, sys, time
-for name in ("SIGINT", "SIGTERM"):
-    signal.signal(getattr(signal, name), signal.SIG_IGN)
-subprocess.Popen([sys.executable, "-c", {HOLDS_A_SOCKET!r}, *sys.argv[1:]])
+# Holds the interpreter's lock in C: no thread of it, and no handler of a signal, ever runs again.
+NEVER_LETS_GO = """
+import ctypes
+if sys.platform == "win32":
+    ctypes.PyDLL("kernel32").Sleep(600_000)
+else:
+    ctypes.PyDLL(None).sleep(600)
+"""
+
+STARTS_ANOTHER = """
+import subprocess
+def start(program, **options):
+    subprocess.Popen([sys.executable, "-c", program, folder, port], **options)
+"""
+
+UP = """
+import pathlib
+(pathlib.Path(folder) / "up").touch()
+"""
+
+STUBBORN = IGNORES_SIGNALS + HOLD + UP + "time.sleep(600)"
+STUCK_IN_C = IGNORES_SIGNALS + HOLD + UP + NEVER_LETS_GO
+PARENT_OF_STUBBORN = IGNORES_SIGNALS + HOLD + STARTS_ANOTHER + f"start({STUBBORN!r}); time.sleep(600)"
+PARENT_OF_RUNAWAY = (
+    IGNORES_SIGNALS + HOLD + STARTS_ANOTHER + f"start({STUBBORN!r}, start_new_session=True); time.sleep(600)"
+)
+# Its child has lost its parent and left the session: nothing but adoption finds it.
+ANCESTOR_OF_ORPHAN = (
+    IGNORES_SIGNALS
+    + HOLD
+    + STARTS_ANOTHER
+    + f"""
+middle = {IGNORES_SIGNALS + STARTS_ANOTHER + f"start({STUBBORN!r}, start_new_session=True)"!r}
+start(middle, start_new_session=True)
 time.sleep(600)
 """
+)
+TREES = {
+    "child": (STUBBORN, 1),
+    "child stuck in C": (STUCK_IN_C, 1),
+    "grandchild": (PARENT_OF_STUBBORN, 2),
+    "grandchild in a session of its own": (PARENT_OF_RUNAWAY, 2),
+    "orphaned grandchild in a session of its own": (ANCESTOR_OF_ORPHAN, 2),
+}
 
 
 class World:
@@ -47,14 +85,22 @@ class World:
         self.stop_file = folder / "stop"
         self.told = 0
 
-    def run(self, program: str, *arguments: str, presses: int = 0, patience: float = 60.0) -> Ended:
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        presses: int = 0,
+        patience: float = 60.0,
+        farewell: float = 60.0,
+        when_up: Callable[[], None] = lambda: signal.raise_signal(signal.SIGINT),
+    ) -> Ended:
         left = presses
 
         def watch() -> bool:
             nonlocal left
             if left and (self.folder / "up").exists():
                 left -= 1
-                signal.raise_signal(signal.SIGINT)
+                when_up()
             return False
 
         def told() -> None:
@@ -65,9 +111,11 @@ class World:
             log=self.log,
             environment=os.environ,
             stop_file=self.stop_file,
+            exit_file=self.folder / "exit.json",
             watch=watch,
             on_stop=told,
             patience=patience,
+            farewell=farewell,
         )
 
 
@@ -82,14 +130,33 @@ def test_a_child_that_ends_by_itself_hands_on_its_exit_code_and_output(world: Wo
     assert sorted(world.log.read_text(encoding="utf-8").split()) == ["err", "out"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows knows no such signals")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
+def test_a_child_that_a_signal_ended_hands_that_on(world: World, name: str) -> None:
+    ended = world.run(f"import os, signal; os.kill(os.getpid(), signal.{name})")
+    assert ended == Ended(code=-getattr(signal, name), stop_requested=False, killed=False)
+
+
 def test_output_is_appended_to_what_the_log_holds(world: World) -> None:
     world.log.write_text("earlier\n", encoding="utf-8")
     world.run("print('later')")
     assert world.log.read_text(encoding="utf-8").split() == ["earlier", "later"]
 
 
-def test_the_first_ctrl_c_asks_the_child_and_lets_it_finish(world: World) -> None:
-    ended = world.run(LEAVES_WHEN_ASKED, presses=1)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SIGINT",
+        "SIGTERM",
+        pytest.param("SIGHUP", marks=pytest.mark.skipif(sys.platform == "win32", reason="not on Windows")),
+        pytest.param(
+            "SIGBREAK", marks=pytest.mark.skipif(sys.platform != "win32", reason="only Windows knows it")
+        ),
+    ],
+)
+def test_the_first_signal_asks_the_child_and_lets_it_finish(world: World, name: str) -> None:
+    number = getattr(signal, name)
+    ended = world.run(LEAVES_WHEN_ASKED, presses=1, when_up=lambda: signal.raise_signal(number))
     assert ended == Ended(code=0, stop_requested=True, killed=False)
     assert "saved" in world.log.read_text(encoding="utf-8")
     assert world.told == 1
@@ -102,21 +169,136 @@ def test_a_stop_file_of_an_earlier_run_does_not_stop_this_one(world: World) -> N
     assert ended.code == 0
 
 
-@pytest.mark.parametrize(("presses", "patience"), [(2, 60.0), (1, 0.2)], ids=["second Ctrl+C", "no progress"])
-def test_a_child_that_does_not_leave_is_killed_with_its_descendants(
-    world: World, presses: int, patience: float
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(60)
-        port = str(server.getsockname()[1])
-        ended = world.run(NEVER_LEAVES, port, presses=presses, patience=patience)
+@pytest.mark.parametrize("tree", TREES)
+def test_a_second_ctrl_c_ends_the_whole_tree(world: World, tree: str) -> None:
+    program, members = TREES[tree]
+    with witness() as held:
+        ended = world.run(program, held.port, presses=2)
         assert ended.killed and ended.stop_requested
-        connection, _ = server.accept()
-        with connection:
-            connection.settimeout(60)
-            # Windows resets the connections of a process that was killed.
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(1) == b"", "the grandchild still holds its socket"
+        held.accept(members)
+        assert held.all_dead()
+
+
+def test_a_child_that_makes_no_progress_after_ctrl_c_is_killed(world: World) -> None:
+    with witness() as held:
+        ended = world.run(PARENT_OF_STUBBORN, held.port, presses=1, patience=0.2)
+        assert ended.killed and ended.stop_requested
+        held.accept(2)
+        assert held.all_dead()
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_what_a_child_leaves_behind_ends_with_it(world: World, tree: str) -> None:
+    program, members = TREES[tree]
+    leaves = f"""
+import pathlib, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {program!r}, *sys.argv[1:]])
+while not pathlib.Path(sys.argv[1], "up").exists():
+    time.sleep(0.01)
+sys.exit(4)
+"""
+    with witness() as held:
+        assert world.run(leaves, held.port) == Ended(code=4, stop_requested=False, killed=False)
+        held.accept(members)
+        assert held.all_dead()
+
+
+def test_a_child_that_has_said_how_it_ended_but_does_not_leave_is_killed(world: World) -> None:
+    done = '(pathlib.Path(folder) / "exit.json").touch()'
+    with witness() as held:
+        ended = world.run(IGNORES_SIGNALS + HOLD + UP + done + NEVER_LETS_GO, held.port, farewell=0.2)
+        assert ended.killed and not ended.stop_requested
+        held.accept()
+        assert held.all_dead()
+
+
+# A parent of its own for each test: it is killed in the middle of its work.
+SUPERVISES = """
+import os, sys
+from pathlib import Path
+from mmf_win.supervise import run_child
+folder = Path(sys.argv[1])
+run_child(
+    [sys.executable, "-c", *sys.argv[2:]],
+    log=folder / "log.txt",
+    environment=os.environ,
+    stop_file=folder / "stop",
+    exit_file=folder / "exit.json",
+    watch=lambda: False,
+    on_stop=lambda: None,
+    patience=float(os.environ["PATIENCE"]),
+)
+"""
+
+
+def supervisor(world: World, program: str, *arguments: str, patience: float) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", SUPERVISES, str(world.folder), program, str(world.folder), *arguments]
+    return subprocess.Popen(command, env={**os.environ, "PATIENCE": str(patience)})
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_process_outlives_a_parent_that_was_killed(world: World, tree: str) -> None:
+    program, members = TREES[tree]
+    with witness() as held, supervisor(world, program, held.port, patience=0.01) as parent:
+        held.accept(members)
+        parent.kill()
+        assert held.all_dead()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows the job ends a child at once")
+def test_a_child_whose_parent_was_killed_is_asked_to_leave_first(world: World) -> None:
+    leaves = "folder, port = __import__('sys').argv[1:]\n" + HOLD + LEAVES_WHEN_ASKED
+    with witness() as held, supervisor(world, leaves, held.port, patience=60) as parent:
+        held.accept()
+        parent.kill()
+        assert held.all_dead()
+    assert "saved" in world.log.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no terminals of this kind")
+def test_a_closed_terminal_asks_the_child_to_leave(world: World) -> None:
+    import pty
+
+    leaves = "folder, port = __import__('sys').argv[1:]\n" + HOLD + LEAVES_WHEN_ASKED
+    ours, theirs = pty.openpty()
+    # The shell of a terminal window: it leads the session, and the terminal is its own.
+    shell = "import os, pty, sys, fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n" + SUPERVISES
+    command = [sys.executable, "-c", shell, str(world.folder), leaves, str(world.folder)]
+    with witness() as held:
+        with subprocess.Popen(
+            [*command, held.port],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={**os.environ, "PATIENCE": "60"},
+        ) as parent:
+            os.close(theirs)
+            held.accept()
+            os.close(ours)
+            assert parent.wait(60) == 0, "it ended by itself, not by the signal"
+        assert held.all_dead()
+    assert "saved" in world.log.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no keeper on Windows")
+@pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL"])
+def test_a_keeper_that_was_stopped_or_killed_holds_nothing_up(world: World, name: str) -> None:
+    disturbs = f"import os, signal; os.kill(os.getppid(), signal.{name})\n"
+    with witness() as held:
+        ended = world.run(IGNORES_SIGNALS + HOLD + disturbs + UP + "time.sleep(600)", held.port, presses=2)
+        assert ended.code == -signal.SIGKILL
+        held.accept()
+        assert held.all_dead()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signal reaches the child on Windows")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_the_whole_group_does_not_end_the_keeper(world: World, name: str) -> None:
+    sends = (
+        f"\nimport os; signal.signal(signal.{name}, signal.SIG_IGN); os.killpg(0, signal.{name}); sys.exit(5)"
+    )
+    assert world.run("import signal, sys" + sends).code == 5
 
 
 def test_the_signal_handlers_of_the_caller_come_back(world: World) -> None:
@@ -135,3 +317,16 @@ def test_a_closed_terminal_asks_for_an_end_unless_nohup_said_to_ignore_it() -> N
         assert signal.SIGHUP not in stop_signals()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_patience_after_ctrl_c_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stop_timeout() == 30
+    monkeypatch.setenv("MMFW_STOP_TIMEOUT", "2.5")
+    assert stop_timeout() == 2.5
+
+
+@pytest.mark.parametrize("wrong", ["soon", "0", "-1", "nan", "inf", ""])
+def test_a_wrong_patience_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("MMFW_STOP_TIMEOUT", wrong)
+    with pytest.raises(UsageError, match="MMFW_STOP_TIMEOUT"):
+        stop_timeout()

@@ -1,9 +1,11 @@
-"""What only Windows can do to a child: refuse it a place in its job, or refuse to let it go."""
+"""What only Windows can do: refuse a child its place in the job, refuse to let it go, close the console."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -25,7 +27,7 @@ _STATUS_ACCESS_DENIED = 0xC0000022 - (1 << 32)
     ids=["no job", "no start"],
 )
 def test_a_child_is_not_left_behind_suspended_when_windows_fake_refuses(
-    monkeypatch: pytest.MonkeyPatch, library: object, function: str, answer: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: object, function: str, answer: int
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen.__init__
@@ -36,7 +38,38 @@ def test_a_child_is_not_left_behind_suspended_when_windows_fake_refuses(
 
     monkeypatch.setattr(subprocess.Popen, "__init__", remember)
     monkeypatch.setattr(library, function, lambda *_: answer)
-    with pytest.raises(OSError):
-        _windows.Tree([sys.executable, "-c", "pass"])
+    with (tmp_path / "log.txt").open("wb") as output, pytest.raises(OSError):
+        _windows.Tree([sys.executable, "-c", "pass"], stop_file=tmp_path / "stop", grace=1, output=output)
     (child,) = started
     assert child.returncode is not None
+
+
+@pytest.mark.parametrize("event", [2, 5, 6], ids=["window", "user's session", "system"])
+def test_a_closing_console_asks_once_and_waits_for_the_end_of_the_work_fake_event(
+    monkeypatch: pytest.MonkeyPatch, event: int
+) -> None:
+    """No program can send these events, so the handler is called as Windows calls it: in a thread."""
+    handlers = []
+    monkeypatch.setattr(
+        _windows._kernel32, "SetConsoleCtrlHandler", lambda handler, _add: handlers.append(handler)
+    )
+    presses: list[int] = []
+    answers: list[bool] = []
+    with _windows.window_closed(lambda: presses.append(event)):
+        thread = Thread(target=lambda: answers.append(handlers[0](event)))
+        thread.start()
+        while not presses:
+            pass
+        assert thread.is_alive() and not answers
+    thread.join()
+    assert (presses, answers) == ([event], [True])
+
+
+def test_ctrl_c_is_left_to_python() -> None:
+    """The real handler stands in the console's list, and a real one is called without harm."""
+    handlers = []
+    real = _windows._ConsoleHandler
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_windows, "_ConsoleHandler", lambda handle: handlers.append(handle) or real(handle))
+        with _windows.window_closed(lambda: pytest.fail("Ctrl+C does not close the console")):
+            assert handlers[0](0) is False
