@@ -20,7 +20,9 @@ import traceback
 from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
+from mmf_win.bridge.stopping import Stop
 from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit, Request
@@ -41,21 +43,35 @@ def main(request_file: Path) -> int:
                 Exit("busy", "another process trains this run").save(request.attempt.exit)
                 return 1
         log.write("run_started", action=request.action, pid=os.getpid(), **versions())
-        end = attempt(request)
-        log.write("run_ended", action=request.action, outcome=end.outcome)
-        end.save(request.attempt.exit)
-        if request.action == "train":
-            end.save(request.run_exit)
+
+        def leave() -> NoReturn:
+            nothing = ", with nothing new to save" if request.action == "train" else ""
+            report(Exit("interrupted", f"stopped{nothing}"), request, log)
+            os._exit(1)
+
+        stop = Stop(request.attempt.stop)
+        stop.listen(leave)
+        end = attempt(request, stop)
+        stop.hold()
+        report(end, request, log)
     return 0 if end.outcome == "ok" else 1
 
 
-def attempt(request: Request) -> Exit:
+def report(end: Exit, request: Request, log: EventLog) -> None:
+    """Tell how the attempt ended."""
+    log.write("run_ended", action=request.action, outcome=end.outcome)
+    end.save(request.attempt.exit)
+    if request.action == "train":
+        end.save(request.run_exit)
+
+
+def attempt(request: Request, stop: Stop) -> Exit:
     """Do what the request says, and say how it ended whatever happens."""
     prepared = False
     try:
-        prepare(request)
+        prepare(request, stop)
         prepared = True
-        run(request)
+        run(request, stop)
     except BaseException as error:
         from mmf_win.bridge.outcome import classify
 
@@ -64,7 +80,7 @@ def attempt(request: Request) -> Exit:
     return Exit("ok")
 
 
-def prepare(request: Request) -> None:
+def prepare(request: Request, stop: Stop) -> None:
     """Make MMF importable and put the hooks in place, in this process."""
     from mmf_win.bridge import compat
     from mmf_win.bridge.versions import read_version
@@ -75,10 +91,10 @@ def prepare(request: Request) -> None:
     compat.anomaly.wanted = request.detect_anomaly
     from mmf_win.bridge import hooks
 
-    hooks.register(request, version)
+    hooks.register(request, version, stop)
 
 
-def run(request: Request) -> None:
+def run(request: Request, stop: Stop) -> None:
     """Call MMF's ``run``, and order the predictions that it wrote."""
     from mmf_cli.run import run as mmf_run
 
@@ -93,6 +109,7 @@ def run(request: Request) -> None:
     if predicting:
         from mmf_win.bridge.predictions import collect
 
+        stop.hold()
         collect(request)
 
 
@@ -143,4 +160,5 @@ if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1])))
 
 if __name__ == "__mp_main__" and _REQUEST in os.environ:
-    prepare(Request.load(Path(os.environ[_REQUEST])))
+    _request = Request.load(Path(os.environ[_REQUEST]))
+    prepare(_request, Stop(_request.attempt.stop))

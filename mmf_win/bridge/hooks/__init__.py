@@ -9,18 +9,20 @@ from __future__ import annotations
 from importlib import import_module
 
 from mmf_win.bridge.hooks.observer import Observer
+from mmf_win.bridge.stopping import Stop
 from mmf_win.bridge.versions import differences
 from mmf_win.protocol import Request
 
 
-def register(request: Request, version: str) -> None:
+def register(request: Request, version: str, stop: Stop) -> None:
     """Register the hooks with MMF's registry, in this process.
 
     Args:
         request: what the worker is to do.
         version: the installed MMF's version.
+        stop: asks this process to leave.
     """
-    observer = Observer(request)
+    observer = Observer(request, stop)
     adapter = "callback" if differences(version).callbacks else "trainer"
     import_module(f"mmf_win.bridge.hooks.{adapter}").register(observer)
     import_module("mmf_win.bridge.hooks.reporter").register(observer)

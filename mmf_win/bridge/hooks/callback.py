@@ -37,7 +37,7 @@ class Watch(Callback):  # type: ignore[misc]
         """Report the figures that MMF collected, and leave when the parent asked for it."""
         if kwargs["should_log"]:
             _observer.trained(self.trainer, self.trainer.max_updates, kwargs["meter"].get_scalar_dict())
-        _observer.leave_if_asked()
+        _observer.updated()
 
     def on_validation_end(self, **kwargs: Any) -> None:
         """Report the validation; after the last update it also decides whether this was the best."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from mmf_win.bridge.outcome import StopRequested
+from mmf_win.bridge.stopping import Stop
 from mmf_win.protocol import EventLog, Request
 
 _HEARTBEAT = 1.0
@@ -21,13 +21,13 @@ class Observer:
 
     Args:
         request: what the worker is to do; its run folder gets the events.
+        stop: asks this process to leave.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, stop: Stop) -> None:
         self.request = request
         self._log = EventLog(request.events, request.attempt.name)
-        self._stop_file = request.attempt.stop
-        self._parent = os.getppid()
+        self._stop = stop
         self._trainer: Any = None
         self._save: Callable[[], None] | None = None
         self._since = time.monotonic()
@@ -56,6 +56,7 @@ class Observer:
     def training_ended(self) -> None:
         """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
         self._save = None
+        self._stop.release()
 
     def trained(self, trainer: Any, max_updates: float, scalars: dict[str, Any]) -> None:
         """An update whose figures MMF collected has ended."""
@@ -84,6 +85,7 @@ class Observer:
         save = checkpoint.save
 
         def observed(update: int, iteration: int | None = None, update_best: bool = False) -> None:
+            self._stop.hold()
             self.event("saving", update=update)
             save(update, iteration, update_best=update_best)
             self.event("checkpoint", update=update, is_best=update_best)
@@ -92,31 +94,53 @@ class Observer:
 
     def heartbeat(self) -> None:
         """Something goes on that has no event of its own, such as a batch of the validation set."""
-        self.leave_if_asked()
+        if _ranks() == 1 and self._stop.asked:
+            self._leave()
         if time.monotonic() >= self._next_heartbeat:
             self._next_heartbeat = time.monotonic() + _HEARTBEAT
             self.event("alive")
 
-    def leave_if_asked(self) -> None:
-        """Save and leave, when the parent asked for it or is gone.
+    def updated(self) -> None:
+        """An update has ended: from now on there is something to save.
 
         Raises:
-            StopRequested: it did; what there was to save is saved.
+            StopRequested: this process was asked to leave; what there was to save is saved.
         """
-        if self._stop_file.exists() or os.getppid() != self._parent:
+        self._stop.hold()
+        if _agreed(self._stop.asked):
             self._leave()
 
     def _leave(self) -> NoReturn:
+        self._stop.hold()
         if self._save is None:
             raise StopRequested("stopped")
         save, self._save = self._save, None
         save()
+        if _ranks() > 1:  # one that left before the first has saved would end them all
+            torch.distributed.barrier()
         raise StopRequested(f"stopped at update {self._trainer.num_updates}, which is saved")
 
 
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _rank() -> int:
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    return torch.distributed.get_rank() if _distributed() else 0
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size() if _distributed() else 1
+
+
+def _agreed(asked: bool) -> bool:
+    """What the first rank was asked; one that left alone would leave the others waiting for its gradients."""
+    if _ranks() == 1:
+        return asked
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    answer = torch.tensor(int(asked), device=device)
+    torch.distributed.broadcast(answer, src=0)
+    return bool(answer.item())
 
 
 def _number(value: Any) -> float | None:

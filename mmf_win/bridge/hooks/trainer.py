@@ -51,7 +51,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _logistics(self, report: Any) -> bool:
         should_break = bool(super()._logistics(report))
-        _observer.leave_if_asked()
+        _observer.updated()
         return should_break or self.num_updates >= self.max_updates
 
     def _summarize_report(self, meter: Any, should_print: Any = True, extra: Any = None) -> None:

@@ -1,0 +1,78 @@
+"""How the worker learns that it shall leave, and leaves at once while it has nothing to save."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Lock, Thread
+from types import FrameType
+from typing import NoReturn
+
+_INTERVAL = 0.1
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+
+
+class Stop:
+    """The parent's request to leave.
+
+    In the worker a thread looks for it, so that it is followed at any moment: during imports, in a batch that
+    never comes, while predicting. What must not be interrupted there holds it off.
+
+    Processes that MMF starts do not listen; they look when they are asked.
+
+    Args:
+        file: the request; whether it exists is all that matters.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen = Event()
+        self._listening = False
+        self._lock = Lock()
+        self._held = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asked."""
+        return self._seen.is_set() if self._listening else self._file.exists()
+
+    def listen(self, leave: Callable[[], NoReturn]) -> None:
+        """Look for the request from now on. A signal is one, too, and so is the parent's death.
+
+        Args:
+            leave: ends the process; called in another thread, as soon as nothing holds it off.
+        """
+        self._listening = True
+        for name in _SIGNALS:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._ask)
+        parent = os.getppid()
+
+        def look() -> None:
+            while not (self._seen.wait(_INTERVAL) or self._file.exists() or os.getppid() != parent):
+                pass
+            self._seen.set()
+            with self._lock:
+                leave()
+
+        Thread(target=look, name="mmfw-stop", daemon=True).start()
+
+    def hold(self) -> None:
+        """From now on whoever calls this sees to the request."""
+        if not self._held:
+            self._lock.acquire()
+            self._held = True
+
+    def release(self) -> None:
+        """There is nothing to save any more."""
+        if self._held:
+            self._held = False
+            self._lock.release()
+
+    def _ask(self, _signal: int, _frame: FrameType | None) -> None:
+        with suppress(OSError):
+            self._file.touch()  # for the processes that do not listen
+        self._seen.set()
