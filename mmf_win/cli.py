@@ -24,6 +24,7 @@ COMMANDS = {
     "features": "Put an archive of region features in its place.",
     "train": "Train a model, or go on with a run.",
     "predict": "Predict a split with a trained run.",
+    "report": "Make a page about a run, or compare several.",
     "runs": "List what ran and how well.",
     "demo": "Go the whole way on a small synthetic set, on a CPU.",
 }

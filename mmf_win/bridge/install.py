@@ -31,7 +31,7 @@ from mmf_win.paths import tool_home
 
 Origin = Literal["pypi", "github", "path", "environment"]
 
-_MODULES = {"pillow": "PIL"}
+_MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ TRAIN = (
     "tensorboard",
     "iopath",
     "termcolor",
+    "jinja2",
+    "matplotlib",
 )
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
 _LITTLE_SPACE = 10 << 30

@@ -1,0 +1,73 @@
+"""``mmfw report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.console import print_json, say
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw report                               the newest run, with its newest predictions
+  mmfw report mmbt_grid --split dev_seen --open
+  mmfw report mmbt_grid --no-images --output for-the-group.html
+  mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them"""
+)
+@click.argument("runs", nargs=-1, metavar="[RUN ...]")
+@click.option("--split", metavar="SPLIT", help="Whose predictions to show.  [default: the newest]")
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where the page goes."
+)
+@click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
+@options.data_dir
+@options.save_dir
+@options.as_json
+def command(
+    runs: tuple[str, ...],
+    split: str | None,
+    output: Path | None,
+    images: bool,
+    show: bool,
+    data_dir: Path | None,
+    save_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Make a page about a run, or one that compares several.
+
+    The page is one file that opens from disk without a network. For one run it goes into the run's reports
+    as report.html: curves, scores beside the published ones, and the worst mistakes, their pictures blurred
+    until they are clicked. For several it goes into the save dir as comparison.html. RUN is a run's id, its
+    name (the newest run of that name) or its folder.
+    """
+    from mmf_win.bridge.install import require_packages
+    from mmf_win.paths import Places
+    from mmf_win.runs import history
+
+    require_packages("jinja2", "matplotlib", "scikit-learn", "pillow", "numpy")
+    from mmf_win.results.report import pages
+
+    save = Places.resolve(None, save_dir).save_dir
+    output = output.expanduser().absolute() if output is not None else None
+    found = [history.find(save, wanted) for wanted in runs or (None,)]
+    if len(found) == 1:
+        page = pages.of_run(found[0], split=split, data_dir=data_dir, output=output, images=images)
+    else:
+        page = pages.of_runs(found, save, split=split, data_dir=data_dir, output=output)
+    if as_json:
+        print_json({"report": str(page), "runs": [run.id for run in found]})
+    else:
+        print(page)
+    if show and not _open(page):
+        say("there is no browser to open it with")
+
+
+def _open(page: Path) -> bool:
+    import webbrowser
+
+    return webbrowser.open(page.as_uri())

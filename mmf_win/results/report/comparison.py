@@ -1,0 +1,152 @@
+"""The page that compares several runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from mmf_win.protocol import read_events
+from mmf_win.results.metrics import SAMPLES, Difference, auroc_difference, measure
+from mmf_win.results.report import plots
+from mmf_win.results.report.curves import Curves, read_curves
+from mmf_win.results.report.render import write_page
+from mmf_win.results.report.scored import Scored
+from mmf_win.runs import history
+from mmf_win.runs.folder import Run, RunRequest
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of the runs.
+
+    Attributes:
+        run, request, curves: what its folder says.
+        state: how it stands.
+        best: its best validation AUROC.
+        scored: its predictions of the split that is compared; None where there are none with labels.
+        auroc, accuracy: of these predictions.
+    """
+
+    run: Run
+    request: RunRequest
+    curves: Curves
+    state: str
+    best: float | None
+    scored: Scored | None
+    auroc: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over the seeds of a preset: mean, and standard deviation where there are two or more."""
+
+    mean: float | None
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Spread:
+        """Of those values that are known."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return cls(None, None)
+        return cls(statistics.mean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one preset."""
+
+    preset: str
+    entries: tuple[Entry, ...]
+
+    def spread(self, metric: str) -> Spread:
+        """Of ``best``, ``auroc`` or ``accuracy``."""
+        return Spread.of([getattr(entry, metric) for entry in self.entries])
+
+    def published(self, metric: str) -> float | None:
+        """What the paper reports for the test set, 0 to 1."""
+        value = self.entries[0].request.published.get("test", {}).get(metric)
+        value = value[0] if isinstance(value, (list, tuple)) else value
+        return value / 100 if isinstance(value, (int, float)) else None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two runs on the memes that both predicted."""
+
+    first: Entry
+    second: Entry
+    memes: int
+    difference: Difference | None
+
+
+def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: Path) -> Path:
+    """Write the page that compares runs.
+
+    Args:
+        runs: each with its predictions of ``split``.
+        split: what the runs are compared on; None where none of them has predicted anything.
+        output: the page.
+
+    Raises:
+        DataError: a run's request cannot be read.
+    """
+    entries = [_entry(run, scored) for run, scored in runs]
+    groups = list(grouped(entries))
+    colours = {group.preset: plots.series(n) for n, group in enumerate(groups)}
+    return write_page(
+        "compare.html",
+        output,
+        groups=groups,
+        entries=entries,
+        split=split,
+        contrasts=contrasts(entries),
+        samples=SAMPLES,
+        plots=[
+            plots.overlaid(name, title, [(e.curves.series(key), colours[e.request.preset]) for e in entries])
+            for name, title, key in (
+                ("validation", "Validation AUROC", "auroc"),
+                ("loss", "Training loss", "loss"),
+            )
+            if any(e.curves.series(key) for e in entries)
+        ],
+        colours=colours,
+    )
+
+
+def grouped(entries: Sequence[Entry]) -> Iterator[Group]:
+    """The runs by preset, in the order in which the presets were first named."""
+    for preset in dict.fromkeys(entry.request.preset for entry in entries):
+        yield Group(preset, tuple(entry for entry in entries if entry.request.preset == preset))
+
+
+def contrasts(entries: Sequence[Entry]) -> list[Contrast]:
+    """Every two runs that predicted memes in common, the better one of each first."""
+    scored = [entry for entry in entries if entry.scored is not None]
+    ranked = sorted(scored, key=lambda entry: entry.auroc or 0.0, reverse=True)
+    return [_contrast(first, second) for first, second in combinations(ranked, 2)]
+
+
+def _contrast(first: Entry, second: Entry) -> Contrast:
+    assert first.scored is not None and second.scored is not None
+    others = {meme.row.id: meme for meme in second.scored.memes}
+    both = [(ours, others[ours.row.id]) for ours in first.scored.memes if ours.row.id in others]
+    labels = [ours.row.label for ours, _ in both if ours.row.label is not None]
+    if not labels or len(labels) < len(both):
+        return Contrast(first, second, len(both), None)
+    difference = auroc_difference(labels, [a.proba for a, _ in both], [b.proba for _, b in both])
+    return Contrast(first, second, len(both), difference)
+
+
+def _entry(run: Run, scored: Scored | None) -> Entry:
+    summary = history.summarize(run)
+    auroc = accuracy = None
+    if scored is not None and scored.labels is not None:
+        metrics = measure(scored.labels, scored.probas, threshold=scored.threshold, samples=0)
+        auroc, accuracy = metrics.auroc.value, metrics.accuracy.value
+    curves = read_curves(read_events(run.events))
+    return Entry(run, run.request(), curves, summary.state, summary.best_auroc, scored, auroc, accuracy)

@@ -1,0 +1,65 @@
+"""Confounder pairs: two memes that share their text or their picture, and of which one alone is hateful.
+
+The challenge was built from them, so that neither text nor picture tells the label by itself (D. Kiela et
+al., *The Hateful Memes Challenge*, arXiv:2005.04790). A model that puts the hateful one of a pair higher has
+looked at both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mmf_win.results.report.scored import Meme
+
+Shared = Literal["text", "picture"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two memes with something in common.
+
+    Attributes:
+        hateful, benign: by their labels.
+        shared: what they have in common.
+    """
+
+    hateful: Meme
+    benign: Meme
+    shared: Shared
+
+    @property
+    def margin(self) -> float:
+        """How much higher the hateful one was put, -1 to 1."""
+        return self.hateful.proba - self.benign.proba
+
+
+def pairs(memes: Sequence[Meme], pictures: Mapping[int, int]) -> list[Pair]:
+    """All confounder pairs, those first that the model got most wrong.
+
+    Args:
+        memes: with their labels.
+        pictures: for the ids of memes whose pictures look alike, a number that those have in common.
+    """
+    by_text = _groups(memes, {meme.row.id: _plain(meme.row.text) for meme in memes})
+    by_picture = _groups(memes, pictures)
+    found = [
+        *(Pair(h, b, "text") for h, b in by_text if _plain(h.row.text)),
+        *(Pair(h, b, "picture") for h, b in by_picture),
+    ]
+    return sorted(found, key=lambda pair: (pair.margin, pair.hateful.row.id, pair.benign.row.id))
+
+
+def _groups(memes: Sequence[Meme], keys: Mapping[int, Hashable]) -> list[tuple[Meme, Meme]]:
+    """Every hateful meme with every benign one of the same key."""
+    sides: dict[Hashable, tuple[list[Meme], list[Meme]]] = defaultdict(lambda: ([], []))
+    for meme in memes:
+        if meme.row.id in keys and meme.row.label is not None:
+            sides[keys[meme.row.id]][meme.row.label].append(meme)
+    return [(h, b) for benign, hateful in sides.values() for h in hateful for b in benign]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())

@@ -1,0 +1,169 @@
+"""What a run's events say about its training, update by update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mmf_win.protocol import Event
+from mmf_win.runs.history import AUROC
+
+_ACCURACY = AUROC.replace("roc_auc", "accuracy")
+_TRAIN = {"loss": "loss", "lr": "lr", "speed": "updates_per_s", "memory": "max_mem_mib"}
+_VAL = {"val_loss": "total_loss", "auroc": AUROC, "accuracy": _ACCURACY}
+_WHY = {
+    "interrupted": "after an interruption",
+    "cuda_oom": "after the GPU's memory had run out",
+    "host_oom": "after the memory had run out",
+    "disk": "after the disk had filled up",
+    "nan": "after the loss had become NaN",
+    "ok": "with more updates to go",
+}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process that trained.
+
+    Attributes:
+        number: counted from 1.
+        update: where it began.
+        batch: rows an update, where it is known.
+        device: what it ran on, where it is known.
+        why: for a later attempt, what had happened before.
+    """
+
+    number: int
+    update: int
+    batch: int | None
+    device: str | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was known at one moment of training.
+
+    Attributes:
+        update: how many updates were done.
+        seconds: time spent in training until then; pauses between attempts do not count.
+        values: finite numbers by the names that :meth:`Curves.series` takes.
+    """
+
+    update: int
+    seconds: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The training of one run.
+
+    Attributes:
+        attempts: the processes that trained, in order.
+        samples: what counts, in order; what a later attempt did once more is not in it.
+        undone: what a later attempt did once more.
+        versions: the versions that the newest attempt ran with.
+    """
+
+    attempts: tuple[Attempt, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    undone: tuple[Sample, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """Pairs of update and value of ``loss``, ``lr``, ``speed`` (updates a second), ``memory`` (MiB),
+        ``val_loss``, ``auroc`` or ``accuracy``.
+        """
+        return [(sample.update, sample.values[name]) for sample in self.samples if name in sample.values]
+
+    def lost(self, name: str) -> list[tuple[int, float]]:
+        """The same of what a later attempt did once more."""
+        return [(sample.update, sample.values[name]) for sample in self.undone if name in sample.values]
+
+    def over_time(self, name: str) -> list[tuple[float, float]]:
+        """Pairs of seconds spent in training and value, of everything that was done."""
+        everything = sorted((*self.samples, *self.undone), key=lambda sample: sample.seconds)
+        return [(sample.seconds, sample.values[name]) for sample in everything if name in sample.values]
+
+
+def read_curves(events: Iterable[Event]) -> Curves:
+    """The training that ``events`` tell of; predictions, and what is not understood, are skipped."""
+    attempts: list[Attempt] = []
+    samples: list[list[Sample]] = []
+    outcome: str | None = None
+    versions: dict[str, str] = {}
+    spent, began, current = 0.0, 0.0, None
+    for event in events:
+        kind, time = event["kind"], _number(event.get("t"))
+        if time is None:
+            continue
+        if kind == "run_started" and event.get("action") == "train":
+            versions = {key: value for key, value in event.items() if isinstance(value, str)}
+        elif kind == "train_started":
+            spent += samples[-1][-1].seconds - spent if samples and samples[-1] else 0.0
+            began, current = time, event.get("attempt")
+            attempts.append(_attempt(event, len(attempts) + 1, outcome))
+            samples.append([])
+            outcome = None
+        elif kind == "run_ended" and event.get("action") == "train":
+            outcome = str(event.get("outcome"))
+        elif attempts and event.get("attempt") == current and not event.get("final"):
+            values = _values(event)
+            if values:
+                update = _whole(event.get("update")) or 0
+                samples[-1].append(Sample(update, spent + max(0.0, time - began), values))
+    kept, undone = _sift(attempts, samples)
+    named = (
+        ("mmf-win", "mmfw"),
+        ("python", "Python"),
+        ("torch", "PyTorch"),
+        ("transformers", "transformers"),
+    )
+    found = tuple((name, versions[key]) for key, name in named if key in versions)
+    return Curves(tuple(attempts), tuple(kept), tuple(undone), found)
+
+
+def _attempt(event: Event, number: int, outcome: str | None) -> Attempt:
+    device = event.get("device")
+    why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
+    return Attempt(
+        number=number,
+        update=_whole(event.get("update")) or 0,
+        batch=_whole(event.get("batch")),
+        device=device if isinstance(device, str) else None,
+        why=why if number > 1 else "",
+    )
+
+
+def _values(event: Event) -> dict[str, float]:
+    if event["kind"] == "train":
+        source, names = event, _TRAIN
+    elif event["kind"] == "val" and isinstance(event.get("metrics"), dict):
+        source, names = event["metrics"], _VAL
+    else:
+        return {}
+    numbers = {name: _number(source.get(key)) for name, key in names.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _sift(attempts: list[Attempt], samples: list[list[Sample]]) -> tuple[list[Sample], list[Sample]]:
+    """What counts, and what a later attempt did once more because it began before it."""
+    kept: list[Sample] = []
+    undone: list[Sample] = []
+    for index, ours in enumerate(samples):
+        limit = min((later.update for later in attempts[index + 1 :]), default=math.inf)
+        for sample in ours:
+            (kept if sample.update <= limit else undone).append(sample)
+    return kept, undone
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,266 @@
+"""The page of one run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mmf_win.console import Progress, duration
+from mmf_win.integrity.digest import file_digest
+from mmf_win.paths import DatasetPaths
+from mmf_win.protocol import read_events
+from mmf_win.results.metrics import Metrics, measure
+from mmf_win.results.report import plots
+from mmf_win.results.report.confounders import Pair, pairs
+from mmf_win.results.report.curves import Curves, read_curves
+from mmf_win.results.report.pictures import Thumbnail, alike, thumbnail
+from mmf_win.results.report.render import write_page
+from mmf_win.results.report.scored import Meme, Scored, worst
+from mmf_win.runs import history
+from mmf_win.runs.folder import Run, RunRequest
+
+MISTAKES = 12
+"""Memes shown of each kind of mistake."""
+
+PAIRS = 8
+"""Confounder pairs shown."""
+
+PAPER = "arXiv:2005.04790"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line about the run; ``whole`` is the value where ``value`` is cut short."""
+
+    name: str
+    value: str
+    whole: str | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper reports, 0 to 1; ``spread`` is a standard deviation."""
+
+    value: float
+    spread: float | None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One metric: its name, a word about it, the value with its interval, and the paper's."""
+
+    name: str
+    about: str
+    value: float | None
+    low: float | None
+    high: float | None
+    published: Published | None = None
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """A range in which the value, its interval and the paper's lie, in tenths."""
+        paper = self.published
+        spread = (paper.spread or 0.0) if paper else 0.0
+        shown = [
+            self.value,
+            self.low,
+            self.high,
+            *((paper.value - spread, paper.value + spread) if paper else ()),
+        ]
+        known = [value for value in shown if value is not None] or [0.0, 1.0]
+        return math.floor(min(known) * 10) / 10, math.ceil(max(known) * 10) / 10
+
+    def position(self, value: float) -> float:
+        """Where a value lies in that range, in percent."""
+        low, high = self.scale
+        return round(100 * (value - low) / (high - low or 1.0), 2)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One meme on the page."""
+
+    meme: Meme
+    picture: Thumbnail | None
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How many memes of each class got which label."""
+
+    kept: int
+    false_alarms: int
+    missed: int
+    caught: int
+
+
+def write(
+    run: Run, scored: Scored | None, dataset: DatasetPaths, output: Path, *, images: bool = True
+) -> Path:
+    """Write the page of a run.
+
+    Args:
+        run: what it is about.
+        scored: its predictions; None for a page about training alone.
+        dataset: where the memes are.
+        output: the page.
+        images: whether the page holds small copies of the memes.
+
+    Raises:
+        DataError: the run's request cannot be read.
+    """
+    request, summary = run.request(), history.summarize(run)
+    curves = read_curves(read_events(run.events))
+    values: dict[str, Any] = {
+        "run": run,
+        "request": request,
+        "summary": summary,
+        "curves": curves,
+        "scored": scored,
+        "paper": PAPER,
+        "facts": _facts(run, request, summary, curves, scored),
+        "training": plots.training(curves),
+        "resources": plots.resources(curves),
+        "images": images,
+        "metrics": None,
+        "decisions": [],
+    }
+    if scored is not None:
+        values |= _about(scored, request, dataset, images=images)
+    return write_page("run.html", output, **values)
+
+
+def _about(scored: Scored, request: RunRequest, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
+    """What there is to say of predictions."""
+    labels = scored.labels
+    if labels is None:
+        return {"decisions": [plots.histogram(scored.probas, scored.threshold)]}
+    metrics = measure(labels, scored.probas, threshold=scored.threshold)
+    found = pairs(scored.memes, _alike(scored, dataset) if images else {})
+    cards = _Cards(dataset, images)
+    return {
+        "metrics": metrics,
+        "tiles": _tiles(metrics, request, scored.split),
+        "confusion": _confusion(scored.memes),
+        "decisions": plots.decisions(labels, scored.probas, metrics),
+        "alarms": cards.of(worst(scored.memes, 0, MISTAKES)),
+        "misses": cards.of(worst(scored.memes, 1, MISTAKES)),
+        "pairs": [(pair, *cards.of((pair.hateful, pair.benign))) for pair in _shown(found)],
+        "pair_count": len(found),
+        "pairs_in_order": sum(pair.margin > 0 for pair in found),
+        "missing": cards.missing,
+    }
+
+
+class _Cards:
+    """Makes the cards of memes, each picture once; ``missing`` counts those that cannot be read."""
+
+    def __init__(self, dataset: DatasetPaths, images: bool) -> None:
+        self._dataset, self._images = dataset, images
+        self._made: dict[int, Card] = {}
+
+    @property
+    def missing(self) -> int:
+        return sum(card.picture is None for card in self._made.values()) if self._images else 0
+
+    def of(self, memes: Iterable[Meme]) -> list[Card]:
+        return [self._card(meme) for meme in memes]
+
+    def _card(self, meme: Meme) -> Card:
+        if meme.row.id not in self._made:
+            picture = thumbnail(self._dataset.images / meme.row.img) if self._images else None
+            self._made[meme.row.id] = Card(meme, picture)
+        return self._made[meme.row.id]
+
+
+def _alike(scored: Scored, dataset: DatasetPaths) -> dict[int, int]:
+    files = {meme.row.id: dataset.images / meme.row.img for meme in scored.memes}
+    with Progress("comparing pictures", len(files), "image") as progress:
+        return alike(files, lambda: progress.advance(1))
+
+
+def _shown(found: list[Pair]) -> list[Pair]:
+    """The worst pairs, in which no meme comes twice."""
+    shown: list[Pair] = []
+    seen: set[int] = set()
+    for pair in found:
+        ids = {pair.hateful.row.id, pair.benign.row.id}
+        if len(shown) < PAIRS and not ids & seen:
+            shown.append(pair)
+            seen |= ids
+    return shown
+
+
+def _tiles(metrics: Metrics, request: RunRequest, split: str) -> list[Tile]:
+    kind = "val" if split.startswith("dev") or split == request.splits.get("val") else "test"
+    about = {
+        "auroc": ("AUROC", "what the challenge ranked by"),
+        "accuracy": ("Accuracy", f"at the threshold {metrics.threshold:.3g}"),
+        "average_precision": ("Average precision", "of the hateful class"),
+        "f1": ("F1", "of the hateful class"),
+        "brier": ("Brier score", "less is better"),
+        "calibration_error": ("Calibration error", "less is better"),
+    }
+    tiles = []
+    for key, (name, word) in about.items():
+        score = getattr(metrics, key)
+        tiles.append(
+            Tile(name, word, score.value, score.low, score.high, _published(request.published, kind, key))
+        )
+    return tiles
+
+
+def _published(numbers: dict[str, Any], kind: str, metric: str) -> Published | None:
+    value = numbers.get(kind, {}).get(metric)
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        return Published(value[0] / 100, value[1] / 100)
+    return Published(value / 100, None) if isinstance(value, (int, float)) else None
+
+
+def _confusion(memes: Iterable[Meme]) -> Confusion:
+    counts = {(label, decision): 0 for label in (0, 1) for decision in (0, 1)}
+    for meme in memes:
+        if meme.row.label is not None:
+            counts[meme.row.label, meme.decision] += 1
+    return Confusion(counts[0, 0], counts[0, 1], counts[1, 0], counts[1, 1])
+
+
+def _facts(
+    run: Run, request: RunRequest, summary: history.Summary, curves: Curves, scored: Scored | None
+) -> list[Fact]:
+    last = curves.attempts[-1] if curves.attempts else None
+    seed = request.seed if request.seed is not None else "drawn"
+    total = f" of {summary.max_updates:,}" if summary.max_updates else ""
+    facts = [
+        Fact("Preset", request.preset),
+        Fact("Model", request.model),
+        Fact("MMF", request.mmf or "unknown"),
+        *(Fact(name, version) for name, version in curves.versions),
+        Fact("Began", datetime.fromtimestamp(summary.started).strftime("%Y-%m-%d %H:%M")),
+        Fact("Training took", duration(summary.seconds)),
+        Fact("Updates", f"{summary.updates or 0:,}{total}"),
+        Fact("State", summary.state),
+        Fact("Seed", str(seed)),
+    ]
+    if last is not None:
+        facts += [Fact("Device", last.device or "unknown"), Fact("Batch", str(last.batch or "unknown"))]
+    facts.append(Fact("Validated on", request.splits.get("val", "unknown")))
+    if scored is not None:
+        facts += _facts_of(scored)
+    return [*facts, Fact("Folder", str(run.path))]
+
+
+def _facts_of(scored: Scored) -> list[Fact]:
+    digest = file_digest(scored.annotations).hex()
+    facts = [
+        Fact("Split", f"{scored.split}, {len(scored.memes):,} memes"),
+        Fact("Annotations", f"sha256 {digest[:12]}…", digest),
+    ]
+    for member in scored.record.get("members", []):
+        name, weights = Path(member["checkpoint"]).name, member["checkpoint_sha256"]
+        facts.append(Fact("Checkpoint", f"{name}, sha256 {weights[:12]}…", weights))
+    return [*facts, Fact("Predictions", scored.csv.name)]

@@ -1,0 +1,93 @@
+"""Chooses what a page is about and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmf_win.errors import UsageError
+from mmf_win.paths import DatasetPaths, Places
+from mmf_win.results.report import comparison, page
+from mmf_win.results.report.scored import Scored, predictions_of, read_scored
+from mmf_win.runs.folder import Run
+
+
+def of_run(
+    run: Run,
+    *,
+    split: str | None = None,
+    data_dir: Path | None = None,
+    output: Path | None = None,
+    images: bool = True,
+) -> Path:
+    """Write the page of a run and return it.
+
+    Args:
+        run: what it is about.
+        split: whose predictions to show; None for the newest. Without any, the page is about training alone.
+        data_dir: MMF's data folder; None for the run's own.
+        output: the page; None for ``report.html`` in the run's reports.
+        images: whether the page holds small copies of the memes.
+
+    Raises:
+        UsageError: ``split`` was not predicted.
+        DataError: predictions, annotations or the run's request cannot be read.
+    """
+    dataset = _dataset(run, data_dir)
+    csv = _newest(run, split)
+    if csv is None and split is not None:
+        raise UsageError(
+            f"run {run.id} has no predictions for {split}", hint=f"mmfw predict {run.id} --split {split}"
+        )
+    scored = None if csv is None else read_scored(csv[1], csv[0], dataset)
+    return page.write(run, scored, dataset, output or run.reports / "report.html", images=images)
+
+
+def of_runs(
+    runs: Sequence[Run],
+    save_dir: Path,
+    *,
+    split: str | None = None,
+    data_dir: Path | None = None,
+    output: Path | None = None,
+) -> Path:
+    """Write the page that compares runs and return it.
+
+    Args:
+        runs: two or more; the same one twice is one.
+        save_dir: where the page goes as ``comparison.html``, when ``output`` is None.
+        split: what to compare them on; None for the one that most of them have predicted.
+        data_dir: MMF's data folder; None for each run's own.
+        output: the page.
+
+    Raises:
+        UsageError: fewer than two different runs are named, or none of them has predicted ``split``.
+        DataError: predictions, annotations or a run's request cannot be read.
+    """
+    runs = list(dict.fromkeys(runs))
+    if len(runs) < 2:
+        raise UsageError("the same run was named twice", hint="`mmfw runs` lists them")
+    chosen = split or _common(runs)
+    scored = [(run, _scored(run, chosen, data_dir)) for run in runs]
+    if split is not None and not any(predictions for _, predictions in scored):
+        raise UsageError(f"none of these runs has predictions for {split}", hint="mmfw predict")
+    return comparison.write(scored, chosen, output or save_dir / "comparison.html")
+
+
+def _dataset(run: Run, data_dir: Path | None) -> DatasetPaths:
+    return Places.resolve(data_dir or Path(run.request().data_dir)).dataset
+
+
+def _newest(run: Run, split: str | None) -> tuple[str, Path] | None:
+    return next((found for found in predictions_of(run) if split in (None, found[0])), None)
+
+
+def _scored(run: Run, split: str | None, data_dir: Path | None) -> Scored | None:
+    csv = _newest(run, split) if split is not None else None
+    return None if csv is None else read_scored(csv[1], csv[0], _dataset(run, data_dir))
+
+
+def _common(runs: Sequence[Run]) -> str | None:
+    """The split that most of the runs have predicted, a test set before another."""
+    predicted = [split for run in runs for split in {split for split, _ in predictions_of(run)}]
+    return max(predicted, key=lambda s: (predicted.count(s), s.startswith("test"), s), default=None)

@@ -1,0 +1,122 @@
+"""A file of predictions, side by side with the memes that it is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.dataset.predictions import in_order, read_predictions
+from mmf_win.errors import DataError, DatasetError
+from mmf_win.files import read_json
+from mmf_win.paths import DatasetPaths
+from mmf_win.runs.folder import Run
+
+# As Run.report names them; the split is the stem of an annotation file.
+_NAME = re.compile(r"_(?P<stamp>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(-\d+)?)$")
+
+
+@dataclass(frozen=True)
+class Meme:
+    """A meme and what was predicted for it.
+
+    Attributes:
+        row: the line of the annotation file.
+        proba: the predicted probability that it is hateful.
+        decision: the predicted label.
+    """
+
+    row: Row
+    proba: float
+    decision: int
+
+    @property
+    def error(self) -> float:
+        """How far the probability is from the label, 0 to 1; 0 without a label."""
+        return 0.0 if self.row.label is None else abs(self.proba - self.row.label)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The predictions of one split.
+
+    Attributes:
+        csv: the file of predictions.
+        split: the annotation file's stem.
+        annotations: the annotation file.
+        memes: in the order of the annotations.
+        record: what ``metrics.json`` says beside the CSV; empty without one.
+    """
+
+    csv: Path
+    split: str
+    annotations: Path
+    memes: tuple[Meme, ...]
+    record: dict[str, Any]
+
+    @property
+    def labels(self) -> list[int] | None:
+        """The label of each meme; None where the split, or a part of it, was published without."""
+        labels = [meme.row.label for meme in self.memes]
+        known = [label for label in labels if label is not None]
+        return known if len(known) == len(labels) and known else None
+
+    @property
+    def probas(self) -> list[float]:
+        """The predicted probability of each meme."""
+        return [meme.proba for meme in self.memes]
+
+    @property
+    def threshold(self) -> float:
+        """A probability above it was predicted to be hateful."""
+        value = self.record.get("threshold")
+        return float(value) if isinstance(value, (int, float)) else 0.5
+
+
+def predictions_of(run: Run) -> list[tuple[str, Path]]:
+    """Split and file of each prediction of a run, the newest first."""
+    prefix = f"hateful_memes_{run.path.parent.name}_"
+    found: list[tuple[str, str, Path]] = []
+    for file in run.reports.glob("*.csv"):
+        stamp = _NAME.search(file.stem)
+        if stamp is not None and file.stem.startswith(prefix):
+            found.append((stamp["stamp"], file.stem[len(prefix) : stamp.start()], file))
+    return [(split, file) for _, split, file in sorted(found, reverse=True)]
+
+
+def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
+    """Read a file of predictions together with the annotations of its split.
+
+    Raises:
+        DataError: one of the two cannot be read, or they do not fit each other.
+    """
+    annotations = dataset.split(split)
+    if not annotations.is_file():
+        raise DatasetError(
+            f"{annotations}: there is no such file, and {csv.name} was predicted for it",
+            hint="--data-dir names the folder with the dataset",
+        )
+    rows = read_rows(annotations)
+    try:
+        predictions = in_order(read_predictions(csv), [row.id for row in rows])
+    except DataError as error:
+        raise DataError(f"{csv}: {error}", hint=f"predict {split} anew: mmfw predict") from None
+    memes = tuple(Meme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
+    return Scored(csv, split, annotations, memes, _record(csv))
+
+
+def worst(memes: Sequence[Meme], label: int, limit: int) -> list[Meme]:
+    """Memes of class ``label`` that were taken for the other one, the surest mistakes first."""
+    wrong = [meme for meme in memes if meme.row.label == label and meme.decision != label]
+    return sorted(wrong, key=lambda meme: (-meme.error, meme.row.id))[:limit]
+
+
+def _record(csv: Path) -> dict[str, Any]:
+    try:
+        record = read_json(csv.with_suffix(".metrics.json"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
