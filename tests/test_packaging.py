@@ -55,6 +55,13 @@ def test_the_presets_are_in_it(wheel: zipfile.Path) -> None:
     assert files <= set(wheel.root.namelist())
 
 
+def test_the_templates_of_the_pages_are_in_it(wheel: zipfile.Path) -> None:
+    templates = (ROOT / "mmf_win" / "results" / "report" / "templates").iterdir()
+    files = {path.relative_to(ROOT).as_posix() for path in templates}
+    assert files
+    assert files <= set(wheel.root.namelist())
+
+
 def test_nothing_else_is_in_it(wheel: zipfile.Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in wheel.root.namelist()} == {"mmf_win"}
 
