@@ -1,9 +1,9 @@
-"""Builds the C extension for a 64-bit Windows Python on another system, with the cross compiler of mingw-w64.
+"""Builds the C extensions for a 64-bit Windows Python on another system, by mingw-w64's cross compiler.
 
 python scripts/windows_extension.py PYTHON3_DLL
 
-It is put into the package, where only a Windows Python takes it. Any Python's headers will do: what they say
-about the system is in pyconfig.h, for which Windows' own is stood in for here.
+They are put into the package, where only a Windows Python takes them. Any Python's headers will do: what
+they say about the system is in pyconfig.h, for which Windows' own is stood in for here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILER = "x86_64-w64-mingw32-gcc"
-_SOURCES = ROOT / "mmf_win" / "archives" / "native"
+_PACKAGE = ROOT / "mmf_win" / "archives"
 _PYCONFIG = """\
 #define MS_WIN32
 #define MS_WIN64
@@ -38,7 +38,7 @@ _PYCONFIG = """\
 
 
 def build(python_dll: Path) -> bool:
-    """Build it against ``python3.dll``; False where there is no cross compiler."""
+    """Build them against ``python3.dll``; False where there is no cross compiler."""
     if shutil.which(COMPILER) is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -46,11 +46,13 @@ def build(python_dll: Path) -> bool:
         shutil.copytree(sysconfig.get_paths()["include"], headers)
         (headers / "pyconfig.h").write_text(_PYCONFIG, encoding="utf-8")
         command = [COMPILER, "-shared", "-O3", "-std=c99", "-DPy_LIMITED_API=0x030A0000"]
-        command += ["-Wa,-muse-unaligned-vector-move", "-DZIPCRYPTO_UNALIGNED_MOVES"]  # see kernels.h
+        command += ["-Wa,-muse-unaligned-vector-move", "-DNATIVE_UNALIGNED_MOVES"]  # see cpu.h
         command += ["-I", str(headers)]
-        command += [str(_SOURCES / f"{name}.c") for name in ("module", "kernels", "ssse3", "avx2")]
-        extension = ROOT / "mmf_win" / "archives" / "_zipcrypto.pyd"
-        subprocess.run([*command, str(python_dll), "-o", str(extension)], check=True)
+        for name in ("zipcrypto", "winzip_aes"):
+            folder = _PACKAGE / "native" / name
+            sources = [str(path) for path in folder.glob("*.c") if path.name != "check.c"]
+            out = ["-o", str(_PACKAGE / f"_{name}.pyd")]
+            subprocess.run([*command, *sources, str(python_dll), *out], check=True)
     return True
 
 

@@ -1,4 +1,4 @@
-"""The C extension; its source is in the folder native."""
+"""A C extension; its source is in the folder native/zipcrypto."""
 
 Keys = tuple[int, int, int]
 

@@ -20,6 +20,7 @@ from types import ModuleType
 from mmf_win.archives.base import Advance, Extracted, Output, damaged
 from mmf_win.archives.crew import Crew, worker_count
 from mmf_win.archives.inflate import Inflater
+from mmf_win.archives.winzip_aes import AesKeys
 from mmf_win.archives.zip_reader import Task, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, has_fast_wheel
 
@@ -29,6 +30,7 @@ _PIECE = (256 << 10) + 64
 _SMALLEST_ROUND = 8 << 20
 _LARGE = 4 << 20
 _MOST_IN_HAND = 1024
+_FEW = 8
 
 
 class Queue:
@@ -121,13 +123,33 @@ class _Worker:
         """Extract until there is no more."""
         if self._side_by_side.left:
             self._decrypt_in_rounds(crew)
-        while not crew.stopped and (task := self._one_by_one.take()):
-            with Output(self._path, task.member, task.target, crew.advance) as output:
-                for block in self._reader.content(task.member.name, task.info):
-                    if crew.stopped:
-                        return
-                    output.write(block)
-                crew.report(output.finish())
+        while not crew.stopped and (tasks := self._next_few()):
+            keys = self._aes_keys(tasks)
+            for task in tasks:
+                name = task.member.name
+                with Output(self._path, task.member, task.target, crew.advance) as output:
+                    for block in self._reader.content(name, task.info, keys.get(name)):
+                        if crew.stopped:
+                            return
+                        output.write(block)
+                    crew.report(output.finish())
+
+    def _next_few(self) -> list[Task]:
+        """As many as it takes to derive keys at little cost, if no other thread has to wait for them then."""
+        tasks: list[Task] = []
+        while sum(task.info.compress_size for task in tasks) < _LARGE and len(tasks) < _FEW:
+            task = self._one_by_one.take(_LARGE if tasks else None)
+            if task is None:
+                break
+            tasks.append(task)
+        return tasks
+
+    def _aes_keys(self, tasks: Iterable[Task]) -> dict[str, AesKeys]:
+        """By name, for the members that need some."""
+        members = {task.member.name: task.info for task in tasks if task.aes}
+        if not members:
+            return {}
+        return dict(zip(members, self._reader.aes_keys(list(members.items())), strict=True))
 
     def _decrypt_in_rounds(self, crew: Crew) -> None:
         from mmf_win.archives import _zipcrypto

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win.archives.base import BLOCK, Member, damaged
 from mmf_win.archives.inflate import Inflater
-from mmf_win.archives.winzip_aes import MAC_SIZE, METHOD, VERIFIER_SIZE, AesDecryptor, AesField
+from mmf_win.archives.winzip_aes import (
+    MAC_SIZE,
+    METHOD,
+    VERIFIER_SIZE,
+    AesDecryptor,
+    AesField,
+    AesKeys,
+    derive_keys,
+)
 from mmf_win.archives.zipcrypto import HEADER_SIZE, decryptor
 from mmf_win.errors import ArchiveError, PasswordError
 
@@ -32,11 +40,16 @@ class Task:
     @property
     def classic(self) -> bool:
         """Whether it is encrypted in the classic way."""
-        return bool(self.info.flag_bits & ENCRYPTED) and self.info.compress_type != METHOD
+        return bool(self.info.flag_bits & ENCRYPTED) and not self.aes
+
+    @property
+    def aes(self) -> bool:
+        """Whether it is encrypted in WinZip's way."""
+        return _has_aes(self.info)
 
 
 class ZipReader:
-    """Reads members through a file handle of its own, so each thread has one.
+    """Reads members, one at a time, through a file handle of its own, so each thread has one.
 
     Args:
         path: the zip.
@@ -47,48 +60,76 @@ class ZipReader:
         self._path = path
         self._secret = secret
         self._file = path.open("rb")
+        self._block = bytearray(BLOCK)
 
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
 
-    def content(self, name: str, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """The member's own bytes.
+    def content(
+        self, name: str, info: zipfile.ZipInfo, keys: AesKeys | None = None
+    ) -> Iterator[bytes | memoryview]:
+        """The member's own bytes; see :meth:`packed`.
 
         Raises:
             PasswordError: the member's check bytes say that the password is not right.
             ArchiveError: the member is cut off, damaged or not authentic.
         """
-        method = info.compress_type
-        if method == METHOD:
-            method = AesField.parse(info.extra).method
-        packed = self.packed(name, info)
+        method = AesField.parse(info.extra).method if _has_aes(info) else info.compress_type
+        packed = self.packed(name, info, keys)
         return packed if method == zipfile.ZIP_STORED else self._inflated(name, packed)
 
-    def packed(self, name: str, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """The member's bytes as they were compressed, decrypted; see :meth:`content`.
+    def packed(
+        self, name: str, info: zipfile.ZipInfo, keys: AesKeys | None = None
+    ) -> Iterator[bytes | memoryview]:
+        """The member's bytes as they were compressed, decrypted. Each block is good until the next one.
 
         The first block is empty: whoever asks for no more has checked the password and decrypted nothing.
+
+        Args:
+            name: of the member, for messages.
+            info: from the archive's directory.
+            keys: from :meth:`aes_keys`, which are derived here where they are not given.
+
+        Raises:
+            PasswordError, ArchiveError: see :meth:`content`.
         """
-        self._file.seek(self.data_offset(name, info))
+        offset = self.data_offset(name, info)
         if not info.flag_bits & ENCRYPTED:
-            yield from self._raw(name, info.compress_size)
-        elif info.compress_type == METHOD:
+            yield from self._raw(name, offset, info.compress_size)
+        elif _has_aes(info):
             field = AesField.parse(info.extra)
-            aes = AesDecryptor(self._secret, field, self._read(name, field.salt_size))
-            if self._read(name, VERIFIER_SIZE) != aes.verifier:
+            keys = keys or self.aes_keys([(name, info)])[0]
+            self._file.seek(offset + field.salt_size)
+            if self._read(name, VERIFIER_SIZE) != keys.verifier:
                 raise self._wrong_password(name)
             yield b""
-            for block in self._raw(name, info.compress_size - field.overhead):
-                yield aes.decrypt(block)
+            aes = AesDecryptor(keys)
+            for block in self._raw(name, self._file.tell(), info.compress_size - field.overhead):
+                aes.decrypt(self._block, len(block))
+                yield block
             if not aes.authentic(self._read(name, MAC_SIZE)):
                 raise self._error("its authentication code is wrong", name)
         else:
             cipher = decryptor(self._secret)
+            self._file.seek(offset)
             self.check_header(name, info, cipher.decrypt_bytes(self._read(name, HEADER_SIZE)))
             yield b""
-            for block in self._raw(name, info.compress_size - HEADER_SIZE):
-                yield cipher.decrypt_bytes(block)
+            for block in self._raw(name, offset + HEADER_SIZE, info.compress_size - HEADER_SIZE):
+                yield cipher.decrypt_bytes(bytes(block))
+
+    def aes_keys(self, members: Sequence[tuple[str, zipfile.ZipInfo]]) -> list[AesKeys]:
+        """The keys of members with WinZip's encryption; the more at once, the less each takes.
+
+        Raises:
+            ArchiveError: there is no such member, or it is cut off.
+        """
+        fields = [AesField.parse(info.extra) for _, info in members]
+        salts = []
+        for (name, info), field in zip(members, fields, strict=True):
+            self._file.seek(self.data_offset(name, info))
+            salts.append(self._read(name, field.salt_size))
+        return derive_keys(self._secret, fields, salts)
 
     def data_offset(self, name: str, info: zipfile.ZipInfo) -> int:
         """Where the member's data begin.
@@ -121,7 +162,7 @@ class ZipReader:
         if header[HEADER_SIZE - 1] != _check_byte(info):
             raise self._wrong_password(name)
 
-    def _inflated(self, name: str, packed: Iterable[bytes]) -> Iterator[bytes]:
+    def _inflated(self, name: str, packed: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         inflater = Inflater()
         try:
             for block in packed:  # to its end even when all is unpacked: an AES member's MAC comes last
@@ -130,9 +171,13 @@ class ZipReader:
         except Inflater.error as error:
             raise self._error("its compressed data is damaged", name) from error
 
-    def _raw(self, name: str, size: int) -> Iterator[bytes]:
+    def _raw(self, name: str, offset: int, size: int) -> Iterator[memoryview]:
+        """What is in the file, in blocks that each lie at the beginning of ``self._block``."""
+        self._file.seek(offset)
         while size > 0:
-            block = self._read(name, min(size, BLOCK))
+            block = memoryview(self._block)[: min(size, BLOCK)]
+            if self._file.readinto(block) < len(block):
+                raise self._error("it is cut off", name)
             size -= len(block)
             yield block
 
@@ -147,6 +192,10 @@ class ZipReader:
 
     def _wrong_password(self, name: str) -> PasswordError:
         return PasswordError(f"{self._path}: the password does not open member {name}")
+
+
+def _has_aes(info: zipfile.ZipInfo) -> bool:
+    return bool(info.flag_bits & ENCRYPTED) and info.compress_type == METHOD
 
 
 def _check_byte(info: zipfile.ZipInfo) -> int:

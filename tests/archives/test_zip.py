@@ -124,6 +124,26 @@ def test_aes_zip_of_7zip(kind: str, user_dir: Path) -> None:
     assert unpack(path, user_dir / "out", "secret") == {"fox.txt": FOX}
 
 
+def test_without_the_extension_an_aes_zip_comes_back(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mmf_win.archives._winzip_aes", None)
+    monkeypatch.delattr("mmf_win.archives._winzip_aes", raising=False)
+    path = user_dir / "fox.zip"
+    path.write_bytes(base64.b64decode(AES_ZIPS["AES-256"]))
+    assert unpack(path, user_dir / "out", "secret") == {"fox.txt": FOX}
+
+
+@requires_tool("7z")
+@pytest.mark.parametrize("password", ["short", "p" * 65], ids=["short", "longer than a block of SHA-1"])
+def test_an_aes_zip_of_many_members_with_keys_of_every_size(password: str, user_dir: Path) -> None:
+    files: Files = {}
+    for strength in ("AES128", "AES192", "AES256"):
+        part = {f"{strength}/{number:02}": bytes([number]) * number * 100 for number in range(11)}
+        lay_out(part, user_dir)
+        call("7z", "a", "-tzip", f"-p{password}", f"-mem={strength}", "a.zip", strength, cwd=user_dir)
+        files |= part
+    assert unpack(user_dir / "a.zip", user_dir / "out", password) == files
+
+
 def test_aes_zip_with_a_changed_byte_is_not_authentic(user_dir: Path) -> None:
     data = bytearray(base64.b64decode(AES_ZIPS["AES-256"]))
     data[80] ^= 1

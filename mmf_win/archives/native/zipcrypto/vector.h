@@ -7,14 +7,6 @@
    The multiplications need 16 bits: planes are widened by interleaving two of them, low and high half of a
    register apart, and narrowed again by packing, which undoes that order. */
 
-#if defined(__GNUC__)
-#define FOR_TARGET __attribute__((target(TARGET)))
-#define INLINE static inline __attribute__((always_inline, target(TARGET)))
-#elif defined(_MSC_VER)
-#define FOR_TARGET
-#define INLINE static __forceinline
-#endif
-
 #define XOR(a, b) BITS(xor)(a, b)
 #define AND(a, b) BITS(and)(a, b)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -12,10 +9,10 @@ from random import Random
 import pytest
 
 from mmf_win.archives.zipcrypto import Cipher, Keys
+from tests.archives.sanitizers import run_under_sanitizers
 
 native = pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
 
-NATIVE = Path(__file__).parents[2] / "mmf_win" / "archives" / "native"
 KERNELS = native.kernels()
 LANES = 32
 """Of the widest kernel."""
@@ -152,16 +149,6 @@ def test_random_calls_neither_crash_nor_write_elsewhere() -> None:
         assert not any(byte for i, byte in enumerate(data) if i not in touched)
 
 
-_NO_COMPILER = "not installed" + (" on Windows" if os.name == "nt" else "") + ": gcc or clang"
-COMPILER = next((name for name in ("gcc", "clang") if shutil.which(name)), None)
-
-
-@pytest.mark.skipif(COMPILER is None or os.name == "nt", reason=_NO_COMPILER)
 def test_kernels_under_sanitizers(tmp_path: Path) -> None:
-    program = tmp_path / "check"
-    sources = [str(NATIVE / f"{name}.c") for name in ("check", "kernels", "ssse3", "avx2")]
-    build = [str(COMPILER), "-std=c99", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([*build, *sanitize, *sources, "-o", str(program)], check=True)
-    done = subprocess.run([str(program)], check=True, stdout=subprocess.PIPE, encoding="utf-8")
-    assert done.stdout.split() == KERNELS
+    done = run_under_sanitizers("zipcrypto", tmp_path)
+    assert done.split() == KERNELS

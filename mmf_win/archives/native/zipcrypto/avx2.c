@@ -2,7 +2,7 @@
 
 #include "kernels.h"
 
-#ifdef ZIPCRYPTO_AVX2
+#ifdef NATIVE_AVX2
 #include <immintrin.h>
 
 #define RUN zipcrypto_run_avx2

@@ -7,21 +7,11 @@
 #ifndef ZIPCRYPTO_KERNELS_H
 #define ZIPCRYPTO_KERNELS_H
 
+#include "../cpu.h"
 #include "cipher.h"
 
 #define ZIPCRYPTO_BLOCK 16 /* bytes of each stream that a kernel decrypts at once */
 #define ZIPCRYPTO_MAX_LANES 32
-
-#if defined(__x86_64__) || defined(_M_X64)
-#define ZIPCRYPTO_X86 1
-
-/* On Windows, gcc takes the stack for better aligned than it is and crashes with AVX registers on it
-   (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=54412). A build that has the assembler use moves for any alignment
-   (-Wa,-muse-unaligned-vector-move) may say so. */
-#if !defined(__MINGW32__) || defined(__clang__) || defined(ZIPCRYPTO_UNALIGNED_MOVES)
-#define ZIPCRYPTO_AVX2 1
-#endif
-#endif
 
 /* Decrypted in place; at the end, `at` is behind it, `left` is 0, and `keys` are those for what follows. */
 struct zipcrypto_stream {
@@ -56,10 +46,10 @@ void zipcrypto_init(void);
 /* Decrypts all streams. They take the lanes in their order, so the largest should come first. */
 void zipcrypto_decrypt(const struct zipcrypto_kernel *kernel, struct zipcrypto_stream *streams, size_t count);
 
-#ifdef ZIPCRYPTO_X86
+#ifdef NATIVE_X86
 void zipcrypto_run_ssse3(struct zipcrypto_lanes *lanes, size_t blocks);
 #endif
-#ifdef ZIPCRYPTO_AVX2
+#ifdef NATIVE_AVX2
 void zipcrypto_run_avx2(struct zipcrypto_lanes *lanes, size_t blocks);
 #endif
 

@@ -2,7 +2,7 @@
 
 #include "kernels.h"
 
-#ifdef ZIPCRYPTO_X86
+#ifdef NATIVE_X86
 #include <immintrin.h>
 
 #define RUN zipcrypto_run_ssse3

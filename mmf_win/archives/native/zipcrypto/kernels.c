@@ -1,10 +1,5 @@
 #include "kernels.h"
 
-#if defined(ZIPCRYPTO_X86) && defined(_MSC_VER) && !defined(__clang__)
-#include <immintrin.h>
-#include <intrin.h>
-#endif
-
 uint32_t zipcrypto_crc[256];
 
 void zipcrypto_init(void)
@@ -124,54 +119,14 @@ static void run_interleaved(struct zipcrypto_lanes *lanes, size_t blocks)
     }
 }
 
-static int always(void)
-{
-    return 1;
-}
-
-/* --- what the processor has --- */
-
-#ifdef ZIPCRYPTO_X86
-#if defined(_MSC_VER) && !defined(__clang__)
-static int has_ssse3(void)
-{
-    int info[4];
-    __cpuid(info, 1);
-    return info[2] >> 9 & 1;
-}
-
-static int has_avx2(void)
-{
-    int info[4];
-    __cpuid(info, 1);
-    if (!(info[2] >> 27 & 1) || (_xgetbv(0) & 6) != 6) /* the system must save the wide registers, too */
-        return 0;
-    __cpuidex(info, 7, 0);
-    return info[1] >> 5 & 1;
-}
-#else
-static int has_ssse3(void)
-{
-    return __builtin_cpu_supports("ssse3") != 0;
-}
-
-#ifdef ZIPCRYPTO_AVX2
-static int has_avx2(void)
-{
-    return __builtin_cpu_supports("avx2") != 0;
-}
-#endif
-#endif
-#endif
-
 const struct zipcrypto_kernel zipcrypto_kernels[] = {
-#ifdef ZIPCRYPTO_X86
-#ifdef ZIPCRYPTO_AVX2
-    {"avx2", 32, has_avx2, zipcrypto_run_avx2},
+#ifdef NATIVE_X86
+#ifdef NATIVE_AVX2
+    {"avx2", 32, cpu_has_avx2, zipcrypto_run_avx2},
 #endif
-    {"ssse3", 16, has_ssse3, zipcrypto_run_ssse3},
+    {"ssse3", 16, cpu_has_ssse3, zipcrypto_run_ssse3},
 #endif
-    {"interleaved", INTERLEAVED, always, run_interleaved},
-    {"scalar", 1, always, run_scalar},
+    {"interleaved", INTERLEAVED, cpu_always, run_interleaved},
+    {"scalar", 1, cpu_always, run_scalar},
     {NULL, 0, NULL, NULL},
 };
