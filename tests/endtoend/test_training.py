@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mmf_win.files import read_json
-from mmf_win.locking import locked
 from mmf_win.protocol import read_events
-from mmf_win.runs.folder import Run
-from mmf_win.runs.history import all_runs, summarize, val_auroc
+from mmf_win.runs.history import val_auroc
 from tests.endtoend.conftest import Tool
 from tests.worlds import tiny_mmf
 
@@ -120,66 +114,6 @@ def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_p
     predicted = tool("predict")
     assert predicted["rows"] == len(rows)
     assert predicted["auroc"] is None and predicted["accuracy"] is None
-
-
-def endless(tool: Tool) -> list[str]:
-    """The command line of a training that only a signal ends."""
-    places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
-    words = ("train", tool.preset("vilbert"), "--updates", "100000", "training.log_interval=1")
-    return [sys.executable, "-m", "mmf_win", *words, *places]
-
-
-def wait_for(tool: Tool, kind: str, user: subprocess.Popen[str], attempt: str = "1") -> Run:
-    """The run, once it has told of something; ``user`` is the process that it belongs to."""
-    while user.poll() is None:
-        for run in all_runs(tool.save_dir):
-            events = read_events(run.events)
-            if any(event["kind"] == kind and event["attempt"] == attempt for event in events):
-                return run
-    raise AssertionError(f"it ended before any {kind}")
-
-
-def test_the_first_ctrl_c_saves_and_resume_goes_on_from_there(tool: Tool) -> None:
-    """A real ``mmfw`` process gets a real SIGINT after its first updates."""
-    with subprocess.Popen(endless(tool), stderr=subprocess.PIPE, text=True) as user:
-        assert user.stderr is not None
-        run = wait_for(tool, "train", user)
-        os.kill(user.pid, signal.SIGINT)
-        said = user.stderr.read()
-        assert user.wait() == 130, said
-    assert "press Ctrl+C again" in said and "--resume last" in said
-    (summary,) = tool("runs")
-    assert summary["state"] == "interrupted"
-    reached = summary["updates"]
-    result = tool("train", "--resume", "last", "--updates", str(reached + 2))
-    assert (result["state"], result["updates"]) == ("done", reached + 2)
-    starts = [e["update"] for e in read_events(run.events) if e["kind"] == "train_started"]
-    assert starts == [0, reached]
-
-
-def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
-    with subprocess.Popen(endless(tool), stderr=subprocess.DEVNULL, text=True) as user:
-        run = wait_for(tool, "train", user)
-        user.kill()
-    with locked(run.lock, patience=120):
-        assert summarize(run).updates, "the worker holds the lock until it has saved"
-    reached = tool("runs")[0]["updates"]
-    assert tool("runs")[0]["state"] == "interrupted"
-    assert tool("train", "--resume", "last", "--updates", str(reached + 1))["updates"] == reached + 1
-
-
-def test_ctrl_c_ends_a_prediction_and_leaves_no_result(tool: Tool) -> None:
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1"))
-    command = [sys.executable, "-m", "mmf_win", "predict", "--save-dir", str(tool.save_dir)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as user:
-        assert user.stderr is not None
-        wait_for(tool, "run_started", user, attempt="2")
-        os.kill(user.pid, signal.SIGINT)
-        said = user.stderr.read()
-        assert user.wait() == 130, said
-    assert "stopping" in said and "--resume" not in said, "there is no training to go on with"
-    assert not list(run.reports.glob("*")) if run.reports.exists() else True
-    assert tool("runs")[0]["state"] == "done", "an interrupted prediction is not an interrupted training"
 
 
 def test_resuming_from_a_file_starts_a_new_run_that_names_it(tool: Tool) -> None:

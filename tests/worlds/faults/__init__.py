@@ -8,7 +8,10 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             loader                 a DataLoader is made
             loader_worker          one of its workers starts, in the worker's own process
             saved                  MMF's Checkpoint.save is done
-    do      cuda_oom               raises torch's own OutOfMemoryError
+    do      wait                   makes the file ``once`` and goes on when there is one of that name and .go
+            connect                holds a connection to ``port`` until the process is dead
+            linger                 starts a thread that keeps the process from ending
+            cuda_oom               raises torch's own OutOfMemoryError
             memory_error           raises MemoryError
             kill                   kill -9 of the own process
             nan                    makes the losses NaN (at forward)
@@ -29,8 +32,10 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +50,7 @@ from torch.optim.optimizer import (
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1}
+_held: list[socket.socket] = []
 
 
 def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None) -> None:
@@ -59,7 +65,20 @@ def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: 
             if Path(fault["once"]).exists():
                 continue
             Path(fault["once"]).touch()
-        _ACTIONS[fault["do"]](folder, model, output)
+        _ACTIONS[fault["do"]](fault, folder, model, output)
+
+
+def _wait(fault: Any, *_: Any) -> None:
+    while not Path(fault["once"] + ".go").exists():
+        time.sleep(0.01)
+
+
+def _connect(fault: Any, *_: Any) -> None:
+    _held.append(socket.create_connection(("127.0.0.1", fault["port"])))
+
+
+def _linger(*_: Any) -> None:
+    threading.Thread(target=_hang).start()
 
 
 def _cuda_oom(*_: Any) -> None:
@@ -74,16 +93,16 @@ def _kill(*_: Any) -> None:
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
-def _nan(_folder: str, _model: Any, output: Any) -> None:
+def _nan(_fault: Any, _folder: str, _model: Any, output: Any) -> None:
     output["losses"] = {key: loss * float("nan") for key, loss in output["losses"].items()}
 
 
-def _spoil(_folder: str, model: Any, _output: Any) -> None:
+def _spoil(_fault: Any, _folder: str, model: Any, _output: Any) -> None:
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
 
 
-def _truncate(folder: str, *_: Any) -> None:
+def _truncate(_fault: Any, folder: str, *_: Any) -> None:
     current = Path(folder, "current.ckpt")
     content = current.read_bytes()
     current.unlink()  # it may share its bytes with other names
@@ -101,6 +120,9 @@ def _hang_in_c(*_: Any) -> None:
 
 
 _ACTIONS = {
+    "wait": _wait,
+    "connect": _connect,
+    "linger": _linger,
     "cuda_oom": _cuda_oom,
     "memory_error": _memory_error,
     "kill": _kill,

@@ -1,0 +1,237 @@
+"""Real ``mmfw`` processes that get real signals, at moments that a fault in their worker holds on to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.locking import locked
+from mmf_win.protocol import read_events
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import all_runs, summarize
+from tests.endtoend.conftest import Tool
+from tests.worlds.held import Witness, witness
+
+pytestmark = pytest.mark.torch
+
+Faulty = Callable[..., None]
+_INTERRUPTED = 130
+
+
+class User:
+    """Who typed a command, and waits for the prompt.
+
+    Args:
+        process: the command.
+        tool: where its runs are.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], tool: Tool) -> None:
+        self._process = process
+        self._tool = tool
+        self.read = ""
+
+    def sees(self, kind: str, attempt: str = "1") -> Run:
+        """Wait until the run has told of something."""
+        while self._process.poll() is None:
+            for run in all_runs(self._tool.save_dir):
+                if any(e["kind"] == kind and e["attempt"] == attempt for e in read_events(run.events)):
+                    return run
+            time.sleep(0.02)
+        raise AssertionError(f"it ended before any {kind}")
+
+    def waits_for(self, file: Path) -> None:
+        """Wait until there is a file."""
+        while not file.exists():
+            assert self._process.poll() is None, f"it ended before there was {file.name}"
+            time.sleep(0.02)
+
+    def sends(self, number: int) -> None:
+        """A signal to the command alone, as a terminal sends it."""
+        self._process.send_signal(number)
+
+    def gets_the_prompt_back(self) -> int:
+        """The exit code; what was said is in ``read``."""
+        assert self._process.stderr is not None
+        self.read += self._process.stderr.read()
+        return self._process.wait()
+
+    def reads(self, text: str) -> None:
+        """Wait until the command has said something."""
+        assert self._process.stderr is not None
+        while text not in self.read:
+            line = self._process.stderr.readline()
+            assert line, f"{text!r} is not in {self.read!r}"
+            self.read += line
+
+
+@contextmanager
+def user(tool: Tool, *words: str) -> Iterator[User]:
+    """Somebody who types ``mmfw`` and words."""
+    places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
+    command = [sys.executable, "-m", "mmf_win", *words, *places]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield User(process, tool)
+        finally:
+            process.kill()
+
+
+def endless(tool: Tool, workers: int = 0) -> list[str]:
+    """A training that only a signal ends."""
+    every = ("training.log_interval=1", f"training.num_workers={workers}")
+    return ["train", tool.preset("vilbert"), "--updates", "100000", *every]
+
+
+def goes_on(tool: Tool, run: Run) -> None:
+    """The run can be resumed, and counts on from what it had."""
+    reached = summarize(run).updates
+    result = tool("train", "--resume", "last", "--updates", str(reached + 1), "training.num_workers=0")
+    assert (result["state"], result["updates"]) == ("done", reached + 1)
+    starts = [e["update"] for e in read_events(run.events) if e["kind"] == "train_started"]
+    assert starts == [0, reached]
+
+
+@pytest.mark.parametrize(("name", "workers"), [("SIGINT", 0), ("SIGTERM", 2)])
+def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, name: str, workers: int) -> None:
+    with user(tool, *endless(tool, workers)) as somebody:
+        run = somebody.sees("train")
+        somebody.sends(getattr(signal, name))
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert "saving a checkpoint" in somebody.read and "press Ctrl+C again" in somebody.read
+    assert "--resume last" in somebody.read
+    assert summarize(run).state == "interrupted"
+    goes_on(tool, run)
+
+
+def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
+    with user(tool, *endless(tool)) as somebody:
+        run = somebody.sees("run_started")
+        somebody.sends(signal.SIGINT)
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert "nothing new to save" in somebody.read
+    assert {e["kind"] for e in read_events(run.events)} == {"run_started", "run_ended"}
+
+
+def test_before_the_first_update_it_leaves_at_once(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    faulty({"at": "forward", "do": "hang", "update": 1, "once": str(here)})
+    with user(tool, *endless(tool, workers=2)) as somebody:
+        somebody.waits_for(here)
+        somebody.sends(signal.SIGTERM)
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert "nothing new to save" in somebody.read
+
+
+@pytest.mark.parametrize("moment", ["validation", "saved"])
+def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
+    tool: Tool, faulty: Faulty, tmp_path: Path, moment: str
+) -> None:
+    here = tmp_path / "here"
+    faulty({"at": moment, "do": "wait", "once": str(here)})
+    often = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
+    with user(tool, *endless(tool), *often) as somebody:
+        somebody.waits_for(here)
+        (run,) = all_runs(tool.save_dir)
+        somebody.sends(signal.SIGINT)
+        somebody.reads("press Ctrl+C again")
+        here.with_name("here.go").touch()
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert summarize(run).updates >= 2
+    goes_on(tool, run)
+
+
+def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1"))
+    here = tmp_path / "here"
+    faulty({"at": "validation", "do": "hang", "once": str(here)})
+    with user(tool, "predict") as somebody:
+        somebody.waits_for(here)
+        somebody.sends(signal.SIGINT)
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert "stopping" in somebody.read and "--resume" not in somebody.read
+    assert not list(run.reports.glob("*.csv"))
+    assert summarize(run).state == "done", "an interrupted prediction is not an interrupted training"
+
+
+def connecting(held: Witness, hangs: Path) -> list[dict[str, Any]]:
+    """The worker and its two DataLoader workers hold a connection each; then it hangs in C, with the GIL."""
+    port = int(held.port)
+    return [
+        {"at": "loader", "do": "connect", "port": port, "once": str(hangs.with_name("connected"))},
+        {"at": "loader_worker", "do": "connect", "port": port},
+        {"at": "forward", "do": "hang_in_c", "update": 3, "once": str(hangs)},
+    ]
+
+
+def ends_at_a_second_ctrl_c(somebody: User) -> None:
+    somebody.sends(signal.SIGINT)
+    somebody.reads("press Ctrl+C again")
+    somebody.sends(signal.SIGINT)
+    assert somebody.gets_the_prompt_back() == _INTERRUPTED
+
+
+def ends_without_progress(somebody: User) -> None:
+    somebody.sends(signal.SIGINT)
+    assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert "without progress" in somebody.read
+
+
+def dies(somebody: User) -> None:
+    somebody.sends(signal.SIGKILL)
+    assert somebody.gets_the_prompt_back() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("end", [ends_at_a_second_ctrl_c, ends_without_progress, dies])
+def test_nothing_of_a_worker_that_hangs_survives(
+    tool: Tool,
+    faulty: Faulty,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[User], None],
+) -> None:
+    monkeypatch.setenv("MMFW_STOP_TIMEOUT", "600" if end is ends_at_a_second_ctrl_c else "0.5")
+    hangs = tmp_path / "hangs"
+    with witness() as held:
+        faulty(*connecting(held, hangs))
+        with user(tool, *endless(tool, workers=2)) as somebody:
+            held.accept(3)
+            somebody.waits_for(hangs)
+            end(somebody)
+        assert held.all_dead()
+
+
+def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
+    with user(tool, *endless(tool)) as somebody:
+        run = somebody.sees("train")
+        dies(somebody)
+    with locked(run.lock, patience=120):
+        assert summarize(run).updates, "the worker holds the lock until it has saved"
+    assert summarize(run).state == "interrupted"
+    goes_on(tool, run)
+
+
+def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
+    with user(tool, *endless(tool)) as somebody:
+        run = somebody.sees("train")
+        (pid,) = [e["pid"] for e in read_events(run.events) if e["kind"] == "run_started"]
+        os.kill(pid, signal.SIGTERM)
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    goes_on(tool, run)
+
+
+def test_a_worker_that_does_not_leave_after_the_end_does_not_keep_the_prompt(
+    tool: Tool, faulty: Faulty
+) -> None:
+    faulty({"at": "forward", "do": "linger", "update": 1})
+    result = tool("train", tool.preset("vilbert"), "--updates", "1")
+    assert result["state"] == "done"
