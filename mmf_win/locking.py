@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,21 +24,26 @@ _PAUSE = 0.05
 
 
 @contextmanager
-def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
+def locked(path: Path, patience: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the lock that is the file ``path``, which is made and stays.
 
     Args:
         path: the file.
-        patience: seconds to try for.
+        patience: seconds to try for; infinity waits for as long as it takes.
+        on_wait: called once, when another process holds it and there is patience left.
 
     Raises:
         BlockingIOError: another process holds it.
     """
     deadline = time.monotonic() + patience
+    waiting = False
     with path.open("ab") as file:
         while not _acquired(file.fileno()):
             if time.monotonic() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "another process holds this lock", str(path))
+            if not waiting:
+                waiting = True
+                on_wait()
             time.sleep(_PAUSE)
         try:
             yield

@@ -6,6 +6,7 @@
         installed.json          which copy is in force; written last
         pypi-1.0.0rc10/         holds the packages mmf and mmf_cli; goes on the worker's sys.path
         incoming-…/             a copy being fetched; renamed once every file is verified
+        lock                    held by the process that changes any of this
 
 MMF lives beside the environment's packages rather than among them, because its own requirements (torch 1.5
 among them) can no longer be met and must not meet pip's resolver.
@@ -14,10 +15,12 @@ among them) can no longer be met and must not meet pip's resolver.
 from __future__ import annotations
 
 import errno
+import math
 import shutil
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +28,10 @@ from typing import Literal
 
 from mmf_win.bridge.sources import SOURCES, Source
 from mmf_win.bridge.versions import read_version
+from mmf_win.console import say
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.files import read_json, rename, write_json
+from mmf_win.locking import locked
 from mmf_win.paths import tool_home
 
 Origin = Literal["pypi", "github", "path", "environment"]
@@ -116,8 +121,7 @@ def chosen() -> Installed | None:
 def install(source: Source, *, force: bool = False) -> Installed:
     """Put a copy from ``source`` in force; one that is there and whole is not fetched again.
 
-    Until the new copy is verified, the old one stays as it is. Two of these at once may disturb each other;
-    the loser fails, and nothing broken is left in force.
+    Until the new copy is verified, the old one stays as it is. A second one of these waits for the first.
 
     Args:
         source: where from.
@@ -128,9 +132,10 @@ def install(source: Source, *, force: bool = False) -> Installed:
         OSError: the disk is full, or files are in use.
     """
     root = _home() / source.folder
-    if force or not root.is_dir() or any(source.differences(root)):
-        _replace(root, source)
-    return _remember(Installed(root, source.version, source.name, source.commit))
+    with _alone():
+        if force or not root.is_dir() or any(source.differences(root)):
+            _replace(root, source)
+        return _remember(Installed(root, source.version, source.name, source.commit))
 
 
 def adopt(checkout: Path) -> Installed:
@@ -147,7 +152,8 @@ def adopt(checkout: Path) -> Installed:
             f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
             hint="name the folder that `git clone https://github.com/facebookresearch/mmf` made",
         )
-    return _remember(Installed(root, read_version(root), "path"))
+    with _alone():
+        return _remember(Installed(root, read_version(root), "path"))
 
 
 def verify(installed: Installed) -> list[str]:
@@ -219,6 +225,17 @@ def _cure(installed: Installed) -> str:
 
 def _home() -> Path:
     return tool_home() / "mmf"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let no other process change what is in force during the block."""
+
+    def waiting() -> None:
+        say(f"another mmfw is at work in {_home()}; waiting for it …")
+
+    with locked(_writable_home() / "lock", math.inf, waiting):
+        yield
 
 
 def _writable_home() -> Path:

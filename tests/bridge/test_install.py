@@ -103,7 +103,7 @@ class TestGithub:
                 install(github(server.url))
             assert server.asked == asked
         assert raised.value.hint
-        assert not [path for path in (home / "mmf").rglob("*") if path.is_file()]
+        assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == ["lock"]
         with pytest.raises(MmfError, match="MMF is not installed"):
             find()
 

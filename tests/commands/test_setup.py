@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mmf_win.bridge import install, sources
 from mmf_win.cli import main
+from mmf_win.locking import locked
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
 
 
@@ -52,6 +55,21 @@ def test_without_a_choice_a_broken_copy_is_mended(
         assert install.verify(install.find()) == ["changed: mmf/__init__.py"]
         assert main(["setup"]) == 0
     assert install.verify(install.find()) == []
+
+
+def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
+    folder = home / "mmf"
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "mmf_win", "setup", "--mmf", str(checkout)]
+    with locked(folder / "lock"):
+        second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+        assert second.stderr is not None
+        said = second.stderr.readline()
+        assert "waiting for it" in said and str(folder) in said
+        assert not (folder / "installed.json").exists()
+    with second:
+        assert second.wait() == 0
+    assert install.find().source == "path"
 
 
 def test_an_environment_that_cannot_be_written_to_is_an_error_with_a_way_out(
