@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 import click
 
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with _terminations_as_interrupts():
+        with _signals_as_interrupts():
             result = cli.main(args=arguments, prog_name="mmfw", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MmfwError as error:
@@ -92,19 +94,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _terminations_as_interrupts() -> Iterator[None]:
-    """Let a kill or a closed terminal clean up as Ctrl+C does; what nohup ignores stays ignored."""
-    names = ("SIGTERM", "SIGHUP", "SIGBREAK")
+def _signals_as_interrupts() -> Iterator[None]:
+    """Let a kill or a closed terminal clean up as Ctrl+C does; what nohup ignores stays ignored.
+
+    A second one ends the process at once, whatever the cleaning up waits for.
+    """
+    interrupted = False
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            os._exit(Interrupted.exit_code)
+        interrupted = True
+        raise KeyboardInterrupt
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    in_force = {number: signal.getsignal(number) for number in numbers}
-    taken = [number for number, handler in in_force.items() if handler is signal.SIG_DFL]
+    before = {number: signal.getsignal(number) for number in numbers}
+    taken = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
     for number in taken:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
         for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[number])
 
 
 def _report(error: MmfwError) -> int:

@@ -1,0 +1,102 @@
+"""Real ``mmfw`` processes without a worker, and real signals, at moments that the test holds on to."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mmf_win.paths import Places
+from tests.worlds.memes import memes, tar_gz
+
+if sys.platform == "win32":
+    pytest.skip("a Windows program cannot send another one Ctrl+C alone", allow_module_level=True)
+
+# The first bytes that are done say so, and then nothing goes on.
+_WAITS = """
+import sys, threading
+from mmf_win.cli import main
+from mmf_win.console import Progress
+
+def wait(text):
+    print(text, flush=True)
+    threading.Event().wait()
+
+Progress.advance = lambda self, amount: wait("at work")
+"""
+# It has a thread that Python waits for, too.
+_CLEANS_UP_FOR_GOOD = """
+def clean_up(self, *error):
+    threading.Thread(target=threading.Event().wait).start()
+    wait("cleaning up")
+
+Progress.__exit__ = clean_up
+"""
+_RUN = "sys.exit(main(sys.argv[1:]))"
+
+
+@contextmanager
+def typed(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process of its own."""
+    command = [sys.executable, "-c", program + _RUN, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def reads(process: subprocess.Popen[str], line: str) -> None:
+    """Wait until it has printed ``line``."""
+    assert process.stdout is not None
+    while process.stdout.readline().strip() != line:
+        assert process.poll() is None
+
+
+@pytest.fixture
+def packed(user_dir: Path) -> Path:
+    """The dataset as a tar.gz, which one thread extracts."""
+    path = user_dir / "memes.tar.gz"
+    path.write_bytes(tar_gz(memes()))
+    return path
+
+
+@pytest.fixture
+def features(user_dir: Path) -> Path:
+    """An archive of region features."""
+    path = user_dir / "features.tar.gz"
+    path.write_bytes(tar_gz({"detectron.lmdb/data.mdb": b"\0" * 4096}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("command", ["convert", "features"])
+def test_a_signal_while_files_are_extracted_leaves_nothing_that_looks_finished(
+    packed: Path, features: Path, user_dir: Path, command: str, name: str
+) -> None:
+    data = user_dir / "data"
+    words = {"convert": ["convert", "--zip", str(packed)], "features": ["features", "extract", str(features)]}
+    with typed(_WAITS, *words[command], "--data-dir", str(data)) as process:
+        reads(process, "at work")
+        process.send_signal(getattr(signal, name))
+        _, said = process.communicate()
+        assert process.returncode == 130, said
+    assert "interrupted" in said and "Traceback" not in said
+    dataset = Places.resolve(data).dataset
+    assert not dataset.split("train").exists()
+    assert not (dataset.features / "detectron.lmdb").exists()
+
+
+def test_a_second_signal_does_not_wait_for_the_cleaning_up(packed: Path, user_dir: Path) -> None:
+    words = ["convert", "--zip", str(packed), "--data-dir", str(user_dir / "data")]
+    with typed(_WAITS + _CLEANS_UP_FOR_GOOD, *words) as process:
+        reads(process, "at work")
+        process.send_signal(signal.SIGINT)
+        reads(process, "cleaning up")
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
