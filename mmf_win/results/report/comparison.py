@@ -95,7 +95,7 @@ def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: 
     Raises:
         DataError: a run's request cannot be read.
     """
-    entries = [_entry(run, scored) for run, scored in runs]
+    entries = [entry_of(run, scored) for run, scored in runs]
     groups = list(grouped(entries))
     colours = {group.preset: plots.series(n) for n, group in enumerate(groups)}
     return write_page(
@@ -142,7 +142,12 @@ def _contrast(first: Entry, second: Entry) -> Contrast:
     return Contrast(first, second, len(both), difference)
 
 
-def _entry(run: Run, scored: Scored | None) -> Entry:
+def entry_of(run: Run, scored: Scored | None) -> Entry:
+    """A run, with its scores where its predictions have labels.
+
+    Raises:
+        DataError: its request cannot be read.
+    """
     summary = history.summarize(run)
     auroc = accuracy = None
     if scored is not None and scored.labels is not None:

@@ -1,0 +1,208 @@
+"""The pages in a real Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worlds import report_world
+from tests.worlds.browser import chromium, requires_browser
+
+pytestmark = [pytest.mark.torch, requires_browser()]
+pages = pytest.importorskip("mmf_win.results.report.pages")
+
+PLOTS = (
+    *("loss", "validation", "rate", "roc", "precision-recall", "calibration", "histogram"),
+    *("speed", "memory"),
+)
+SCRIPT = "<script>document.title = 'taken over'</script>"
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run's page and one that compares two, in a folder named in three scripts."""
+    world = report_world.make(tmp_path_factory.mktemp("report") / "Мои данные 数据 #1")
+    lines = world.dataset.split(report_world.SPLIT).read_text(encoding="utf-8").splitlines()
+    evil = lines[0].replace("look how", SCRIPT.replace('"', "'") + "look how")
+    path = world.dataset.split(report_world.SPLIT)
+    path.write_text("\n".join([evil, *lines[1:]]) + "\n", encoding="utf-8")
+    runs = [world.run(), world.run("a_rather_long_name_of_a_run_that_somebody_chose")]
+    for run in runs:
+        world.predict(run, skill=-0.5)  # wrong about most, so that there are mistakes to show
+    return {"run": pages.of_run(runs[0]), "compare": pages.of_runs(runs, world.save)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One for all tests."""
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Any, files: dict[str, Path]) -> Iterator[Open]:
+    """Opens one of the files; afterwards nothing was said on the console and nothing was asked for."""
+    context = browser.new_context()
+    said: list[str] = []
+    asked: list[str] = []
+
+    def opened(name: str = "run", *, width: int = 1200, scheme: str = "light") -> Any:
+        shown = context.new_page()
+        shown.set_viewport_size({"width": width, "height": 800})
+        shown.emulate_media(color_scheme=scheme)
+        shown.on("console", lambda message: said.append(message.text))
+        shown.on("pageerror", lambda error: said.append(str(error)))
+        shown.on("request", lambda request: asked.append(request.url))
+        shown.goto(files[name].as_uri())
+        return shown
+
+    yield opened
+    context.close()
+    assert said == []
+    outside = [url for url in asked if not url.startswith("data:")]
+    assert set(outside) <= {file.as_uri() for file in files.values()}
+
+
+def test_every_plot_is_there_and_drawn(page: Open) -> None:
+    shown = page()
+    for name in PLOTS:
+        drawing = shown.locator(f"#{name} svg")
+        box = drawing.bounding_box()
+        assert box["width"] > 250 and box["height"] > 150, name
+        assert drawing.get_attribute("aria-label"), name
+        lines = (
+            f"[...document.querySelectorAll('#{name} svg path')].filter(p => p.getTotalLength() > 50).length"
+        )
+        assert shown.evaluate(lines) > 2, name
+    assert shown.locator("#confusion td b").count() == 4
+
+
+def test_ids_are_unique_and_references_meet_something(page: Open) -> None:
+    shown = page()
+    ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    used = shown.evaluate("[...document.querySelectorAll('use')].map(e => e.getAttribute('xlink:href'))")
+    assert used and {name.lstrip("#") for name in used} <= set(ids)
+
+
+def blurred(button: Any) -> bool:
+    return "blur(0" not in (look := button.locator("img").evaluate("e => getComputedStyle(e).filter")) and (
+        look != "none"
+    )
+
+
+def test_pictures_are_blurred_until_they_are_clicked(page: Open) -> None:
+    shown = page()
+    buttons = shown.locator("button.picture")
+    assert buttons.count() > 10
+    assert all(blurred(button) for button in buttons.all())
+    first = buttons.first
+    first.click()
+    assert not blurred(first) and first.get_attribute("aria-pressed") == "true"
+    assert blurred(buttons.nth(1)), "the others stay as they are"
+    first.click()
+    assert blurred(first)
+
+
+@pytest.mark.parametrize("key", ["Enter", "Space"])
+def test_pictures_are_reached_and_shown_by_keyboard(page: Open, key: str) -> None:
+    shown = page()
+    for _ in range(4):
+        shown.keyboard.press("Tab")
+        if shown.evaluate("document.activeElement.matches('button.picture')"):
+            break
+    focused = shown.locator("button.picture:focus")
+    assert focused.count() == 1
+    assert focused.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
+    shown.keyboard.press(key)
+    assert not blurred(focused)
+
+
+def test_one_button_shows_and_blurs_them_all(page: Open) -> None:
+    shown = page()
+    every = shown.locator("button.all")
+    every.click()
+    assert not any(blurred(button) for button in shown.locator("button.picture").all())
+    assert every.inner_text() == "Blur all pictures"
+    every.click()
+    assert all(blurred(button) for button in shown.locator("button.picture").all())
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_colours_follow_the_dark_mode(page: Open, name: str) -> None:
+    looks = []
+    for scheme in ("light", "dark"):
+        shown = page(name, scheme=scheme)
+        background = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+        ink = shown.evaluate("getComputedStyle(document.body).color")
+        line = shown.evaluate(
+            "getComputedStyle(document.querySelector('#loss svg g[id*=line2d] path[style*=series]')).stroke"
+        )
+        letters = shown.evaluate("getComputedStyle(document.querySelector('#loss svg text')).fill")
+        looks.append((background, ink, line, letters))
+    assert all(light != dark for light, dark in zip(*looks, strict=True))
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+@pytest.mark.parametrize("width", [360, 768, 1200])
+def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
+    shown = page(name, width=width)
+    assert shown.evaluate("document.documentElement.scrollWidth") == width
+    too_wide = (
+        "[...document.querySelectorAll('main *, header *')].filter(e => e.scrollWidth > innerWidth).length"
+    )
+    assert shown.evaluate(too_wide) == 0
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_it_can_be_read_without_seeing_it(page: Open, name: str) -> None:
+    shown = page(name)
+    assert shown.evaluate("document.documentElement.lang") == "en"
+    assert shown.evaluate("[...document.images].filter(i => !i.alt).length") == 0
+    nameless = "[...document.querySelectorAll('button')].filter(b => !(b.ariaLabel || b.innerText).trim())"
+    assert shown.evaluate(f"{nameless}.length") == 0
+    levels = shown.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(h => +h.tagName[1])")
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert shown.evaluate("[...document.querySelectorAll('svg')].every(s => s.getAttribute('aria-label'))")
+
+
+_CONTRAST = """() => {
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const colour = parts(getComputedStyle(e).backgroundColor);
+      if (colour.length < 4 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const e of document.querySelectorAll("p, dt, dd, h1, h2, h3, li, blockquote, span, b, th, button")) {
+    if (!e.innerText.trim() || e.closest(".confusion")) continue;
+    const pair = [light(parts(getComputedStyle(e).color)), light(behind(e))].sort((a, b) => b - a);
+    const ratio = (pair[0] + .05) / (pair[1] + .05);
+    if (ratio < 4.5) poor.push(`${e.className} ${e.innerText.slice(0, 20)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_letters_stand_out_as_wcag_asks(page: Open, name: str, scheme: str) -> None:
+    assert page(name, scheme=scheme).evaluate(_CONTRAST) == []
+
+
+def test_a_script_in_a_meme_is_a_text(page: Open) -> None:
+    shown = page()
+    assert "taken over" not in shown.title()
+    assert shown.get_by_text("document.title =").count() > 0

@@ -1,0 +1,115 @@
+"""The page that compares runs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+pages = pytest.importorskip("mmf_win.results.report.pages")
+comparison = pytest.importorskip("mmf_win.results.report.comparison")
+
+from mmf_win.cli import main  # noqa: E402
+from mmf_win.errors import UsageError  # noqa: E402
+from mmf_win.results.report.scored import predictions_of, read_scored  # noqa: E402
+from tests.results.test_report_page import text_of  # noqa: E402
+from tests.worlds import report_world  # noqa: E402
+from tests.worlds.report_world import World  # noqa: E402
+
+
+@pytest.fixture
+def world(user_dir: Path) -> World:
+    """Labelled memes, in a folder named in three scripts."""
+    return report_world.make(user_dir)
+
+
+def newest(run: Any) -> tuple[Path, str]:
+    ((split, csv),) = predictions_of(run)
+    return csv, split
+
+
+def entries(world: World, runs: list[Any]) -> list[Any]:
+    return [comparison.entry_of(run, read_scored(*newest(run), world.dataset)) for run in runs]
+
+
+def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
+    runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
+    for run in runs:
+        world.predict(run)
+    other = world.run("visual_bert", preset="visual_bert", published={})
+    world.predict(other)
+    first, second = comparison.grouped(entries(world, [*runs, other]))
+    aurocs = [entry.auroc for entry in first.entries]
+    assert first.spread("auroc").mean == pytest.approx(statistics.mean(aurocs))
+    assert first.spread("auroc").deviation == pytest.approx(statistics.stdev(aurocs))
+    assert second.spread("auroc").deviation is None, "one run has none"
+    page = text_of(pages.of_runs([*runs, other], world.save).read_text(encoding="utf-8"))
+    assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f}" in page
+    assert "0.6792" in page, "the published one"
+
+
+def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
+    good, bad = world.run("good"), world.run("bad")
+    world.predict(good, skill=1.5)
+    csv = world.predict(bad, skill=0.0)
+    (contrast,) = comparison.contrasts(entries(world, [bad, good]))
+    assert (contrast.first.run, contrast.second.run, contrast.memes) == (good, bad, 32)
+    assert contrast.difference.value == pytest.approx(contrast.first.auroc - contrast.second.auroc)
+    assert contrast.difference.low <= contrast.difference.value <= contrast.difference.high
+    assert contrast.difference.p < 0.05
+    assert csv.is_file()
+
+
+def test_a_run_beside_itself_does_not_differ(world: World) -> None:
+    run = world.run("a")
+    csv = world.predict(run)
+    twin = world.run("b")
+    (twin.reports / csv.name.replace("_a_", "_b_")).write_bytes(csv.read_bytes())
+    (contrast,) = comparison.contrasts(entries(world, [run, twin]))
+    assert (contrast.difference.value, contrast.difference.p) == (0.0, 1.0)
+
+
+def test_runs_without_predictions_are_compared_by_their_training(world: World) -> None:
+    page = pages.of_runs([world.run("a"), world.run("b")], world.save).read_text(encoding="utf-8")
+    assert "compared by their training alone" in page
+    assert 'id="validation"' in page and "Differences in AUROC" not in page
+
+
+def test_one_class_leaves_the_difference_undefined(world: World) -> None:
+    world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", "label": 1} for n in range(1, 9)])
+    runs = [world.run("a"), world.run("b")]
+    for run in runs:
+        world.predict(run)
+    assert "undefined" in text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
+
+
+def test_a_split_without_labels_has_no_scores(world: World) -> None:
+    world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}"} for n in range(1, 9)])
+    runs = [world.run("a"), world.run("b")]
+    for run in runs:
+        world.predict(run)
+    assert pages.of_runs(runs, world.save).is_file()
+
+
+def test_the_command_compares_when_several_runs_are_named(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        world.predict(world.run(name))
+    save = ["--save-dir", str(world.save), "--json"]
+    assert main(["report", "a", "b", *save]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert Path(told["report"]) == world.save / "comparison.html"
+    assert [id_.split("/")[0] for id_ in told["runs"]] == ["a", "b"]
+
+
+def test_what_cannot_be_compared_is_an_error(world: World) -> None:
+    run, other = world.run("a"), world.run("b")
+    with pytest.raises(UsageError, match="named twice"):
+        pages.of_runs([run, run], world.save)
+    with pytest.raises(UsageError, match="dev_seen"):
+        pages.of_runs([run, other], world.save, split="dev_seen")

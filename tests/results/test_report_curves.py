@@ -1,0 +1,62 @@
+"""What a page knows of a run's training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmf_win.results.report.curves import read_curves
+from tests.worlds.report_world import attempt
+
+
+def test_every_curve_is_read() -> None:
+    curves = read_curves(attempt("1", 0, 60, "ok"))
+    assert [update for update, _ in curves.series("loss")] == [10, 20, 30, 40, 50, 60]
+    assert [update for update, _ in curves.series("auroc")] == [30, 60]
+    for name in ("lr", "speed", "memory", "val_loss", "accuracy"):
+        assert curves.series(name), name
+    assert curves.undone == ()
+
+
+def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
+    curves = read_curves([*attempt("1", 0, 60, "cuda_oom"), *attempt("3", 30, 120, "ok", batch=16)])
+    updates = [update for update, _ in curves.series("loss")]
+    assert updates == list(range(10, 121, 10))
+    assert [update for update, _ in curves.lost("loss")] == [40, 50, 60]
+    first, second = curves.attempts
+    assert (first.update, first.why, first.batch) == (0, "", 32)
+    assert (second.update, second.batch) == (30, 16)
+    assert "memory" in second.why
+
+
+def test_an_attempt_without_an_end_was_killed() -> None:
+    curves = read_curves([*attempt("1", 0, 60, None), *attempt("2", 60, 120, "ok")])
+    assert curves.attempts[1].why == "after it was killed"
+
+
+def test_pauses_between_attempts_take_no_time() -> None:
+    curves = read_curves([*attempt("1", 0, 60, "interrupted"), *attempt("2", 60, 120, "ok")])
+    seconds = [second for second, _ in curves.over_time("speed")]
+    assert seconds == [float(n) for n in range(10, 121, 10)]
+
+
+def test_the_last_validation_of_the_best_checkpoint_is_no_point_of_the_curve() -> None:
+    events = attempt("1", 0, 60, "ok")
+    final = {"t": 2e6, "kind": "val", "attempt": "1", "update": 30, "final": True}
+    curves = read_curves([*events, {**final, "metrics": {"hateful_memes/roc_auc": 0.9}}])
+    assert max(score for _, score in curves.series("auroc")) < 0.9
+
+
+def test_events_of_predictions_and_of_other_versions_are_skipped() -> None:
+    strange: list[dict[str, Any]] = [
+        {"kind": "train", "t": None, "attempt": "1"},
+        {"kind": "train", "t": 2e6, "attempt": "1", "update": "x", "loss": "high", "lr": float("nan")},
+        {"kind": "val", "t": 2e6, "attempt": "1", "metrics": None},
+        {"kind": "predict", "t": 2e6, "attempt": "2", "done": 1, "total": 2},
+        {"kind": "unheard of", "t": 2e6},
+    ]
+    events = attempt("1", 0, 60, "ok")
+    assert read_curves([*events, *strange]) == read_curves(events)
+
+
+def test_before_training_began_there_are_no_curves() -> None:
+    assert read_curves([]).series("loss") == []

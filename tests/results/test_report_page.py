@@ -1,0 +1,233 @@
+"""The page of one run, and what is wrong with what it is made from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+pages = pytest.importorskip("mmf_win.results.report.pages")
+
+from mmf_win.cli import main  # noqa: E402
+from mmf_win.errors import DataError, UsageError  # noqa: E402
+from mmf_win.files import write_json  # noqa: E402
+from mmf_win.locking import locked  # noqa: E402
+from tests.worlds import report_world  # noqa: E402
+from tests.worlds.report_world import SPLIT, World, attempt  # noqa: E402
+
+
+@pytest.fixture
+def world(user_dir: Path) -> World:
+    """Labelled memes, in a folder named in three scripts."""
+    return report_world.make(user_dir)
+
+
+def made(world: World, **chosen: Any) -> str:
+    run = world.run()
+    world.predict(run)
+    page: Path = pages.of_run(run, **chosen)
+    return page.read_text(encoding="utf-8")
+
+
+def text_of(page: str) -> str:
+    """What is read on the page, without its marks."""
+    return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())
+
+
+def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
+    run = world.run()
+    csv = world.predict(run)
+    page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
+    from sklearn.metrics import roc_auc_score
+
+    from mmf_win.dataset.annotations import read_rows
+    from mmf_win.dataset.predictions import read_predictions
+
+    labels = [row.label for row in read_rows(world.dataset.split(SPLIT))]
+    auroc = roc_auc_score(labels, [row.proba for row in read_predictions(csv)])
+    assert f"AUROC {auroc:.4f}" in page
+    assert "Published 0.6792 ± 0.0087" in page
+    assert "arXiv:2005.04790" in page
+    assert f"{auroc - 0.6792:+.4f}".replace("-", "−") in page
+
+
+def test_a_validation_split_stands_beside_the_papers_validation(world: World) -> None:
+    memes = [json.loads(line) for line in world.dataset.split(SPLIT).read_text(encoding="utf-8").splitlines()]
+    world.annotate(memes, "dev_unseen")
+    run = world.run()
+    world.predict(run, "dev_unseen")
+    assert "Published 0.6857" in text_of(pages.of_run(run).read_text(encoding="utf-8"))
+
+
+def test_it_says_what_the_numbers_depend_on(world: World) -> None:
+    run = world.run()
+    csv = world.predict(run)
+    member = {"run": run.id, "checkpoint": "x/best.ckpt", "checkpoint_sha256": "ab" * 32}
+    write_json(csv.with_suffix(".metrics.json"), {"members": [member], "threshold": 0.5})
+    page = pages.of_run(run).read_text(encoding="utf-8")
+    import hashlib
+
+    assert hashlib.sha256(world.dataset.split(SPLIT).read_bytes()).hexdigest() in page
+    assert "ab" * 32 in page
+    for fact in ("mmbt_grid", "1.0.0rc10", "2.13.0", "cuda:0", f"{SPLIT}, 32 memes", "120 of 120"):
+        assert fact in text_of(page), fact
+
+
+def test_the_threshold_of_the_predictions_is_the_one_that_is_shown(world: World) -> None:
+    run = world.run()
+    csv = world.predict(run)
+    write_json(csv.with_suffix(".metrics.json"), {"threshold": 0.375})
+    assert "The broken line is the threshold, 0.375" in text_of(pages.of_run(run).read_text(encoding="utf-8"))
+
+
+def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
+    evil = '<script>alert("1")</script>"\' onload=alert(2) \ud800'
+    memes = [
+        {"id": 1, "img": "img/01000.png", "label": 0, "text": evil},
+        {"id": 2, "img": '"><script>', "label": 1, "text": evil},
+    ]
+    world.annotate(memes)
+    run = world.run(preset=evil[:40], model="<b>", settings={})
+    csv = run.reports / f"hateful_memes_mmbt_grid_{SPLIT}_2026-01-01T00-00-01.csv"
+    csv.write_text("id,proba,label\n1,0.9,1\n2,0.1,0\n", encoding="utf-8")
+    page = pages.of_run(run).read_text(encoding="utf-8")
+    assert page.count("<script>") == 1, "our own"
+    assert "&lt;b&gt;" in page
+    assert "&lt;script&gt;alert(&#34;1&#34;)" in page
+
+
+def test_without_images_there_are_none(world: World) -> None:
+    page = made(world, images=False)
+    assert "<img" not in page
+    assert "images are left out" in page
+    assert "Same text" in page, "pairs that share their text need no picture"
+
+
+def test_it_says_that_it_must_not_be_published(world: World) -> None:
+    assert "Do not publish: contains licensed images and texts" in text_of(made(world))
+
+
+def test_missing_and_broken_images_leave_their_place_and_are_counted(world: World) -> None:
+    images = sorted((world.dataset.images / "img").iterdir())
+    for image in images[::2]:
+        image.unlink()
+    for image in images[1::2]:
+        image.write_bytes(b"broken")
+    page = made(world)
+    assert "The picture is missing or broken" in page
+    assert re.search(r"\d+ of the pictures below are missing or broken", page)
+
+
+def test_a_split_without_labels_gets_a_page_without_scores(world: World) -> None:
+    world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1008)])
+    page = made(world)
+    assert "has no labels" in page
+    assert 'id="histogram"' in page and 'id="loss"' in page
+    assert 'id="roc"' not in page and "Worst mistakes" not in page
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_of_one_class_leave_the_auroc_undefined(world: World, label: int) -> None:
+    world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", "label": label} for n in range(1, 9)])
+    page = made(world)
+    assert "labels of one class only, so the AUROC is undefined" in page
+    assert 'id="roc"' not in page and 'id="histogram"' in page
+
+
+def test_a_run_without_predictions_gets_its_curves(world: World) -> None:
+    page = pages.of_run(world.run()).read_text(encoding="utf-8")
+    assert "Nothing has been predicted" in page
+    assert 'id="loss"' in page and "Do not publish" not in page
+
+
+def test_a_run_that_is_still_going_says_so(world: World) -> None:
+    run = world.run()
+    run.exit_file.unlink()
+    with locked(run.lock):
+        page = pages.of_run(run).read_text(encoding="utf-8")
+    assert "still going; this page shows it up to update 120" in page
+
+
+def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
+    run = world.run()
+    torn = run.events.read_bytes()[:-20].replace(b'"loss": 0.65', b'"loss": 0.6', 1)
+    run.events.write_bytes(b'\x00\xff not JSON\n[1]\n{"kind": 3}\n' + torn)
+    assert 'id="loss"' in pages.of_run(run).read_text(encoding="utf-8")
+    run.events.unlink()
+    assert "No update has been reported yet" in pages.of_run(run).read_text(encoding="utf-8")
+
+
+def test_attempts_are_marked_and_explained(world: World) -> None:
+    run = world.run()
+    events = [*attempt("1", 0, 60, "cuda_oom"), *attempt("2", 30, 120, "ok", batch=16)]
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
+    assert "Attempt 2 began at update 30, after the GPU&#39;s memory had run out; batch 16." in page
+
+
+def test_ten_thousand_rows_are_no_trouble(world: World) -> None:
+    world.annotate([{"id": n, "img": f"img/{n}.png", "text": f"{n}", "label": n % 2} for n in range(10_000)])
+    run = world.run()
+    world.predict(run)
+    page = pages.of_run(run, images=False)
+    assert page.stat().st_size < 1 << 20
+
+
+def test_the_newest_predictions_are_shown_and_others_by_their_split(world: World) -> None:
+    memes = [json.loads(line) for line in world.dataset.split(SPLIT).read_text(encoding="utf-8").splitlines()]
+    world.annotate(memes[:8], "dev_seen")
+    run = world.run()
+    world.predict(run)
+    older = world.predict(run, "dev_seen")
+    older.rename(older.with_name(older.name.replace("00-00-01", "00-00-00-2")))
+    assert "on test_unseen" in text_of(pages.of_run(run).read_text(encoding="utf-8"))
+    assert "on dev_seen" in text_of(pages.of_run(run, split="dev_seen").read_text(encoding="utf-8"))
+    with pytest.raises(UsageError, match="no predictions for train") as caught:
+        pages.of_run(run, split="train")
+    assert "mmfw predict" in str(caught.value.hint)
+
+
+def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world: World) -> None:
+    run = world.run()
+    csv = world.predict(run)
+    page = pages.of_run(run)
+    before = page.read_bytes()
+    csv.write_text("id,proba,label\n1,0.5,1\n", encoding="utf-8")
+    with pytest.raises(DataError, match="do not fit the annotations"):
+        pages.of_run(run)
+    world.dataset.split(SPLIT).unlink()
+    with pytest.raises(DataError, match="there is no such file"):
+        pages.of_run(run)
+    assert page.read_bytes() == before
+    assert [file.name for file in page.parent.iterdir() if file.suffix == ".part"] == []
+
+
+def test_the_command_says_where_the_page_is(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    run = world.run()
+    world.predict(run)
+    save = ["--save-dir", str(world.save)]
+    assert main(["report", *save]) == 0
+    assert Path(capsys.readouterr().out.strip()) == run.reports / "report.html"
+    output = world.save.parent / "new folder" / "страница.html"
+    assert main(["report", "mmbt_grid", "--no-images", "--output", str(output), "--json", *save]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(output), "runs": [run.id]}
+    assert output.is_file()
+
+
+def test_without_runs_the_command_says_how_to_make_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--save-dir", str(tmp_path)]) == 2
+    assert "mmfw train" in capsys.readouterr().err
+
+
+def test_a_request_that_cannot_be_read_is_one_error(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    run = world.run()
+    run.request_file.write_text("{", encoding="utf-8")
+    assert main(["report", "--save-dir", str(world.save)]) == 3
+    assert "request.json" in capsys.readouterr().err
+    assert not (run.reports / "report.html").exists()

@@ -1,0 +1,67 @@
+"""Small copies of pictures, and pictures that are the same under other captions."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from random import Random
+
+import pytest
+
+pytestmark = pytest.mark.torch
+Image = pytest.importorskip("PIL.Image")
+pictures = pytest.importorskip("mmf_win.results.report.pictures")
+
+from mmf_win.dataset.drawing import Picture, draw  # noqa: E402
+
+
+def test_a_small_copy_keeps_the_shape(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.effect_noise((1000, 500), 80).save(path)
+    small = pictures.thumbnail(path)
+    assert (small.width, small.height) == (256, 128)
+    kind, data = small.uri.split(",")
+    assert kind == "data:image/webp;base64"
+    assert Image.open(io.BytesIO(base64.b64decode(data))).size == (256, 128)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
+def test_every_kind_of_picture_can_be_shown(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
+    Image.new(mode, (300, 300)).save(path)
+    assert pictures.thumbnail(path) is not None
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"no picture", draw(Picture.random(Random(1), crowded=True), "a")[:200]]
+)
+def test_a_missing_or_broken_picture_is_none(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "a.png"
+    if content is not None:
+        path.write_bytes(content)
+    assert pictures.thumbnail(path) is None
+    assert pictures.alike({1: path, 2: path}) == {}
+
+
+def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_path: Path) -> None:
+    random = Random(3)
+    files: dict[int, Path] = {}
+    for n in range(40):
+        picture = Picture.random(random, crowded=n % 2 == 0)
+        for caption in range(2):
+            id_ = 10 * n + caption
+            files[id_] = tmp_path / f"{id_}.png"
+            files[id_].write_bytes(draw(picture, f"caption {caption} that is long enough for two lines"))
+    looked_at: list[None] = []
+    found = pictures.alike(files, lambda: looked_at.append(None))
+    assert len(looked_at) == len(files)
+    assert {id_ - id_ % 10 for id_ in found} == {like - like % 10 for like in found.values()}
+    assert all(like == id_ - id_ % 10 for id_, like in found.items()), "nothing else looks alike"
+    assert len(found) >= 60, "most of the 80 are found; plain ones are left out"
+
+
+def test_plain_backgrounds_are_not_the_same_picture(tmp_path: Path) -> None:
+    for n in (1, 2):
+        Image.new("RGB", (200, 200), "white").save(tmp_path / f"{n}.png")
+    assert pictures.alike({n: tmp_path / f"{n}.png" for n in (1, 2)}) == {}

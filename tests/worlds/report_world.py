@@ -1,0 +1,143 @@
+"""A run with predictions, and the memes that it predicted, as a report finds them on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mmf_win.dataset.drawing import Picture, draw
+from mmf_win.dataset.predictions import Prediction, write_predictions
+from mmf_win.files import json_bytes
+from mmf_win.paths import DatasetPaths, Places
+from mmf_win.protocol import Exit
+from mmf_win.runs.folder import Run, RunRequest
+
+SPLIT = "test_unseen"
+PUBLISHED = {
+    "val": {"accuracy": 58.20, "auroc": 68.57},
+    "test": {"accuracy": [60.06, 0.97], "auroc": [67.92, 0.87]},
+}
+BEGAN = 1_000_000.0
+
+
+@dataclass(frozen=True)
+class World:
+    """A data folder and a save folder.
+
+    Attributes:
+        data, save: the folders.
+        random: decides what the runs predict.
+    """
+
+    data: Path
+    save: Path
+    random: Random = field(default_factory=lambda: Random(0))
+
+    @property
+    def dataset(self) -> DatasetPaths:
+        """Where the memes are."""
+        return Places.resolve(self.data).dataset
+
+    def annotate(self, memes: Sequence[dict[str, Any]], split: str = SPLIT) -> None:
+        """Write an annotation file."""
+        self.dataset.annotations.mkdir(parents=True, exist_ok=True)
+        self.dataset.split(split).write_bytes(b"".join(json_bytes(meme) for meme in memes))
+
+    def run(self, name: str = "mmbt_grid", stamp: str = "2026-01-01T00-00-00", **changes: Any) -> Run:
+        """A run of an hour ago that went well and left events."""
+        run = Run(self.save / name / stamp)
+        run.reports.mkdir(parents=True)
+        request = {
+            "preset": "mmbt_grid",
+            "model": "mmbt",
+            "config": None,
+            "settings": {},
+            "overrides": [],
+            "splits": {"train": "train", "val": "dev_unseen", "test": SPLIT},
+            "data_dir": str(self.data),
+            "seed": 1,
+            "mmf": "1.0.0rc10",
+            "published": PUBLISHED,
+            "created": BEGAN,
+        }
+        run.save_request(RunRequest(**{**request, **changes}))
+        run.events.write_bytes(b"".join(json_bytes(event) for event in attempt("1", 0, 120, "ok")))
+        Exit("ok").save(run.exit_file)
+        return run
+
+    def predict(self, run: Run, split: str = SPLIT, *, skill: float = 0.25) -> Path:
+        """Predictions of a split that know its labels a little."""
+        lines = self.dataset.split(split).read_text(encoding="utf-8").splitlines()
+        csv = run.reports / f"hateful_memes_{run.path.parent.name}_{split}_2026-01-01T00-00-01.csv"
+        predictions = []
+        for meme in map(json.loads, lines):
+            centre = 0.5 + skill * (meme.get("label", 0) - 0.5)
+            proba = min(1.0, max(0.0, self.random.gauss(centre, 0.2)))
+            predictions.append(Prediction(meme["id"], proba, int(proba > 0.5)))
+        write_predictions(csv, predictions)
+        return csv
+
+
+def make(folder: Path, groups: int = 8) -> World:
+    """Memes in groups of four: two texts, each on two pictures, so that all are confounders of others."""
+    world = World(folder / "data", folder / "save")
+    (world.dataset.images / "img").mkdir(parents=True)
+    memes: list[dict[str, Any]] = []
+    for group in range(groups):
+        pictures = [Picture.random(world.random, crowded=crowded) for crowded in (True, False)]
+        for place in range(4):
+            text = f"look how many {'people' if place % 2 else 'friends'} number {group}"
+            id_ = 1000 + 4 * group + place
+            memes.append(
+                {"id": id_, "img": f"img/{id_:05}.png", "label": (place % 2) ^ (place // 2), "text": text}
+            )
+            world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw(pictures[place // 2], text))
+    world.annotate(memes)
+    return world
+
+
+def attempt(name: str, first: int, last: int, outcome: str | None, **started: Any) -> list[dict[str, Any]]:
+    """The events of an attempt to train from one update to another; ``outcome`` None when it was killed."""
+    begin = BEGAN + 1000 * int(name)
+
+    def event(update: int, kind: str, **values: Any) -> dict[str, Any]:
+        return {"t": begin + update - first, "kind": kind, "attempt": name, "update": update, **values}
+
+    events = [
+        {
+            "t": begin,
+            "kind": "run_started",
+            "attempt": name,
+            "action": "train",
+            "python": "3.11.7",
+            "torch": "2.13.0",
+        },
+        event(first, "train_started", max_updates=120, device="cuda:0", batch=32, seed=1) | started,
+    ]
+    for update in range(first + 10, last + 1, 10):
+        events.append(
+            event(
+                update,
+                "train",
+                max_updates=120,
+                epoch=1,
+                loss=0.7 - update / 400,
+                lr=1e-5 * (1 - update / 240),
+                updates_per_s=2.0 + (update % 3) / 10,
+                max_mem_mib=9000 + update,
+            )
+        )
+        if update % 30 == 0:
+            metrics = {
+                "hateful_memes/roc_auc": 0.5 + update / 600,
+                "hateful_memes/accuracy": 0.5,
+                "total_loss": 0.69,
+            }
+            events.append(event(update, "val", metrics=metrics, final=False))
+    if outcome is not None:
+        events.append(event(last, "run_ended", action="train", outcome=outcome))
+    return events
