@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mmf_win.commands import options
 from mmf_win.console import duration, print_json, say, size, table
+from mmf_win.errors import UsageError
+
+if TYPE_CHECKING:
+    from mmf_win.runs.history import Summary
+
+STATES = ("running", "done", "interrupted", "killed", "failed")
 
 
 @click.group(
@@ -15,50 +27,189 @@ from mmf_win.console import duration, print_json, say, size, table
     epilog="""\b
 Examples:
   mmfw runs
-  mmfw runs --json
+  mmfw runs --preset mmbt_grid --state done --limit 5
+  mmfw runs --csv > runs.csv
+  mmfw runs show mmbt_grid
+  mmfw runs compare mmbt_grid vilbert
+  mmfw runs rm mmbt_grid/2026-01-31T12-00-00
   mmfw runs fix-names save        rename reports whose names Windows refuses""",
 )
+@click.option("--preset", metavar="PRESET", help="Only runs of this preset.")
+@click.option("--state", type=click.Choice(STATES), help="Only runs that stand so.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
 @options.save_dir
 @options.as_json
 @click.pass_context
-def command(ctx: click.Context, save_dir: Path | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context,
+    preset: str | None,
+    state: str | None,
+    limit: int | None,
+    as_csv: bool,
+    save_dir: Path | None,
+    as_json: bool,
+) -> None:
     """List what ran and how well, the newest first."""
     if ctx.invoked_subcommand is not None:
+        if preset or state or limit or as_csv:
+            raise UsageError(
+                f"--preset, --state, --limit and --csv are for the list, not for {ctx.invoked_subcommand}"
+            )
         return
-    from dataclasses import asdict
-    from datetime import datetime
+    from mmf_win.runs.history import summaries
 
-    from mmf_win.errors import DataError
-    from mmf_win.paths import Places
-    from mmf_win.runs.history import all_runs, summarize
-
-    save = Places.resolve(None, save_dir).save_dir
-    summaries = []
-    for run in all_runs(save):
-        try:
-            summaries.append(summarize(run))
-        except DataError as error:
-            say(f"passed over: {error}")
+    save = _save_dir(save_dir)
+    found = summaries(save, preset=preset, state=state, limit=limit)
     if as_json:
-        print_json([asdict(summary) for summary in summaries])
-    elif not summaries:
+        print_json([asdict(summary) for summary in found])
+    elif as_csv:
+        _print_csv(found)
+    elif not found and (preset or state):
+        say(f"there are no such runs in {save}")
+    elif not found:
         say(f"there are no runs in {save}; `mmfw train PRESET` makes one")
     else:
         header = ("run", "preset", "state", "updates", "best AUROC", "started", "time", "size")
-        rows = [
-            (
-                s.id,
-                s.preset,
-                s.state,
-                f"{s.updates or 0}/{s.max_updates or '?'}",
-                s.best_auroc,
-                datetime.fromtimestamp(s.started).strftime("%Y-%m-%d %H:%M"),
-                duration(s.seconds),
-                size(s.size),
-            )
-            for s in summaries
-        ]
-        print(table(header, rows))
+        print(table(header, [_line(summary) for summary in found]))
+
+
+def _save_dir(chosen: Path | None) -> Path:
+    from mmf_win.paths import Places
+
+    return Places.resolve(None, chosen).save_dir
+
+
+def _line(s: Summary) -> tuple[object, ...]:
+    done = f"{s.updates or 0}/{s.max_updates or '?'}"
+    return (s.id, s.preset, s.state, done, s.best_auroc, _when(s.started), duration(s.seconds), size(s.size))
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+def _print_csv(found: Sequence[Summary]) -> None:
+    from dataclasses import fields
+
+    from mmf_win.runs.history import Summary
+
+    writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Summary)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(summary) for summary in found)
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mmfw runs show
+  mmfw runs show mmbt_grid --json"""
+)
+@click.argument("run", required=False)
+@options.save_dir
+@options.as_json
+def show(run: str | None, save_dir: Path | None, as_json: bool) -> None:
+    """Show all about one run; without a name, about the newest."""
+    from mmf_win.runs.history import details, find
+
+    told = details(find(_save_dir(save_dir), run))
+    if as_json:
+        print_json(told)
+        return
+    for key, value in told.items():
+        if isinstance(value, list):
+            print(f"{key}:" + "".join(f"\n  {_shown(entry)}" for entry in value))
+        else:
+            print(f"{key}: {_shown(value, key)}")
+
+
+def _shown(value: object, key: str = "") -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(entry, name)}" for name, entry in value.items())
+    if value is None:
+        return "-"
+    if isinstance(value, float) and key in ("started", "t"):
+        return _when(value)
+    if isinstance(value, float):
+        return duration(value) if key == "seconds" else f"{value:.4f}"
+    return size(value) if key == "size" and isinstance(value, int) else str(value)
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mmfw runs rm mmbt_grid/2026-01-31T12-00-00
+  mmfw runs rm save/vilbert/2026-01-31T12-00-00 --yes"""
+)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN ...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@options.save_dir
+@options.as_json
+def rm(runs: tuple[str, ...], yes: bool, save_dir: Path | None, as_json: bool) -> None:
+    """Remove runs with all their checkpoints and predictions, and free their space.
+
+    RUN is a run's id or folder; a name alone is taken where there is only one run of it. A run that is being
+    trained is refused, and then nothing is removed.
+    """
+    from mmf_win.runs.history import all_runs, find, summarize
+    from mmf_win.runs.removal import remove, require_idle
+
+    save = _save_dir(save_dir)
+    chosen = list(dict.fromkeys(find(save, name) for name in runs))
+    for name in runs:
+        several = [run.id for run in all_runs(save) if run.path.parent.name == name]
+        if len(several) > 1:
+            raise UsageError(f"there are {len(several)} runs named {name}", hint=f"name one: {several[0]}")
+    for run in chosen:
+        require_idle(run)
+    sizes = {run.id: summarize(run).size for run in chosen}
+    for run in chosen:
+        say(f"{run.path}: {size(sizes[run.id])}")
+    if not yes and not click.confirm(f"remove {'it' if len(chosen) == 1 else 'all of them'}?", err=True):
+        raise click.Abort
+    for run in chosen:
+        remove(run)
+    if as_json:
+        print_json({"removed": list(sizes), "freed": sum(sizes.values())})
+    say(f"freed {size(sum(sizes.values()))}")
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mmfw runs compare mmbt_grid vilbert
+  mmfw runs compare mmbt_grid/2026-01-31T12-00-00 mmbt_grid/2026-02-01T12-00-00 --json"""
+)
+@click.argument("first")
+@click.argument("second")
+@options.save_dir
+@options.as_json
+def compare(first: str, second: str, save_dir: Path | None, as_json: bool) -> None:
+    """Show what differs between two runs: what was asked for, MMF's configuration, and the scores.
+
+    `mmfw report RUN RUN` draws a page of it.
+    """
+    from mmf_win.runs.comparison import differences
+    from mmf_win.runs.history import find, summarize
+
+    save = _save_dir(save_dir)
+    runs = find(save, first), find(save, second)
+    differing = differences(*runs)
+    a, b = (summarize(run) for run in runs)
+    scores = {
+        name: (getattr(a, name), getattr(b, name)) for name in ("state", "updates", "best_auroc", "seconds")
+    }
+    if as_json:
+        print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
+        return
+    rows = [(key, _cell(one), _cell(other)) for key, (one, other) in {**scores, **differing}.items()]
+    print(table(("", a.id, b.id), rows))
+
+
+def _cell(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @command.command("fix-names")

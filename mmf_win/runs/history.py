@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import UsageError
+from mmf_win.console import say
+from mmf_win.errors import DataError, UsageError
 from mmf_win.locking import is_locked
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run
@@ -98,6 +99,71 @@ def summarize(run: Run) -> Summary:
         seconds=round(_seconds(events), 1),
         size=_size(run.path),
     )
+
+
+def summaries(
+    save_dir: Path, *, preset: str | None = None, state: str | None = None, limit: int | None = None
+) -> list[Summary]:
+    """One line about each run under ``save_dir``, the newest first; one that cannot be read is passed over.
+
+    Args:
+        save_dir: where runs are kept.
+        preset: only runs of this preset.
+        state: only runs in this state; ``failed`` whatever the class.
+        limit: only so many of them.
+    """
+    found: list[Summary] = []
+    for run in all_runs(save_dir):
+        if len(found) == limit:
+            break
+        try:
+            summary = summarize(run)
+        except DataError as error:
+            say(f"passed over: {error}")
+            continue
+        if preset in (None, summary.preset) and state in (None, summary.state.partition(":")[0]):
+            found.append(summary)
+    return found
+
+
+def details(run: Run) -> dict[str, Any]:
+    """All that a run's files say about it: its summary, what was asked for, attempts, scores and predictions.
+
+    Raises:
+        DataError: its request cannot be read.
+    """
+    request = asdict(run.request())
+    asked = (
+        "model",
+        "config",
+        "overrides",
+        "seed",
+        "batch_size",
+        "epochs",
+        "start",
+        "mmf",
+        "splits",
+        "data_dir",
+    )
+    events = read_events(run.events)
+    end = run.exit()
+    return {
+        **asdict(summarize(run)),
+        "why": end.message or None if end else None,
+        **{key: request[key] for key in asked},
+        "attempts": [
+            {key: event[key] for key in ("attempt", "action", "t") if key in event}
+            for event in events
+            if event["kind"] == "run_started"
+        ],
+        "validations": [
+            {"update": event.get("update"), "auroc": score}
+            for event in events
+            if (score := val_auroc(event)) is not None
+        ],
+        "checkpoints": [str(path) for path in sorted(run.checkpoints.glob("*.ckpt"))],
+        "predictions": [str(path) for path in sorted(run.reports.glob("*.csv"))],
+    }
 
 
 def state(run: Run) -> str:

@@ -1,0 +1,39 @@
+"""Removes runs from disk."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+
+from mmf_win.errors import UsageError
+from mmf_win.files import rename
+from mmf_win.locking import is_locked
+from mmf_win.runs.folder import Run
+
+
+def require_idle(run: Run) -> None:
+    """See to it that no process trains the run.
+
+    Raises:
+        UsageError: one does.
+    """
+    if is_locked(run.lock):
+        raise UsageError(f"run {run.id} is being trained", hint="stop it first, or wait until it has ended")
+
+
+def remove(run: Run) -> None:
+    """Remove the run's folder, and its name's where that was the last run of the name.
+
+    It is renamed first, so that what an interrupted removal leaves is no longer listed as a run.
+
+    Raises:
+        UsageError: the run is being trained.
+        OSError: it cannot be removed; Windows refuses that for files that are open.
+    """
+    require_idle(run)
+    doomed = run.path.with_name(f"{run.path.name}.removed")
+    rename(run.path, doomed)
+    (doomed / run.request_file.name).unlink(missing_ok=True)
+    shutil.rmtree(doomed)
+    with suppress(OSError):
+        run.path.parent.rmdir()

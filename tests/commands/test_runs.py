@@ -1,0 +1,154 @@
+"""``mmfw runs``: listed, shown, compared and removed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmf_win.runs
+from mmf_win.cli import main
+from mmf_win.locking import locked
+from mmf_win.protocol import EventLog, Exit
+from mmf_win.runs.folder import Run, RunRequest
+
+
+def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
+    """A run of ten updates."""
+    run = Run(save / run_id)
+    run.checkpoints.mkdir(parents=True)
+    values: dict[str, Any] = {
+        "preset": "mmbt_grid",
+        "model": "mmbt",
+        "config": None,
+        "settings": {"training": {"batch_size": 8}},
+        "overrides": [],
+        "splits": {"val": "dev"},
+        "data_dir": "data",
+        "created": 1e9,
+    }
+    run.save_request(RunRequest(**values | asked))
+    log = EventLog(run.events, "1")
+    log.write("run_started", action="train", torch="2")
+    log.write("val", update=10, metrics={"hateful_memes/roc_auc": 0.7})
+    Exit(outcome, "" if outcome == "ok" else "why it failed").save(run.exit_file)  # type: ignore[arg-type]
+    return run
+
+
+@pytest.fixture
+def save(user_dir: Path) -> Path:
+    """Three runs of two presets, and one whose request is broken."""
+    make(user_dir, "a/2026-01-01T00-00-00")
+    make(user_dir, "a/2026-01-02T00-00-00", outcome="cuda_oom")
+    make(user_dir, "b/2026-01-03T00-00-00", preset="vilbert", settings={"training": {"batch_size": 4}})
+    broken = make(user_dir, "c/2026-01-04T00-00-00")
+    broken.request_file.write_text("{", encoding="utf-8")
+    return user_dir
+
+
+def told(capsys: pytest.CaptureFixture[str], save: Path, *words: str) -> str:
+    assert main(["runs", *words, "--save-dir", str(save)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "days"),
+    [
+        ((), [3, 2, 1]),
+        (("--preset", "mmbt_grid"), [2, 1]),
+        (("--state", "failed"), [2]),
+        (("--state", "done", "--limit", "1"), [3]),
+        (("--preset", "unheard_of"), []),
+    ],
+)
+def test_the_list_is_filtered(
+    capsys: pytest.CaptureFixture[str], save: Path, words: tuple[str, ...], days: list[int]
+) -> None:
+    found = json.loads(told(capsys, save, *words, "--json"))
+    assert [int(run["id"][10:12]) for run in found] == days
+
+
+def test_the_list_as_csv_has_a_row_a_run(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(told(capsys, save, "--csv"))))
+    assert [row["preset"] for row in rows] == ["vilbert", "mmbt_grid", "mmbt_grid"]
+    assert rows[0]["best_auroc"] == "0.7"
+
+
+def test_filters_are_refused_where_they_would_do_nothing(
+    capsys: pytest.CaptureFixture[str], save: Path
+) -> None:
+    assert main(["runs", "--limit", "1", "show", "a", "--save-dir", str(save)]) == 2
+    assert "are for the list" in capsys.readouterr().err
+
+
+def test_a_run_is_shown_with_why_it_failed(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    shown = json.loads(told(capsys, save, "show", "a", "--json"))
+    assert (shown["state"], shown["why"]) == ("failed: cuda_oom", "why it failed")
+    assert shown["validations"] == [{"update": 10, "auroc": 0.7}]
+    text = told(capsys, save, "show", "a")
+    assert "why: why it failed" in text and "update 10, auroc 0.7000" in text
+
+
+def test_only_what_differs_is_compared(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    for run, rate in (("a/2026-01-02T00-00-00", "1e-5"), ("b/2026-01-03T00-00-00", "5e-5")):
+        config = f"optimizer:\n  lr: {rate}\n  type: adam\nenv:\n  save_dir: {run}\nref: ${{env.save_dir}}\n"
+        (save / run / "checkpoints" / "config.yaml").write_text(config, encoding="utf-8")
+    found = json.loads(told(capsys, save, "compare", "a", "b", "--json"))
+    assert found["differences"] == {
+        "mmf.optimizer.lr": [1e-5, 5e-5],
+        "request.preset": ["mmbt_grid", "vilbert"],
+        "request.settings.training.batch_size": [8, 4],
+    }
+    assert found["scores"]["state"] == ["failed: cuda_oom", "done"]
+    assert "request.preset" in told(capsys, save, "compare", "a", "b")
+
+
+def test_a_configuration_that_is_no_yaml_is_named(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    for run in ("a/2026-01-02T00-00-00", "b/2026-01-03T00-00-00"):
+        (save / run / "checkpoints" / "config.yaml").write_text("a: [", encoding="utf-8")
+    assert main(["runs", "compare", "a", "b", "--save-dir", str(save)]) == 3
+    assert "config.yaml" in capsys.readouterr().err
+
+
+def test_a_run_is_removed_and_the_space_that_it_freed_is_told(
+    capsys: pytest.CaptureFixture[str], save: Path
+) -> None:
+    (save / "b/2026-01-03T00-00-00/checkpoints/best.ckpt").write_bytes(bytes(1 << 20))
+    removed = json.loads(told(capsys, save, "rm", "b", "a/2026-01-02T00-00-00", "--yes", "--json"))
+    assert removed["removed"] == ["b/2026-01-03T00-00-00", "a/2026-01-02T00-00-00"]
+    assert removed["freed"] > 1 << 20
+    assert not (save / "b").exists()
+    assert [path.name for path in (save / "a").iterdir()] == ["2026-01-01T00-00-00"]
+
+
+def test_nothing_is_removed_without_a_yes(
+    capsys: pytest.CaptureFixture[str], save: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert main(["runs", "rm", "b", "--save-dir", str(save)]) == 130
+    assert (save / "b/2026-01-03T00-00-00").is_dir()
+
+
+def test_a_name_that_several_runs_have_is_refused(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    assert main(["runs", "rm", "a", "--yes", "--save-dir", str(save)]) == 2
+    assert "2 runs named a" in capsys.readouterr().err
+
+
+def test_a_run_that_is_being_trained_is_not_removed(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    run = Run(save / "b/2026-01-03T00-00-00")
+    with locked(run.lock):
+        assert main(["runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", "--save-dir", str(save)]) == 2
+    assert "is being trained" in capsys.readouterr().err
+    assert (save / "a/2026-01-02T00-00-00").is_dir(), "nothing is removed when one is refused"
+
+
+def test_a_notebook_gets_a_table(save: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    table = mmf_win.runs.frame(save)
+    assert list(table["preset"]) == ["vilbert", "mmbt_grid", "mmbt_grid"]
+    assert str(table["started"].dt.tz) == "UTC"
+    assert list(mmf_win.runs.frame(tmp_path / "nowhere").columns) == list(table.columns)
