@@ -25,7 +25,8 @@ COMMANDS = {
     "convert": "Turn the dataset's archive into MMF's layout.",
     "features": "Put an archive of region features in its place.",
     "train": "Train a model, or go on with a run.",
-    "predict": "Predict a split with a trained run.",
+    "predict": "Predict splits with trained runs, alone or blended.",
+    "check-submission": "Check a prediction file against a split.",
     "report": "Make a page about a run, or compare several.",
     "runs": "List what ran and how well.",
     "demo": "Go the whole way on a small synthetic set, on a CPU.",
@@ -41,7 +42,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"mmf_win.commands.{cmd_name}").command
+        command = importlib.import_module(f"mmf_win.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

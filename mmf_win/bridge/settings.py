@@ -165,6 +165,16 @@ def environment(
     return env
 
 
+def on_one_device(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` with at most one GPU in it, and no word of other processes that take part.
+
+    On several GPUs MMF repeats rows to fill up the last batch, and skips batches of unequal size.
+    """
+    of_launchers = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+    alone = {key: value for key, value in environment.items() if key not in of_launchers}
+    return alone | {"CUDA_VISIBLE_DEVICES": alone.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+
+
 def worker_count() -> int:
     """DataLoader workers for this machine.
 

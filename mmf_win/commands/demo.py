@@ -101,7 +101,7 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 def _go(path: Path) -> dict[str, Any]:
     """The whole way; returns what it led to."""
     from mmf_win.bridge.demo_folder import PASSWORD, DemoFolder
-    from mmf_win.files import read_json
+    from mmf_win.results import record
     from mmf_win.runs import history
 
     folder = DemoFolder(path)
@@ -114,7 +114,7 @@ def _go(path: Path) -> dict[str, Any]:
     _run("predict", *data, *save)
     run = history.find(folder.save_dir, None)
     csv = max(run.reports.glob("*.csv"))
-    metrics = read_json(csv.with_suffix(".metrics.json"))
+    metrics = record.read(csv)
     return {
         "auroc": metrics["auroc"],
         "accuracy": metrics["accuracy"],

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mmf_win.commands import options
 from mmf_win.console import print_json, say
-from mmf_win.errors import DatasetError
+
+if TYPE_CHECKING:
+    from mmf_win.results.prediction import Result
+
+# As in mmf_win.results.ensemble.KINDS, which a test compares; that is imported only when there is work.
+KINDS = ("mean", "rank", "logit")
 
 
 @click.command(
@@ -16,15 +22,37 @@ from mmf_win.errors import DatasetError
 Examples:
   mmfw predict                              the newest run's best checkpoint, on its test split
   mmfw predict mmbt_grid                    the newest run of that name
-  mmfw predict mmbt_grid --split dev_seen --checkpoint last
-  mmfw predict --checkpoint model.ckpt"""
+  mmfw predict mmbt_grid --split dev_seen --split test_seen
+  mmfw predict --checkpoint model.ckpt
+  mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
+  mmfw predict --checkpoint best --checkpoint last --ensemble mean
+  mmfw predict --threshold best-accuracy"""
 )
-@click.argument("words", nargs=-1, metavar="[RUN] [KEY=VALUE ...]")
+@click.argument("words", nargs=-1, metavar="[RUN ...] [KEY=VALUE ...]")
 @click.option(
-    "--checkpoint", default="best", show_default=True, metavar="best|last|PATH", help="The weights to use."
+    "--checkpoint",
+    multiple=True,
+    default=("best",),
+    show_default="best",
+    metavar="best|last|PATH",
+    help="The weights to use; may be given several times.",
 )
 @click.option(
-    "--split", metavar="SPLIT", help="The annotation file's name, such as test_seen.  [default: the run's]"
+    "--split",
+    multiple=True,
+    metavar="SPLIT",
+    help="The annotation file's name, such as test_seen; may be given several times.  [default: the run's]",
+)
+@click.option(
+    "--ensemble", type=click.Choice(KINDS), help="Blend the runs' and checkpoints' predictions into one."
+)
+@click.option(
+    "--threshold",
+    type=click.Choice(["0.5", "best-accuracy"]),
+    default="0.5",
+    show_default=True,
+    help="From which probability on a meme is labelled hateful. best-accuracy chooses it on the validation "
+    "split, which is predicted too.",
 )
 @click.option(
     "--batch-size", type=click.IntRange(1), metavar="N", help="Memes a batch.  [default: the run's]"
@@ -34,54 +62,65 @@ Examples:
 @options.as_json
 def command(
     words: tuple[str, ...],
-    checkpoint: str,
-    split: str | None,
+    checkpoint: tuple[str, ...],
+    split: tuple[str, ...],
+    ensemble: str | None,
+    threshold: str,
     batch_size: int | None,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Predict a split with a trained run.
+    """Predict splits with trained runs.
 
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
-    the split has labels. RUN is a run's id, its name or its folder; without one it is the newest.
+    the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
+    runs or checkpoints each is predicted by itself, and with --ensemble they are blended too.
     """
-    from mmf_win.dataset.annotations import splits_on_disk
-    from mmf_win.files import read_json
     from mmf_win.paths import Places
-    from mmf_win.runs import checkpoints, history, launch
-    from mmf_win.runs.overrides import split_words
+    from mmf_win.results import members, prediction
+    from mmf_win.runs.overrides import split_runs
 
-    wanted, overrides = split_words(words)
-    own = None if wanted else history.owner(Path(checkpoint).expanduser().absolute())
-    run = own or history.find(Places.resolve(data_dir, save_dir).save_dir, wanted)
-    request = run.request()
-    places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
-    split = split or request.splits["test"]
-    if not places.dataset.split(split).is_file():
-        there = ", ".join(splits_on_disk(places.dataset)) or "none"
-        raise DatasetError(
-            f"{places.dataset.split(split)}: there is no such split", hint=f"there are: {there}"
-        )
-    weights = checkpoints.announced(checkpoints.choose(run, checkpoint))
-    say(f"predicting {split} with {weights.name} of run {run.id}")
-    csv = launch.predict(
-        run,
-        places,
-        checkpoint=weights,
-        split=split,
+    runs, overrides = split_runs(words)
+    save = Places.resolve(None, save_dir).save_dir
+    chosen = prediction.Options(
+        splits=split,
+        kind=ensemble,
+        best_threshold=threshold == "best-accuracy",
+        data_dir=data_dir,
         overrides=overrides,
         batch_size=batch_size,
     )
-    metrics = read_json(csv.with_suffix(".metrics.json"))
-    if as_json:
-        print_json({"csv": str(csv), "run": run.id, "split": split, "checkpoint": str(weights), **metrics})
+    for result in prediction.predict(members.choose(save, runs, checkpoint), save, chosen):
+        if as_json:
+            print_json({"csv": str(result.csv), **result.record})
+        else:
+            _tell(result)
+            print(result.csv)
+
+
+def _tell(result: Result) -> None:
+    record = result.record
+    where = f"{record['rows']} rows of {record['split']}: {result.title}"
+    if record["accuracy"] is None:
+        say(f"{where}: no labels, so there is nothing to score")
         return
-    if metrics["auroc"] is not None:
-        scores = f"AUROC {metrics['auroc']:.4f}, accuracy {metrics['accuracy']:.4f}"
-        say(f"{scores} on {metrics['rows']} rows of {split}")
-    elif metrics["accuracy"] is not None:
-        say(f"accuracy {metrics['accuracy']:.4f} on {split}; AUROC needs labels of both classes")
-    else:
-        say(f"{split} has no labels, so there is nothing to score")
-    print(csv)
+    say(where)
+    if record["auroc"] is None:
+        say("  AUROC is not defined, since all labels are of one class")
+    for name, title in _TITLES.items():
+        if record[name] is not None:
+            low, high = record["intervals"][name]
+            say(f"  {title:<17} {record[name]:.4f}  (95 %: {low:.4f} to {high:.4f})")
+    if record["threshold_from"] != "default":
+        say(f"  labelled hateful above {record['threshold']:.4f}, for {record['threshold_from']}")
+
+
+_TITLES: dict[str, Any] = {
+    "auroc": "AUROC",
+    "accuracy": "accuracy",
+    "average_precision": "average precision",
+    "f1": "F1",
+    "brier": "Brier score",
+    "calibration_error": "calibration error",
+}

@@ -193,6 +193,8 @@ def _attempt(
     request.save()
     run.checkpoints.mkdir(exist_ok=True)
     environment = settings.environment(places, run.checkpoints, run.logs, files.raw, offline=offline)
+    if request.action == "predict":
+        environment = settings.on_one_device(environment)
     with Watcher(run.events, files.name, on_training) as watcher:
         ended = run_child(
             [sys.executable, "-m", "mmf_win.bridge.worker", str(files.request)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from mmf_win.errors import UsageError
@@ -24,15 +25,35 @@ def split_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     Raises:
         UsageError: a word is no ``KEY=VALUE``, or sets what mmfw sets itself.
     """
-    named = bool(words) and ("=" not in words[0] or Path(words[0]).exists())
+    named = bool(words) and _is_name(words[0])
     name, rest = (words[0], words[1:]) if named else (None, words)
-    for word in rest:
+    _require_keys(rest)
+    return name, tuple(rest)
+
+
+def split_runs(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All names that come first, and the ``KEY=VALUE`` words after them.
+
+    Raises:
+        UsageError: a word after the first of them is no ``KEY=VALUE``, or sets what mmfw sets itself.
+    """
+    names = tuple(takewhile(_is_name, words))
+    rest = tuple(words[len(names) :])
+    _require_keys(rest)
+    return names, rest
+
+
+def _is_name(word: str) -> bool:
+    return "=" not in word or Path(word).exists()
+
+
+def _require_keys(words: Sequence[str]) -> None:
+    for word in words:
         key, equals, _ = word.partition("=")
         if not equals or not key:
             raise UsageError(f"{word}: not a KEY=VALUE of MMF", hint="for example training.num_workers=2")
         if key in _OURS:
             raise UsageError(f"{key} is set by mmfw", hint=_OURS[key])
-    return name, tuple(rest)
 
 
 def lasting(words: Sequence[str], replaced: Collection[str] = ()) -> list[str]:

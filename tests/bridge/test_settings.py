@@ -22,6 +22,16 @@ def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
     assert ("trainer" in training) == (not differ.callbacks)
 
 
+@pytest.mark.parametrize(
+    ("visible", "left"), [(None, "0"), ("2,3", "2"), ("GPU-8f2a,1", "GPU-8f2a"), ("", "")]
+)
+def test_one_device_is_the_first_of_those_that_may_be_seen(visible: str | None, left: str) -> None:
+    environment = {"PATH": "/bin", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    assert settings.on_one_device(environment) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": left}
+
+
 def test_annotations_are_those_on_disk() -> None:
     dataset = settings.common("mmbt", SPLITS, differences("1.0.0rc12"))["dataset_config"]["hateful_memes"]
     assert dataset["annotations"]["val"] == ["hateful_memes/defaults/annotations/dev.jsonl"]

@@ -27,7 +27,7 @@ MMFW = """
 import sys
 from mmf_win.cli import main
 code = main(sys.argv[1:])
-heavy = {"torch", "numpy", "lmdb", "PIL", "mmf", "transformers"} & set(sys.modules)
+heavy = {"torch", "lmdb", "PIL", "mmf", "transformers"} & set(sys.modules)
 sys.exit(f"the parent has imported {heavy}" if heavy else code)
 """
 

@@ -69,6 +69,7 @@ class Tool:
     folder: Path
     read: Callable[[], tuple[str, str]]
     errors: str = ""
+    output: str = ""
 
     @property
     def save_dir(self) -> Path:
@@ -98,9 +99,9 @@ class Tool:
         }
 
     def code(self, *words: str) -> int:
-        """The exit code of a command; what it said is kept in ``errors``."""
+        """The exit code of a command; what it said is kept in ``output`` and ``errors``."""
         code = main([*words, *self._places(words[0])])
-        self.errors = self.read()[1]
+        self.output, self.errors = self.read()
         return code
 
     def __call__(self, *words: str) -> Any:

@@ -82,6 +82,7 @@ def test_an_unreadable_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_no_such_split(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    write_whole_checkpoint(run.checkpoints / "best.ckpt")
     error = said(capsys, 3, "predict", "--split", "test_seen", "--save-dir", str(run.path.parent.parent))
     assert "there is no such split" in error and "train, dev, test" in error
 

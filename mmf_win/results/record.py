@@ -1,0 +1,69 @@
+"""What is written beside a prediction file: its scores, and all that they depend on.
+
+``<name>.metrics.json`` beside ``<name>.csv``::
+
+    auroc, accuracy, average_precision, f1, brier, calibration_error
+                         a number, or null where it is undefined
+    intervals            metric → [low, high], 95 %; without the metrics that are null
+    rows, hateful        how many, and how many of them are labelled 1; hateful is null without labels
+    threshold            a probability above it was labelled 1
+    threshold_from       "default", or "best accuracy on <split>"
+    split, annotations, annotations_sha256
+    ensemble             how the members were blended; null for one alone
+    members              run, checkpoint, checkpoint_sha256 of each
+    versions             of mmfw, MMF, PyTorch and Python that predicted
+    created              seconds since the epoch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.predictions import Prediction
+from mmf_win.files import read_json
+
+METRICS = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration_error")
+"""In the order of their weight in the challenge."""
+
+
+def path_beside(csv: Path) -> Path:
+    """Where the record of a prediction file lies."""
+    return csv.with_suffix(".metrics.json")
+
+
+def read(csv: Path) -> dict[str, Any]:
+    """The record beside a prediction file; empty where there is none that can be read."""
+    try:
+        record = read_json(path_beside(csv))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def scores(rows: Sequence[Row], predictions: Sequence[Prediction], threshold: float) -> dict[str, Any]:
+    """The part of a record that the labels decide.
+
+    Args:
+        rows: the annotations.
+        predictions: one for each row, in the same order.
+        threshold: a probability above it counts as hateful.
+    """
+    labels = [row.label for row in rows if row.label is not None]
+    record: dict[str, Any] = dict.fromkeys(METRICS)
+    record |= {"intervals": {}, "rows": len(rows), "hateful": None, "threshold": threshold}
+    if len(labels) < len(rows) or not rows:
+        return record
+    from mmf_win.results.metrics import Score, measure
+
+    measured = measure(labels, [row.proba for row in predictions], threshold=threshold)
+    record["hateful"] = measured.hateful
+    for field in fields(measured):
+        score = getattr(measured, field.name)
+        if isinstance(score, Score) and score.value is not None:
+            record[field.name] = score.value
+            record["intervals"][field.name] = [score.low, score.high]
+    return record

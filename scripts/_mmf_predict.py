@@ -1,0 +1,59 @@
+"""MMF's own ``mmf_predict`` on a run's checkpoint, with nothing of mmfw but the cures that let it start.
+
+python scripts/_mmf_predict.py RUN SPLIT REPORT_DIR [KEY=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from mmf_win.bridge import compat
+from mmf_win.bridge.install import usable_mmf
+from mmf_win.bridge.settings import ANNOTATIONS
+from mmf_win.bridge.versions import config_path
+from mmf_win.files import write_json
+from mmf_win.runs.folder import Run
+from mmf_win.runs.presets import merge
+
+
+def main(run: Run, split: str, reports: Path, words: list[str]) -> None:
+    """Predict as MMF does, with its own defaults, into a folder of its own."""
+    request = run.request()
+    mmf = usable_mmf()
+    with tempfile.TemporaryDirectory(dir=reports) as folder:
+        # MMF finds best.ckpt in its save_dir, and writes there too.
+        save = Path(folder, "save")
+        save.mkdir()
+        os.link(run.checkpoints / "best.ckpt", save / "best.ckpt")
+        shutil.copyfile(run.checkpoints / "best.ckpt", save / "current.ckpt")
+        os.environ |= {"MMF_DATA_DIR": request.data_dir, "MMF_REPORT_DIR": str(reports)}
+        includes = [str(config_path(mmf.root, request.config))] if request.config else []
+        config = Path(folder, "config.yaml")
+        # JSON is YAML.
+        test = {"annotations": {"test": [ANNOTATIONS.format(split)]}}
+        settings = merge(request.settings, {"dataset_config": {"hateful_memes": test}})
+        write_json(config, {"includes": includes, **settings})
+        sys.argv = [
+            "mmf_predict",
+            f"config={config}",
+            f"model={request.model}",
+            "dataset=hateful_memes",
+            "run_type=test",
+            "evaluation.predict_file_format=csv",
+            "checkpoint.resume=True",
+            "checkpoint.resume_best=True",
+            f"env.save_dir={save}",
+            *words,
+        ]
+        compat.install(mmf.root, mmf.version)
+        from mmf_cli.predict import predict
+
+        predict()
+
+
+if __name__ == "__main__":
+    main(Run(Path(sys.argv[1])), sys.argv[2], Path(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,107 @@
+"""Predictions: of several splits, runs and checkpoints, blended, with a threshold, and beside MMF's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.predictions import Prediction, read_predictions
+from mmf_win.results.ensemble import blend
+from mmf_win.results.threshold import best_accuracy
+from tests.endtoend.conftest import Tool
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+
+
+def predict(tool: Tool, *words: str) -> list[dict[str, Any]]:
+    """What ``mmfw predict --json`` prints: an object for each prediction file."""
+    assert tool.code("predict", *words, "--json") == 0, tool.errors
+    text, decoder, found = tool.output, json.JSONDecoder(), []
+    while text := text.lstrip():
+        value, end = decoder.raw_decode(text)
+        found.append(value)
+        text = text[end:]
+    return found
+
+
+def sha256(path: Path | str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_validation(tool: Tool) -> None:
+    preset = tool.preset("vilbert")
+    runs = [
+        tool.run_of(tool("train", preset, "--updates", "1", "--seed", seed, "--name", f"n{seed}"))
+        for seed in ("1", "2")
+    ]
+    words = ("n1", "n2", "--split", "test", "--ensemble", "mean", "--threshold", "best-accuracy")
+    results = predict(tool, *words)
+    assert [len(result["members"]) for result in results] == [1, 1, 2]
+    first, second, blended = results
+
+    annotations = tool.world.dataset / "annotations"
+    for result in results:
+        rows = read_rows(annotations / "test.jsonl")
+        assert [row.id for row in read_predictions(Path(result["csv"]))] == [row.id for row in rows]
+        assert result["annotations_sha256"] == sha256(annotations / "test.jsonl")
+        beside = Path(result["csv"]).with_suffix(".metrics.json")
+        record = json.loads(beside.read_text(encoding="utf-8"))
+        assert {**record, "csv": result["csv"]} == result
+        assert {"mmfw", "mmf", "torch", "python"} <= set(result["versions"])
+    for result, run in zip(results, runs, strict=False):
+        assert Path(result["csv"]).parent == run.reports
+        assert result["members"][0]["checkpoint_sha256"] == sha256(run.checkpoints / "best.ckpt")
+        assert (result["threshold"], result["threshold_from"]) == (0.5, "default")
+
+    def probas(*results: dict[str, Any]) -> list[list[float]]:
+        return [[row.proba for row in read_predictions(Path(result["csv"]))] for result in results]
+
+    assert probas(blended)[0] == blend("mean", probas(first, second))
+    val = [read_predictions(next(run.reports.glob("*_dev_*.csv"))) for run in runs]
+    labels = [int(row.label or 0) for row in read_rows(annotations / "dev.jsonl")]
+    threshold = best_accuracy(labels, blend("mean", [[row.proba for row in member] for member in val]))
+    assert (blended["threshold"], blended["threshold_from"]) == (threshold, "best accuracy on dev")
+    predictions = read_predictions(Path(blended["csv"]))
+    assert [row.label for row in predictions] == [int(row.proba > threshold) for row in predictions]
+    assert [tool.run_of({"path": r["path"]}) for r in tool("runs")] == runs[::-1], "an ensemble is no run"
+
+    assert tool.code("predict", "n1", "--ensemble", "mean") == 2
+    assert "two members or more" in tool.errors
+    assert tool.code("predict", "n1", "--split", "test_unseen") == 3
+    assert "there are: train, dev, test" in tool.errors
+
+
+def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
+    [ours] = predict(tool, "--split", "dev")
+    own = predicted_by_mmf(tool, run.path, "dev")
+    mine = read_predictions(Path(ours["csv"]))
+    assert {row.id for row in own} == {row.id for row in mine}
+    by_id = {row.id: row for row in own}
+    assert [row.proba for row in mine] == pytest.approx([by_id[row.id].proba for row in mine], abs=1e-6)
+    assert [row.label for row in mine] == [by_id[row.id].label for row in mine]
+
+
+def predicted_by_mmf(tool: Tool, run: Path, split: str) -> list[Prediction]:
+    reports = tool.folder / "by mmf itself"
+    reports.mkdir()
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "_mmf_predict.py", run, split, reports],
+        cwd=ROOT,
+        env={**os.environ, **tool.world.environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [csv] = reports.glob("*.csv")
+    return read_predictions(csv)
