@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,14 +47,29 @@ class Tree:
         self, command: Sequence[str], *, stop_file: Path, grace: float, output: IO[bytes], **options: Any
     ) -> None:
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(stop_file), str(grace)]
-        self.process = subprocess.Popen(
-            [*keeper, *command],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            **options,
-        )
+        with ExitStack() as undo:
+            self._line, theirs = socket.socketpair()
+            undo.enter_context(self._line)
+            with theirs:
+                self.process = subprocess.Popen(
+                    [*keeper, *command],
+                    stdin=theirs.fileno(),
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    **options,
+                )
+            undo.pop_all()
+
+    def ended(self, within: float) -> bool:
+        """Whether it has ended, or does so within some seconds."""
+        self._line.settimeout(within)
+        try:
+            return not self._line.recv(1)
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
 
     def close(self) -> int:
         """End what is left of the tree, without waiting long for what the system cannot end yet.
@@ -61,9 +77,8 @@ class Tree:
         Returns:
             The exit code; negative is the signal that killed it.
         """
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError), self.process.stdin as keeper:
-            keeper.write(b"!")
+        with suppress(ConnectionError), self._line:
+            self._line.sendall(b"!")
         for _ in range(2):
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_MOMENT)

@@ -136,6 +136,12 @@ class Tree:
                 raise ctypes.WinError(_ntdll.RtlNtStatusToDosError(status))
             undo.pop_all()
 
+    def ended(self, within: float) -> bool:
+        """Whether it has ended, or does so within some seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(within)
+        return self.process.returncode is not None
+
     def close(self) -> int:
         """End what is left of the tree, without waiting long for what the system cannot end yet.
 

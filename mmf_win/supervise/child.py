@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from types import FrameType
 from mmf_win.errors import UsageError
 from mmf_win.supervise.processes import Tree, stop_signals, window_closed
 
-_POLL = 0.1
+_POLL = 0.2
 _FAREWELL = 10.0
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
 
@@ -101,7 +100,7 @@ def run_child(
         try:
             deadline = float("inf")
             asked = False
-            while not _ended(tree.process):
+            while not tree.ended(within=_POLL):
                 progressed = watch()
                 if exit_file.exists():
                     deadline = min(deadline, time.monotonic() + farewell)
@@ -120,15 +119,6 @@ def run_child(
             stop_file.unlink(missing_ok=True)
         watch()
     return Ended(code, presses > 0, killed)
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended, or does within a moment."""
-    try:
-        process.wait(_POLL)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 @contextmanager

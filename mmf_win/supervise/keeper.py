@@ -1,8 +1,8 @@
 """Stands between mmfw and a worker on Linux and macOS, so that nothing of the worker survives.
 
 Run as a script, ``python -I -S keeper.py STOP_FILE GRACE COMMAND...``. It needs the standard library alone
-and runs nobody else's code, so unlike the worker it cannot hang. Its standard input is a pipe whose other end
-only mmfw holds:
+and runs nobody else's code, so unlike the worker it cannot hang. Its standard input is a socket whose other
+end only mmfw holds:
 
 - a byte from it: mmfw wants the worker and all its descendants dead, now;
 - its end: mmfw itself is gone, however it died. The stop file asks the worker to save and leave, and after
