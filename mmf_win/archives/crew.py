@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from threading import Event, Lock, Thread
+from typing import TypeVar
 
 from mmf_win.archives.base import Advance, Extracted
+
+_Job = TypeVar("_Job")
 
 _TICK = 0.05
 _MOST_WORKERS = 4  # more of them would wait for the disk, and each needs memory
@@ -86,6 +89,17 @@ class Crew:
             self._running -= 1
             if self._running == 0 or self._errors:
                 self._finished.set()
+
+
+def share_out(jobs: Iterable[_Job], count: int, size: Callable[[_Job], int]) -> list[list[_Job]]:
+    """At most ``count`` lists of about the same size, none of them empty."""
+    shares: list[list[_Job]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for job in sorted(jobs, key=lambda job: -size(job)):
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(job)
+        sizes[smallest] += size(job)
+    return [share for share in shares if share]
 
 
 def worker_count() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -69,6 +68,8 @@ def _zip(path: Path, password: str | None) -> Archive:
 
 def _is_tar(head: bytes) -> bool:
     """Whether a tar begins like this: its header has a checksum, even in old tars without a magic."""
+    import tarfile  # most archives are none, and this would be a good part of the time that a small one takes
+
     try:
         tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
     except tarfile.HeaderError:

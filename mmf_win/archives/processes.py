@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,17 +20,6 @@ from mmf_win.archives.base import Output
 from mmf_win.archives.crew import Crew
 from mmf_win.archives.zip_reader import Task, ZipReader
 from mmf_win.errors import MmfwError, ResourceError
-
-
-def share_out(tasks: Iterable[Task], count: int) -> list[list[Task]]:
-    """At most so many lists of about the same number of bytes, each in the order of the archive."""
-    shares: list[list[Task]] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for task in sorted(tasks, key=lambda task: -task.info.compress_size):
-        smallest = sizes.index(min(sizes))
-        shares[smallest].append(task)
-        sizes[smallest] += task.info.compress_size
-    return [sorted(share, key=lambda task: task.info.header_offset) for share in shares if share]
 
 
 def extract_in_process(path: Path, secret: bytes, tasks: Sequence[Task], crew: Crew) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import lzma
 import tempfile
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 import py7zr
+import py7zr.compressor
 from py7zr.exceptions import ArchiveError as Py7zrError
 from py7zr.exceptions import CrcError, PasswordRequired
 from py7zr.io import Py7zIO, WriterFactory
@@ -25,22 +28,33 @@ from mmf_win.archives.base import (
     with_problems,
     wrong_password,
 )
+from mmf_win.archives.crew import Crew, share_out, worker_count
 from mmf_win.archives.names import safe_name
 
 # DOC/Methods.txt of the 7-Zip source: 7zAES
 _AES = b"\x06\xf1\x07\x01"
 
+# py7zr 1.0 and 1.1 derive the key, half a million steps of SHA-256, anew for each solid block and for each
+# pass over the archive. The function that they call for it is a pure one, so here it remembers.
+py7zr.compressor.calculate_key = lru_cache(maxsize=4)(py7zr.compressor.calculate_key)
+
+_SMALLEST_SHARE = 8 << 20
+
 _DAMAGE = (Py7zrError, lzma.LZMAError, zlib.error, EOFError, ValueError)
 
 
 class SevenZipArchive(Archive):
-    """A 7z file. Its members mostly share one compressed stream, so all wanted ones come in one pass."""
+    """A 7z file. Many members share a compressed stream, which is read from its beginning each time.
+
+    Those of different streams are extracted at the same time.
+    """
 
     format = "7z"
 
     def __init__(self, path: Path, password: str | None = None) -> None:
         super().__init__(path, password)
         self._raw_names: dict[str, str] = {}
+        self._streams: dict[str, int] = {}
         self._cheapest: Member | None = None
         with path.open("rb") as file:
             self.members = with_problems(self._list(self._open(file)))
@@ -57,7 +71,7 @@ class SevenZipArchive(Archive):
             raise self._error(f"not a whole 7z: {error}") from error
 
     def _list(self, archive: Any) -> Iterator[Member]:
-        streams = set()
+        tried = set()
         for file in archive.files:
             if file.is_directory:
                 continue
@@ -72,8 +86,9 @@ class SevenZipArchive(Archive):
                 "it is a link" if link else None,
             )
             self._raw_names[member.name] = file.filename
-            if encrypted and id(stream) not in streams:  # only the first of a stream can be read cheaply
-                streams.add(id(stream))
+            self._streams[member.name] = id(stream)
+            if encrypted and id(stream) not in tried:  # only the first of a stream can be read cheaply
+                tried.add(id(stream))
                 if self._cheapest is None or member.size < self._cheapest.size:
                     self._cheapest = member
             yield member
@@ -89,9 +104,24 @@ class SevenZipArchive(Archive):
     def _extract(
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
-        with closing(_Outputs(lambda name: Output(self.path, *wanted[name], progress))) as outputs:
+        by_stream: dict[int, list[Member]] = defaultdict(list)
+        for member, _ in wanted.values():
+            by_stream[self._streams[member.name]].append(member)
+        size = sum(member.size for member, _ in wanted.values())
+        count = max(1, min(worker_count(), size // _SMALLEST_SHARE))
+        shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
+        chosen = [{m.name: wanted[m.name] for members in share for m in members} for share in shares]
+        crew = Crew()
+        yield from crew.work([partial(self._extract_share, share) for share in chosen], progress)
+
+    def _extract_share(self, wanted: Mapping[str, tuple[Member, Path]], crew: Crew) -> None:
+        """A thread's work."""
+        with closing(_Outputs(lambda name: Output(self.path, *wanted[name], crew.advance), crew)) as outputs:
             try:
                 self._unpack(wanted, outputs.next)
+                outputs.finish()
+            except _Stopped:
+                return
             except CrcError as error:
                 raise self._error("its checksum (CRC-32) is wrong", error.args[2]) from error
             except (*_DAMAGE, OSError) as error:
@@ -99,8 +129,6 @@ class SevenZipArchive(Archive):
                 if getattr(error, "errno", None) is not None:
                     raise
                 raise self._error(f"damaged: {error}") from error
-            outputs.finish()
-        yield from outputs.done
 
     def _unpack(self, names: Iterable[str], into: Callable[[str], Py7zIO]) -> None:
         """One pass over the archive; ``into`` is asked for each member's writer when its turn comes."""
@@ -126,27 +154,37 @@ def _hides_names(file: IO[bytes]) -> bool:
     return False
 
 
+class _Stopped(Exception):
+    """Nobody wants any more; ends py7zr's pass over the archive."""
+
+
 class _Outputs:
     """Opens each member's output when its turn comes, and finishes the one before."""
 
-    def __init__(self, open_output: Callable[[str], Output]) -> None:
-        self.done: list[Extracted] = []
+    def __init__(self, open_output: Callable[[str], Output], crew: Crew) -> None:
         self._open = open_output
+        self._crew = crew
         self._current: Output | None = None
 
     def next(self, name: str) -> Py7zIO:
         self.finish()
         self._current = self._open(name)
-        return _Sink(self._current.write)
+        return _Sink(self._write)
 
     def finish(self) -> None:
         if self._current is not None:
-            self.done.append(self._current.finish())
+            self._crew.report(self._current.finish())
             self._current = None
 
     def close(self) -> None:
         if self._current is not None:
             self._current.close()
+
+    def _write(self, block: bytes) -> None:
+        if self._crew.stopped:
+            raise _Stopped
+        assert self._current is not None
+        self._current.write(block)
 
 
 class _Factory(WriterFactory):  # type: ignore[misc]  # py7zr has no types for us

@@ -18,7 +18,7 @@ from threading import Lock
 from types import ModuleType
 
 from mmf_win.archives.base import Advance, Extracted, Output, damaged
-from mmf_win.archives.crew import Crew, worker_count
+from mmf_win.archives.crew import Crew, share_out, worker_count
 from mmf_win.archives.inflate import Inflater
 from mmf_win.archives.winzip_aes import AesKeys
 from mmf_win.archives.zip_reader import Task, ZipReader
@@ -71,10 +71,13 @@ def extract(
     count = max(1, min(worker_count(), size // _SMALLEST_ROUND))
     crew = Crew()
     if _native() is None and classic and count > 1:
-        from mmf_win.archives.processes import extract_in_process, share_out
+        from mmf_win.archives.processes import extract_in_process
 
-        shares = share_out(listed, count)
-        yield from crew.work([partial(extract_in_process, path, secret, share) for share in shares], progress)
+        jobs = [
+            partial(extract_in_process, path, secret, sorted(share, key=lambda task: task.info.header_offset))
+            for share in share_out(listed, count, lambda task: task.info.compress_size)
+        ]
+        yield from crew.work(jobs, progress)
         return
     side_by_side = Queue(classic if _native() else ())
     one_by_one = Queue(task for task in listed if not (task.classic and _native()))

@@ -8,13 +8,16 @@ import gzip
 import lzma
 import sys
 import tarfile
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
 import py7zr
 import pytest
+from py7zr.io import Py7zIO
 
-from mmf_win.archives import Archive, open_archive
+from mmf_win.archives import Archive, open_archive, sevenzip
 from mmf_win.archives.base import Output
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
@@ -77,6 +80,55 @@ def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
         (done,) = archive.extract({"data/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}, seen.append)
     assert tree(user_dir / "out") == {"x.jsonl": FILES["data/dev_seen.jsonl"]}
     assert sum(seen) == done.size
+
+
+@pytest.fixture
+def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A 7z with two streams, which several threads extract although they are so small."""
+    monkeypatch.setattr(sevenzip, "_SMALLEST_SHARE", 1)
+    monkeypatch.setattr(sevenzip, "worker_count", lambda: 3)
+    path = write_7z(user_dir / "a.7z", {"x": TWO_STREAMS["x"]}, "secret")
+    with py7zr.SevenZipFile(path, "a", password="secret") as archive:
+        for name in ("y", "z"):
+            archive.writestr(TWO_STREAMS[name], name)
+    return path
+
+
+TWO_STREAMS: Files = {"x": FILES["data/img/00001.png"], "y": b"y" * 5000, "z": b"z" * 5000}
+
+
+def test_streams_of_a_7z_are_extracted_apart(
+    two_streams: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[set[str]] = []
+    unpack_names = sevenzip.SevenZipArchive._unpack
+
+    def noting(self: sevenzip.SevenZipArchive, names: Iterable[str], into: Callable[[str], Py7zIO]) -> None:
+        passes.append(set(names))
+        unpack_names(self, names, into)
+
+    with open_archive(two_streams, "secret") as archive:
+        archive.check_password()
+        monkeypatch.setattr(sevenzip.SevenZipArchive, "_unpack", noting)
+        list(archive.extract({m.name: user_dir / "out" / m.name for m in archive.members}))
+    assert sorted(map(sorted, passes)) == [["x"], ["y", "z"]]
+    assert tree(user_dir / "out") == TWO_STREAMS
+
+
+def test_the_key_of_a_7z_is_derived_once(two_streams: Path, user_dir: Path) -> None:
+    before = py7zr.compressor.calculate_key.cache_info().misses
+    assert unpack(two_streams, user_dir / "out", "secret") == TWO_STREAMS
+    assert py7zr.compressor.calculate_key.cache_info().misses <= before + 1
+
+
+def test_whoever_wants_no_more_of_a_7z_gets_no_more(two_streams: Path, user_dir: Path) -> None:
+    def interrupt(amount: int) -> None:
+        raise KeyboardInterrupt
+
+    with open_archive(two_streams, "secret") as archive, pytest.raises(KeyboardInterrupt):
+        list(archive.extract({m.name: user_dir / "out" / m.name for m in archive.members}, interrupt))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
+    assert tree(user_dir / "out").items() <= TWO_STREAMS.items()
 
 
 def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
