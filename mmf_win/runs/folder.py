@@ -7,6 +7,7 @@
       events.jsonl      what happened
       exit.json         how the last training attempt ended
       log.txt           the worker's whole output
+      events.out.tfevents.*    curves for TensorBoard
       attempts/<n>/     each attempt's request, MMF configuration and exit
       lock              held by the worker that trains
       logs/             MMF's own logs

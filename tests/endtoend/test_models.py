@@ -13,6 +13,7 @@ from mmf_win.paths import is_portable
 from mmf_win.protocol import read_events
 from tests.endtoend.conftest import Tool
 from tests.worlds import tiny_mmf
+from tests.worlds.tensorboard import steps
 
 pytestmark = pytest.mark.torch
 
@@ -29,6 +30,9 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert (resumed["state"], resumed["updates"]) == ("done", 5)
     starts = [e for e in read_events(tool.run_of(resumed).events) if e["kind"] == "train_started"]
     assert [start["update"] for start in starts] == [0, 3], "the second attempt goes on where the first ended"
+
+    assert list(steps(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
+    assert steps(tool.run_of(resumed).path, "val/roc_auc")
 
     predicted = tool("predict")
     rows = read_rows(tool.world.dataset / "annotations" / "test.jsonl")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
+from mmf_win.bridge.hooks.curves import Curves
 from mmf_win.bridge.outcome import StopRequested
 from mmf_win.bridge.stopping import Stop
 from mmf_win.protocol import EventLog, Request
@@ -27,6 +29,7 @@ class Observer:
     def __init__(self, request: Request, stop: Stop) -> None:
         self.request = request
         self._log = EventLog(request.events, request.attempt.name)
+        self._curves = Curves(Path(request.run_dir))
         self._stop = stop
         self._trainer: Any = None
         self._save: Callable[[], None] | None = None
@@ -38,6 +41,7 @@ class Observer:
         """Write an event, once for all ranks."""
         if _rank() == 0:
             self._log.write(kind, **values)
+            self._curves.write(kind, values)
 
     def training_started(self, trainer: Any, max_updates: float | None, save: Callable[[], None]) -> None:
         """Training is about to begin, or to go on; ``save`` is called before it is left."""
