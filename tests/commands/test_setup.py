@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,8 +62,9 @@ def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
     folder = home / "mmf"
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "mmf_win", "setup", "--mmf", str(checkout)]
+    utf8 = {**os.environ, "PYTHONUTF8": "1"}
     with locked(folder / "lock"):
-        second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+        second = subprocess.Popen(command, stderr=subprocess.PIPE, env=utf8, encoding="utf-8")
         assert second.stderr is not None
         said = second.stderr.readline()
         assert "waiting for it" in said and str(folder) in said
