@@ -43,6 +43,21 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def share(source: Path, path: Path) -> None:
+    """Give the content of ``source`` a second name, which takes the place of what was there.
+
+    A hard link where the file system has them, else a copy. So ``source`` must never be written to in place.
+    """
+    with replacing(path) as temporary:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:  # FAT and some network drives have none, and none leads to another drive
+            shutil.copyfile(source, temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+
+
 def free_space(path: Path) -> int | None:
     """Free bytes on the disk that ``path`` is on, or will be on once it exists; None for a missing drive."""
     existing = next((parent for parent in (path, *path.parents) if parent.is_dir()), None)

@@ -18,6 +18,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     val              update, metrics, final (whether with the best checkpoint, after training)
     saving           update; a checkpoint is about to be written
     checkpoint       update, is_best; it is written
+    note             text; something that the user should know
     alive            something goes on that has no event of its own
     predict          done, total: rows
     run_ended        action, outcome
@@ -108,6 +109,7 @@ class Request:
         base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
         epochs: train this many epochs instead of ``training.max_updates``.
         detect_anomaly: switch on autograd's anomaly detection.
+        keep: how many older checkpoints stay beside the best and the current one.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         report: where the checked predictions go.
     """
@@ -122,6 +124,7 @@ class Request:
     base_config: str | None = None
     epochs: int | None = None
     detect_anomaly: bool = False
+    keep: int = 1
     annotations: str | None = None
     report: str | None = None
 

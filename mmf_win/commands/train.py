@@ -21,11 +21,15 @@ Examples:
   mmfw train my.yaml                        train your own preset
   mmfw train --resume last                  go on with the newest run
   mmfw train --resume last --updates 30000  ... to 30000 updates in all
+  mmfw train --resume mmbt_grid             go on with the newest run of that name
+  mmfw train --resume old/best.ckpt         start a new run from a checkpoint
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5"""
 )
 @click.argument("words", nargs=-1, metavar="[PRESET] [KEY=VALUE ...]")
 @click.option(
-    "--resume", metavar="best|last|PATH", help="Go on from a checkpoint of the newest run, or from a file."
+    "--resume",
+    metavar="best|last|RUN|PATH",
+    help="Go on with the newest run or with RUN, or start a new one from a checkpoint.",
 )
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Rows an update, over all GPUs.")
 @click.option(
@@ -36,6 +40,12 @@ Examples:
     "--epochs", type=click.IntRange(1), metavar="N", help="The same, as passes over the training rows."
 )
 @click.option("--seed", type=click.IntRange(1), metavar="N", help="The random seed.  [default: a new one]")
+@click.option(
+    "--keep",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Older checkpoints to keep beside the best and the current one.  [default: 1]",
+)
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
 @click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
 @options.data_dir

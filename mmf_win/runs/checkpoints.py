@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win.console import say
+from mmf_win.bridge.checkpoint_files import counts, numbered
+from mmf_win.console import Progress, say
 from mmf_win.errors import CheckpointError
+from mmf_win.files import share
+from mmf_win.integrity import torch_file
 from mmf_win.runs.folder import Run
-
-# The first bytes of torch's file format before 1.6: its magic number, pickled.
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_NUMBERED = re.compile(r"model_(\d+)\.ckpt$")
 
 
 @dataclass(frozen=True)
@@ -30,25 +27,10 @@ class Choice:
 
 
 def problem(path: Path) -> str | None:
-    """Why ``path`` cannot be a whole checkpoint; None when nothing speaks against it.
-
-    torch writes a zip file whose directory comes last, so one that was cut off has none.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(_LEGACY))
-    except FileNotFoundError:
-        return "there is no such file"
-    except OSError as error:
-        return error.strerror or str(error)
-    if head == _LEGACY:
-        return None
-    try:
-        with zipfile.ZipFile(path) as archive:
-            pickled = any(name.endswith("/data.pkl") for name in archive.namelist())
-    except (zipfile.BadZipFile, ValueError, OSError):
-        return "it is cut off or not a checkpoint"
-    return None if pickled else "it is a zip file but not a checkpoint"
+    """Why ``path`` is not a whole checkpoint; None when it is. Every byte is checked."""
+    total = path.stat().st_size if path.is_file() else 0
+    with Progress(f"checking {path.name}", total) as progress:
+        return torch_file.problem(path, progress.advance)
 
 
 def choose(run: Run, wanted: str) -> Choice:
@@ -95,17 +77,25 @@ def checked(path: Path) -> Path:
     return path
 
 
+def carry_best(checkpoint: Path, run: Run) -> None:
+    """Give a new run that begins from ``checkpoint`` the best that had been reached by then.
+
+    So a run that never gets better still predicts with its best. One that was reached later, or is not whole,
+    is of no use; the new run then finds its own.
+    """
+    here = counts(checkpoint)
+    for best in (checkpoint, checkpoint.parent / "best.ckpt", checkpoint.parent.parent / "best.ckpt"):
+        there = counts(best)
+        if here and there and there.update == here.best_update and problem(best) is None:
+            run.checkpoints.mkdir(exist_ok=True)
+            share(best, run.checkpoints / "best.ckpt")
+            return
+
+
 def _candidates(run: Run, wanted: str) -> list[Path]:
     """Existing files, the preferred one first."""
     folder = run.checkpoints
-    numbered = [path for path in (folder / "models").glob("model_*.ckpt") if _NUMBERED.search(path.name)]
-    numbered.sort(key=_update, reverse=True)
-    last = [folder / "current.ckpt", *numbered]
+    last = [folder / "current.ckpt", *numbered(folder)]
     best = folder / "best.ckpt"
     ordered = [best, *last] if wanted == "best" else [*last, best]
     return [path for path in ordered if path.exists()]
-
-
-def _update(path: Path) -> int:
-    match = _NUMBERED.search(path.name)
-    return int(match[1]) if match else -1

@@ -44,6 +44,7 @@ class RunRequest:
         offline: MMF must download nothing.
         seed, batch_size, updates, epochs: the options of the same names.
         detect_anomaly: autograd's anomaly detection was asked for.
+        keep: how many older checkpoints stay beside the best and the current one.
         start: the checkpoint of another run that this one started from.
         mmf: version of the MMF that trained it.
         published: what the paper reports for the preset.
@@ -63,6 +64,7 @@ class RunRequest:
     updates: int | None = None
     epochs: int | None = None
     detect_anomaly: bool = False
+    keep: int = 1
     start: str | None = None
     mmf: str = ""
     published: dict[str, Any] = field(default_factory=dict)

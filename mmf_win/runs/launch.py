@@ -24,6 +24,7 @@ from mmf_win.errors import (
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Exit, Request
+from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.overrides import lasting
 from mmf_win.runs.presets import merge
@@ -48,6 +49,8 @@ def start(request: RunRequest, name: str, places: Places, resume_file: Path | No
     """
     _usable_for(request)  # before there is a folder
     run = Run.create(places.save_dir, name)
+    if resume_file is not None:
+        checkpoints.carry_best(resume_file, run)
     train(run, request, places, resume_file)
     return run
 
@@ -100,6 +103,7 @@ def train(run: Run, request: RunRequest, places: Places, resume_file: Path | Non
         base_config=request.config,
         epochs=request.epochs,
         detect_anomaly=request.detect_anomaly,
+        keep=request.keep,
     )
     # A word that MMF refuses must not stay with a run that went well so far.
     _attempt(

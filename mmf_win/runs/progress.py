@@ -70,6 +70,9 @@ class Watcher:
             self._progress.say(f"update {event['update']}: validation AUROC {auroc:.4f}{' (best)' * best}")
         self._advance_to(event["update"])
 
+    def _on_note(self, event: Event) -> None:
+        say(f"note: {event['text']}")
+
     def _on_predict(self, event: Event) -> None:
         if self._progress is None:
             self._begin("predicting", event["total"], "image", 0)

@@ -14,6 +14,8 @@ from mmf_win.runs import checkpoints, history, launch, presets
 from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.overrides import lasting
 
+_SUFFIXES = (".ckpt", ".pth", ".pt")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -25,6 +27,7 @@ class Options:
         updates: the run's total, also when it resumes.
         epochs: the same as passes over the training rows.
         detect_anomaly: autograd's anomaly detection, which makes training slower.
+        keep: how many older checkpoints stay beside the best and the current one.
         overrides: ``KEY=VALUE`` words for MMF.
     """
 
@@ -33,6 +36,7 @@ class Options:
     updates: int | None = None
     epochs: int | None = None
     detect_anomaly: bool = False
+    keep: int | None = None
     overrides: tuple[str, ...] = ()
 
     def over(self, request: RunRequest) -> RunRequest:
@@ -54,6 +58,7 @@ class Options:
             updates=self.updates if total else request.updates,
             epochs=self.epochs if total else request.epochs,
             detect_anomaly=self.detect_anomaly or request.detect_anomaly,
+            keep=request.keep if self.keep is None else self.keep,
             overrides=[*lasting(request.overrides, replaced), *self.overrides],
         )
 
@@ -87,14 +92,14 @@ def resume(
 ) -> Run:
     """Go on with a run.
 
-    ``best`` and ``last`` go on in the folder of the newest run (of the preset, if one is named); a path
-    starts a new run from that checkpoint, with the configuration of the run that it belongs to unless a
-    preset is named.
+    ``best`` and ``last`` go on in the folder of the newest run (of the preset, if one is named), and a run's
+    id, name or folder in that of the run, from its last checkpoint. A file starts a new run from that
+    checkpoint, with the configuration of the run that it belongs to unless a preset is named.
 
     Args:
-        wanted: ``best``, ``last`` or a checkpoint's path.
+        wanted: ``best``, ``last``, a checkpoint's path, or a run's id, name or folder.
         preset_name: a preset's name or file.
-        name: the new run's folder, when ``wanted`` is a path; None for the preset's name.
+        name: the new run's folder, when ``wanted`` is a file; None for the preset's name.
         data_dir: MMF's data folder; None for the one that the run used.
         save_dir: where runs are kept.
         options: what the user chose.
@@ -106,17 +111,28 @@ def resume(
         MmfwError: the class says how it ended.
     """
     places = Places.resolve(data_dir, save_dir)
-    if wanted not in ("best", "last"):
+    run, which = _to_go_on_with(wanted, preset_name, places)
+    if run is None:
         checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
         return _start_from(checkpoint, preset_name, name, data_dir, places, options)
     if name is not None:
         raise UsageError("--name is for a new run; one that goes on keeps its own")
-    run = history.find(places.save_dir, None, presets.load(preset_name).name if preset_name else None)
-    checkpoint = checkpoints.announced(checkpoints.choose(run, wanted))
+    checkpoint = checkpoints.announced(checkpoints.choose(run, which))
     request, places = _with_data(options.over(run.request()), data_dir, places)
     say(f"going on with run {run.id} from {checkpoint.name}")
     launch.train(run, request, places, checkpoint)
     return run
+
+
+def _to_go_on_with(wanted: str, preset_name: str | None, places: Places) -> tuple[Run | None, str]:
+    """The run whose folder to go on in, and from which of its checkpoints; None for a checkpoint's file."""
+    preset = presets.load(preset_name).name if preset_name else None
+    if wanted in ("best", "last"):
+        return history.find(places.save_dir, None, preset), wanted
+    path = Path(wanted).expanduser()
+    if path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir()):
+        return None, wanted
+    return history.find(places.save_dir, wanted, preset), "last"
 
 
 def _start_from(

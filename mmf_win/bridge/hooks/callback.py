@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mmf.common.registry import registry
+from mmf.trainers.callbacks import checkpoint
 from mmf.trainers.callbacks.base import Callback
 
+from mmf_win.bridge.hooks import checkpoints
 from mmf_win.bridge.hooks.observer import Observer
 from mmf_win.bridge.hooks.weights import guard
 
@@ -17,6 +19,7 @@ def register(observer: Observer) -> None:
     """Tell ``observer`` what the callback named ``mmfw`` sees."""
     global _observer
     _observer = observer
+    checkpoints.register(observer, checkpoint)
 
 
 @registry.register_callback("mmfw")
@@ -27,11 +30,11 @@ class Watch(Callback):  # type: ignore[misc]
         super().__init__(config, trainer)
         guard(trainer.model)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
-        _observer.observe_saves(self._checkpoint)
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins."""
         _observer.training_started(self.trainer, self.training_config.max_updates, self._save)
+        self._continue()
 
     def on_update_end(self, **kwargs: Any) -> None:
         """Report the figures that MMF collected, and leave when the parent asked for it."""
@@ -54,6 +57,29 @@ class Watch(Callback):  # type: ignore[misc]
         """Report the validation that follows training."""
         if kwargs["report"].dataset_type == "val":
             _observer.validated(self.trainer, kwargs["meter"], final=True)
+
+    def _continue(self) -> None:
+        """Mark the trainer's validations, and let it begin with one that was cut off."""
+        trainer, continuation = self.trainer, self._checkpoint.continuation
+        evaluate, train = trainer.evaluation_loop, trainer.run_training_epoch
+
+        def evaluation_loop(dataset_type: str, *args: Any, **kwargs: Any) -> Any:
+            with continuation.validating():
+                return evaluate(dataset_type, *args, **kwargs)
+
+        def run_training_epoch() -> None:
+            if not continuation.catch_up(self._validate):
+                train()
+
+        trainer.evaluation_loop, trainer.run_training_epoch = evaluation_loop, run_training_epoch
+
+    def _validate(self) -> bool:
+        """A validation as MMF's training loop has it; True when it stops early."""
+        self.trainer.on_validation_start()
+        report, meter = self.trainer.evaluation_loop("val")
+        stop = self.trainer.early_stop_callback.on_validation_end(report=report, meter=meter)
+        self.trainer.on_validation_end(report=report, meter=meter)
+        return bool(stop)
 
     def _save(self) -> None:
         self._checkpoint.save(self.trainer.num_updates, self.trainer.current_iteration, update_best=False)

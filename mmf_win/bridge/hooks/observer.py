@@ -37,9 +37,14 @@ class Observer:
         self._last_update = 0
         self._next_heartbeat = time.monotonic()
 
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the one rank that writes."""
+        return _rank() == 0
+
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
-        if _rank() == 0:
+        if self.is_main:
             self._log.write(kind, **values)
             self._curves.write(kind, values)
 
@@ -84,17 +89,14 @@ class Observer:
         metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
         self.event("val", update=trainer.num_updates, metrics=metrics, final=final)
 
-    def observe_saves(self, checkpoint: Any) -> None:
-        """Tell of each ``save`` of MMF's checkpoint object, before and after."""
-        save = checkpoint.save
+    def saving(self, update: int) -> None:
+        """A checkpoint is about to be written, which a request to leave does not interrupt."""
+        self._stop.hold()
+        self.event("saving", update=update)
 
-        def observed(update: int, iteration: int | None = None, update_best: bool = False) -> None:
-            self._stop.hold()
-            self.event("saving", update=update)
-            save(update, iteration, update_best=update_best)
-            self.event("checkpoint", update=update, is_best=update_best)
-
-        checkpoint.save = observed
+    def saved(self, update: int, is_best: bool) -> None:
+        """It is in its place."""
+        self.event("checkpoint", update=update, is_best=is_best)
 
     def heartbeat(self) -> None:
         """Something goes on that has no event of its own, such as a batch of the validation set."""

@@ -6,8 +6,11 @@ import math
 from typing import Any
 
 from mmf.common.registry import registry
+from mmf.trainers import base_trainer
 from mmf.trainers.base_trainer import BaseTrainer
+from mmf.utils.timer import Timer
 
+from mmf_win.bridge.hooks import checkpoints
 from mmf_win.bridge.hooks.observer import Observer
 from mmf_win.bridge.hooks.weights import guard
 
@@ -18,6 +21,7 @@ def register(observer: Observer) -> None:
     """Tell ``observer`` what the trainer named ``mmfw`` does."""
     global _observer
     _observer = observer
+    checkpoints.register(observer, base_trainer)
 
 
 @registry.register_trainer("mmfw")
@@ -27,16 +31,29 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     _after_training = False
 
     def load_extras(self) -> None:
-        """Guard the model before MMF loads a checkpoint into it."""
+        """Guard the model before MMF loads a checkpoint into it, and go on in the learning-rate schedule.
+
+        MMF begins the schedule anew, and so makes one update at its first rate.
+        """
         guard(self.model)
         super().load_extras()
-        _observer.observe_saves(self.checkpoint)
+        if self.num_updates and self.lr_scheduler is not None:
+            self.lr_scheduler.step(self.num_updates - 1)
 
     def train(self) -> None:
-        """Train, having said so."""
+        """Train, having said so, and having done a validation that was cut off."""
         if "train" in self.run_type:
             _observer.training_started(self, self.max_updates, self._save)
+            self.train_timer, self.snapshot_timer = Timer(), Timer()
+            if self.checkpoint.continuation.catch_up(self._try_full_validation):
+                self.finalize()
+                return
         super().train()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, as what a run may go on from."""
+        with self.checkpoint.continuation.validating():
+            return super().evaluate(*args, **kwargs)
 
     def inference(self) -> None:
         """Score the validation set with the best checkpoint."""

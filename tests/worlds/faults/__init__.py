@@ -17,6 +17,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             nan                    makes the losses NaN (at forward)
             spoil                  makes the weights NaN
             truncate               cuts off current.ckpt
+            stop                   asks the run to stop, as the first Ctrl+C does
             hang                   never returns; hang_in_c does so holding the GIL
 
 and, where given, conditions that must all hold::
@@ -109,6 +110,10 @@ def _truncate(_fault: Any, folder: str, *_: Any) -> None:
     current.write_bytes(content[: len(content) // 2])
 
 
+def _stop(*_: Any) -> None:
+    Path(os.environ["MMFW_REQUEST"]).with_name("stop").touch()
+
+
 def _hang(*_: Any) -> None:
     threading.Event().wait()
 
@@ -129,6 +134,7 @@ _ACTIONS = {
     "nan": _nan,
     "spoil": _spoil,
     "truncate": _truncate,
+    "stop": _stop,
     "hang": _hang,
     "hang_in_c": _hang_in_c,
 }

@@ -1,0 +1,62 @@
+"""The checkpoints of an MMF folder: their names, their order, and the counts in them. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmf_win.integrity import torch_file
+
+_NUMBERED = re.compile(r"model_(\d+)\.ckpt")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How far training was when a checkpoint was saved, and what was best until then.
+
+    Attributes:
+        update: how many updates the weights have seen.
+        epoch: the pass over the training rows that it was saved in, from 1.
+        best_update: when the best validation was.
+        best_iteration: the same in batches.
+        best_value: the score of that validation, by the criterion that MMF watches.
+    """
+
+    update: int
+    epoch: int
+    best_update: int
+    best_iteration: int
+    best_value: float
+
+
+def counts(path: Path) -> Counts | None:
+    """The counts in a checkpoint; None in a file that cannot be read or holds weights only."""
+    try:
+        contents: Any = torch_file.plain_contents(path)
+        return Counts(
+            update=int(contents["num_updates"]),
+            epoch=int(contents["current_epoch"]),
+            best_update=int(contents["best_update"]),
+            best_iteration=int(contents["best_iteration"]),
+            best_value=float(contents["best_metric_value"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The files ``models/model_<update>.ckpt`` below MMF's folder, the newest first.
+
+    A run that went back to its best has older ones with higher numbers, so the time of writing comes first.
+    """
+    files = [path for path in (folder / "models").glob("model_*.ckpt") if _NUMBERED.fullmatch(path.name)]
+    return sorted(files, key=lambda path: (path.stat().st_mtime_ns, update_of(path)), reverse=True)
+
+
+def update_of(path: Path) -> int:
+    """The number in the name of one of :func:`numbered`."""
+    match = _NUMBERED.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])

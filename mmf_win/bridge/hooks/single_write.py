@@ -1,0 +1,108 @@
+"""Files of torch's that take their place whole or not at all, and the same content under many names once.
+
+MMF writes each checkpoint up to three times, straight to its final names. Here the first name gets the bytes,
+under a temporary name at first, and the others become hard links to it, or copies where there are none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmf_win.console import size
+from mmf_win.errors import CheckpointError, ResourceError
+from mmf_win.files import free_space, replacing, share
+from mmf_win.integrity import torch_file
+
+_save = torch.save  # the real one, whoever stands in for it while MMF saves
+_OVERHEAD = 4 << 20  # what a file holds beside tensors: MMF's configuration, the zip's directory and padding
+_LITTLE = 1 << 20  # with less than this left, it is the disk that a write failed for
+
+
+class SingleWrite:
+    """Writes one value under one or more names.
+
+    Args:
+        names: how many names it will be, for the space that they need where there are no hard links.
+    """
+
+    def __init__(self, names: int) -> None:
+        self._names = names
+        self._written: Path | None = None
+
+    def __call__(self, value: Any, path: Path) -> None:
+        """Put ``value`` at ``path``, which is the old file or the whole new one at any moment.
+
+        Raises:
+            ResourceError: there is too little space; nothing is left of the new file.
+            CheckpointError: what was written cannot be read back.
+        """
+        if self._written is None:
+            _write(value, path, self._names)
+            self._written = path
+        else:
+            share(self._written, path)
+
+
+def _write(value: Any, path: Path, names: int) -> None:
+    needed = (tensor_bytes(value) + _OVERHEAD) * (1 if _links_work(path.parent) else names)
+    _require(needed, path)
+    with replacing(path) as temporary:
+        try:
+            with temporary.open("wb") as file:
+                _save(value, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError):
+            _require(needed, path, at_least=_LITTLE)  # torch does not say that the disk is full
+            raise
+        if damage := torch_file.problem(temporary):
+            raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
+
+
+def _require(needed: int, path: Path, *, at_least: int | None = None) -> None:
+    free = free_space(path.parent)
+    if free is not None and free < (needed if at_least is None else at_least):
+        raise ResourceError(
+            f"{path}: a checkpoint needs {size(needed)} of disk space, and {size(free)} are free; "
+            "the one before it is whole"
+        )
+
+
+def _links_work(folder: Path) -> bool:
+    first, second = folder / "link.part", folder / "linked.part"
+    try:
+        first.touch()
+        os.link(first, second)
+    except OSError:
+        return False
+    finally:
+        first.unlink(missing_ok=True)
+        second.unlink(missing_ok=True)
+    return True
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of all storages in nested containers, each counted once, as torch saves them."""
+    storages: dict[int, int] = {}
+    _collect(value, storages)
+    return sum(storages.values())
+
+
+def _collect(value: Any, storages: dict[int, int]) -> None:
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    elif isinstance(value, Mapping):
+        _collect_all(value.values(), storages)
+    elif isinstance(value, (list, tuple)):
+        _collect_all(value, storages)
+
+
+def _collect_all(values: Iterable[Any], storages: dict[int, int]) -> None:
+    for value in values:
+        _collect(value, storages)

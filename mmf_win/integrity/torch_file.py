@@ -1,0 +1,127 @@
+"""torch's file format, read without torch: whether a file is whole, and what it holds beside tensors.
+
+Since torch 1.6 it is a zip file whose members are stored as they are: ``<name>/data.pkl`` with the structure,
+pickled, and ``<name>/data/0`` and on with the bytes of each storage
+(https://pytorch.org/docs/stable/notes/serialization.html).
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+# The first bytes of torch's file format before 1.6: its magic number, pickled.
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_LOCAL_HEADER = b"PK\x03\x04"  # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7
+_PIECE = 1 << 20
+
+
+def problem(path: Path, advance: Callable[[int], object] = lambda amount: None) -> str | None:
+    """Why ``path`` is not a whole file of torch's; None when it is.
+
+    Every byte is read and checked against the checksums that torch wrote. A file of torch before 1.6 has
+    none, and passes.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes checked since the last call.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_LEGACY)) == _LEGACY:
+                return None
+            return _problem(file, advance)
+    except FileNotFoundError:
+        return "there is no such file"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def plain_contents(path: Path) -> Any:
+    """What is in a file of torch's, with None or an empty object in the place of everything but plain values.
+
+    Nothing that the file names is imported or called, so that a hostile one does no harm.
+
+    Raises:
+        ValueError: it cannot be read as such a file.
+        OSError: it cannot be read at all.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(_pickled(archive.infolist())) as file:
+            return _Plain(file).load()
+    except OSError:
+        raise
+    except Exception as error:  # whatever a damaged pickle leads to
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _problem(file: BinaryIO, advance: Callable[[int], object]) -> str | None:
+    try:
+        members = zipfile.ZipFile(file).infolist()
+    except (zipfile.BadZipFile, ValueError, OSError):
+        return "it is cut off or not a checkpoint"
+    try:
+        _pickled(members)
+    except KeyError:
+        return "it is a zip file but not a checkpoint"
+    damaged = next((member.filename for member in members if not _whole(file, member, advance)), None)
+    return f"it is damaged at {damaged}" if damaged else None
+
+
+def _pickled(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
+    for member in members:
+        if member.filename.endswith("/data.pkl"):
+            return member
+    raise KeyError("data.pkl")
+
+
+def _whole(file: BinaryIO, member: zipfile.ZipInfo, advance: Callable[[int], object]) -> bool:
+    """Whether a member is where the directory says, of that length and with that checksum."""
+    from zlib_ng import zlib_ng
+
+    file.seek(member.header_offset)
+    header = file.read(30)
+    if header[:4] != _LOCAL_HEADER or member.compress_type != zipfile.ZIP_STORED:
+        return False
+    names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    file.seek(names, 1)
+    piece = memoryview(bytearray(_PIECE))
+    left, checksum = member.file_size, 0
+    while left and (size := file.readinto(piece[: min(left, _PIECE)])):  # type: ignore[attr-defined]
+        checksum = zlib_ng.crc32(piece[:size], checksum)
+        left -= size
+        advance(size)
+    return not left and checksum == member.CRC
+
+
+class _Anything:
+    """Stands for an object of any class; takes every state and keeps none."""
+
+    def __new__(cls, *_: object, **__: object) -> _Anything:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def append(self, value: object) -> None:
+        """As a list does."""
+
+    def extend(self, values: object) -> None:
+        """As a list does."""
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles numbers, text and containers, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Anything
+
+    def persistent_load(self, pid: object) -> None:
+        """A storage, whose bytes lie elsewhere in the file."""

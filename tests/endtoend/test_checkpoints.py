@@ -1,0 +1,112 @@
+"""How checkpoints get to the disk, what stays of them, and what they remember."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmf_win.bridge.checkpoint_files import Counts, counts
+from mmf_win.integrity import torch_file
+from mmf_win.protocol import read_events
+from mmf_win.runs.folder import Run
+from tests.endtoend.conftest import Tool
+
+pytestmark = pytest.mark.torch
+
+
+def files(run: Run) -> set[str]:
+    folder = run.checkpoints
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return found - {"config.yaml", "train.log"}
+
+
+def known(run: Run, name: str) -> Counts:
+    found = counts(run.checkpoints / name)
+    assert found is not None
+    return found
+
+
+def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "4"))
+    assert files(run) == {
+        "best.ckpt",
+        "current.ckpt",
+        "vilbert_final.pth",
+        "models/model_3.ckpt",
+        "models/model_4.ckpt",
+    }
+    current, newest = run.checkpoints / "current.ckpt", run.checkpoints / "models" / "model_4.ckpt"
+    assert current.samefile(newest)
+    assert all(torch_file.problem(run.checkpoints / name) is None for name in files(run))
+    tool("train", "--resume", "last", "--updates", "6", "--keep", "0")
+    assert {name for name in files(run) if name.startswith("models")} == {"models/model_6.ckpt"}
+    assert run.request().keep == 0, "the run remembers it"
+
+
+def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:
+    """With a learning rate of nothing every validation scores the same, so the first remains the best."""
+    words = ("--seed", "1", "optimizer.params.lr=0.0")
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", *words))
+    assert known(run, "current.ckpt").best_update == 1
+    tool("train", "--resume", run.id, "--updates", "4", "training.early_stop.patience=2")
+    now = known(run, "current.ckpt")
+    assert (now.update, now.best_update) == (4, 1)
+    assert known(run, "best.ckpt").update == 1
+    tool("train", "--resume", str(run.path), "--updates", "9", "training.early_stop.enabled=True")
+    reached = [e["update"] for e in read_events(run.events) if e["kind"] == "train"][-1]
+    assert reached < 9, "patience counts from the best, not from where the run went on"
+
+
+def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best(tool: Tool) -> None:
+    words = ("--seed", "1", "optimizer.params.lr=0.0")
+    old = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "3", *words))
+    new = tool.run_of(tool("train", "--resume", str(old.checkpoints / "current.ckpt"), "--updates", "4"))
+    assert new.path != old.path
+    assert known(new, "best.ckpt") == known(old, "best.ckpt")
+    assert known(new, "current.ckpt").best_update == 1
+    assert tool("predict")["checkpoint"] == str(new.checkpoints / "best.ckpt")
+
+
+def test_a_run_whose_best_is_gone_finds_a_new_one(tool: Tool) -> None:
+    words = ("--seed", "1", "optimizer.params.lr=0.0")
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", *words))
+    (run.checkpoints / "best.ckpt").unlink()
+    tool("train", "--resume", "last", "--updates", "4")
+    assert known(run, "best.ckpt").update == 3
+
+
+def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: Tool, small_disk: Path) -> None:
+    save = ("--save-dir", str(small_disk))
+    words = ("train", tool.preset("vilbert"), "--data-dir", str(tool.world.data), *save)
+    from mmf_win.cli import main
+
+    assert main([*words, "--updates", "2"]) == 0
+    run = Run(next(small_disk.glob("*/*")))
+    before = files(run)
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "ballast").write_bytes(bytes(free - 3_000_000))
+    assert main(["train", "--resume", "last", "--updates", "4", *save]) == 5
+    said = tool.read()[1]
+    assert "a checkpoint needs" in said and "--resume last" in said
+    assert files(run) == before
+    assert torch_file.problem(run.checkpoints / "current.ckpt") is None
+    (small_disk / "ballast").unlink()
+    assert main(["train", "--resume", "last", "--updates", "4", *save]) == 0
+    assert known(run, "current.ckpt").update == 4
+
+
+def test_what_a_killed_run_was_writing_is_removed_when_it_goes_on(
+    tool: Tool, faulty: Callable[..., None]
+) -> None:
+    faulty({"at": "saved", "do": "kill", "update": 2})
+    words = ("--updates", "3", "training.checkpoint_interval=1", "training.evaluation_interval=3")
+    assert tool.code("train", tool.preset("vilbert"), *words) != 0
+    run = Run(next(tool.save_dir.glob("*/*")))
+    torn = run.checkpoints / "models" / "model_3.ckpt.part"
+    torn.write_bytes(b"half")
+    assert tool("train", "--resume", "last")["updates"] == 3
+    assert not torn.exists()
+    assert not [name for name in files(run) if name.endswith(".part")]

@@ -1,0 +1,68 @@
+"""A run that was interrupted goes on as if it had not been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mmf_win.protocol import Event, read_events
+from mmf_win.runs.folder import Run
+from tests.endtoend.conftest import Tool
+
+pytestmark = pytest.mark.torch
+
+# A schedule whose rate differs at every update, and validations between which it is interrupted.
+SCHEDULE = (
+    "training.log_interval=1",
+    "training.evaluation_interval=2",
+    "training.checkpoint_interval=2",
+    "training.lr_scheduler=True",
+    "scheduler.type=warmup_linear",
+    "scheduler.params.num_warmup_steps=3",
+    "scheduler.params.num_training_steps=20",
+    "optimizer.params.lr=0.01",
+)
+
+
+def trained(run: Run) -> dict[int, Event]:
+    """The last word on each update."""
+    return {event["update"]: event for event in read_events(run.events) if event["kind"] == "train"}
+
+
+def validated(run: Run) -> dict[int, dict[str, float]]:
+    events = [e for e in read_events(run.events) if e["kind"] == "val" and not e["final"]]
+    return {event["update"]: event["metrics"] for event in events}
+
+
+def weights(run: Run) -> dict[str, Any]:
+    import torch
+
+    return dict(torch.load(run.checkpoints / "current.ckpt", weights_only=True)["model"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_stopped_in_an_epoch_at_its_end_and_before_a_validation_ends_with_the_same_weights(
+    tool: Tool, faulty: Callable[..., None], workers: int
+) -> None:
+    """14 rows are four batches: update 3 is amid an epoch; with 4 it ends, and a validation is due."""
+    import torch
+
+    preset = tool.preset("vilbert")
+    words = ("--updates", "7", "--seed", "3", *SCHEDULE, f"training.num_workers={workers}")
+    whole = tool.run_of(tool("train", preset, "--name", "whole", *words))
+    faulty(*({"at": "stepped", "do": "stop", "update": update} for update in (3, 4)))
+    assert tool.code("train", preset, "--name", "parts", *words) == 130
+    assert tool.code("train", "--resume", "parts") == 130
+    parts = tool.run_of(tool("train", "--resume", "last"))
+    starts = [e["update"] for e in read_events(parts.events) if e["kind"] == "train_started"]
+    assert starts == [0, 3, 4]
+    assert list(trained(parts)) == list(trained(whole)) == [1, 2, 3, 4, 5, 6, 7]
+    for figure in ("lr", "loss", "epoch"):
+        values = [[event[figure] for event in trained(run).values()] for run in (whole, parts)]
+        assert values[0] == values[1], figure
+    assert len({event["lr"] for event in trained(whole).values()}) > 5, "the schedule does something"
+    assert validated(parts) == validated(whole)
+    here, there = weights(parts), weights(whole)
+    assert here.keys() == there.keys() and all(torch.equal(here[key], there[key]) for key in here)

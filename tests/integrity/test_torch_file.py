@@ -1,0 +1,119 @@
+"""Whether a file of torch's is whole, and what it says beside tensors, without torch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.integrity.torch_file import plain_contents, problem
+
+
+def laid_out_as_by_torch(path: Path, contents: Any, storage: bytes = bytes(100_000)) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", pickle.dumps(contents))
+        archive.writestr("model/data/0", storage)
+        archive.writestr("model/version", b"3\n")
+    return path
+
+
+def test_a_whole_file_has_no_problem_and_every_byte_of_it_is_checked(tmp_path: Path) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3})
+    checked: list[int] = []
+    assert problem(path, checked.append) is None
+    assert sum(checked) == sum(member.file_size for member in zipfile.ZipFile(path).infolist())
+
+
+@pytest.mark.parametrize("place", ["model/data.pkl", "model/data/0", "model/version"])
+def test_one_changed_byte_is_found_and_its_member_named(tmp_path: Path, place: str) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3}, os.urandom(1000))
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(place)
+    content[member.header_offset + 30 + len(place) + member.file_size - 1] ^= 1
+    path.write_bytes(content)
+    assert problem(path) == f"it is damaged at {place}"
+
+
+def test_a_hole_where_a_member_begins_is_found(tmp_path: Path) -> None:
+    """As a file may have after a power cut: the right length, and zeros inside."""
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("model/data/0").header_offset
+    with path.open("rb+") as file:
+        file.seek(start)
+        file.write(bytes(4096))
+    assert problem(path) == "it is damaged at model/data/0"
+
+
+def test_a_directory_that_names_more_than_there_is_is_found(tmp_path: Path) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo("model/data/0")
+    shortened = content[: member.header_offset + 50] + content[member.header_offset + 50 + 90_000 :]
+    path.write_bytes(shortened)
+    assert problem(path) is not None
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
+def test_a_file_cut_off_anywhere_is_found(tmp_path: Path, kept: int) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    path.write_bytes(path.read_bytes()[:kept])
+    assert problem(path) == "it is cut off or not a checkpoint"
+
+
+def test_plain_values_are_read_and_everything_else_is_empty(tmp_path: Path) -> None:
+    contents = {"num_updates": 3, "best": 0.5, "model": OrderedDict(a=Path("x")), "list": [1, (2, None)]}
+    read = plain_contents(laid_out_as_by_torch(tmp_path / "a.ckpt", contents))
+    assert (read["num_updates"], read["best"], read["list"]) == (3, 0.5, [1, (2, None)])
+    assert not isinstance(read["model"]["a"], Path)
+
+
+class Hostile:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.target,)
+
+
+def test_nothing_that_a_hostile_file_names_is_called(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3, "bad": Hostile(victim)})
+    assert plain_contents(path)["num_updates"] == 3
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("pickled", [b"", b"\x80", b"garbage", b"\x80\x04N0.", b"c" * 100])
+def test_a_damaged_pickle_is_one_kind_of_error(tmp_path: Path, pickled: bytes) -> None:
+    path = tmp_path / "a.ckpt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", pickled)
+    with pytest.raises(ValueError, match=r"a\.ckpt"):
+        plain_contents(path)
+
+
+@pytest.mark.torch
+def test_what_torch_itself_saves_is_whole_and_can_be_read(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "a.ckpt"
+    layer = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    torch.save(
+        {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "num_updates": 7, "layer": layer},
+        path,
+    )
+    assert problem(path) is None
+    read = plain_contents(path)
+    assert read["num_updates"] == 7
+    assert list(read["model"]) == ["weight", "bias"]
+    assert read["optimizer"]["param_groups"][0]["lr"] == 0.001
