@@ -17,7 +17,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             nan                    makes the losses NaN (at forward)
             spoil                  makes the weights NaN
             truncate               cuts off current.ckpt
-            stop                   asks the run to stop, as the first Ctrl+C does
+            stop                   a signal that asks the run to stop, which it does after this update
             hang                   never returns; hang_in_c does so holding the GIL
 
 and, where given, conditions that must all hold::
@@ -111,7 +111,7 @@ def _truncate(_fault: Any, folder: str, *_: Any) -> None:
 
 
 def _stop(*_: Any) -> None:
-    Path(os.environ["MMFW_REQUEST"]).with_name("stop").touch()
+    signal.raise_signal(signal.SIGINT)
 
 
 def _hang(*_: Any) -> None:
