@@ -15,7 +15,9 @@ _WEB_PAGE = (b"<!doctype", b"<html")
 _HEAD = 512
 
 
-def open_archive(path: Path, password: str | None = None, *, progress: Advance = ignore) -> Archive:
+def open_archive(
+    path: Path, password: str | None = None, *, progress: Advance = ignore, listed: bool = True
+) -> Archive:
     """Open an archive for reading, whatever its suffix says.
 
     Args:
@@ -23,6 +25,8 @@ def open_archive(path: Path, password: str | None = None, *, progress: Advance =
         password: used for encrypted members only.
         progress: called with the number of bytes read while the members are listed; only a compressed tar
             has to be read whole for that.
+        listed: without it, the members of a tar are not listed; see
+            :class:`~mmf_win.archives.tar.TarArchive`.
 
     Raises:
         ArchiveError: there is no such file, it is no archive, it is damaged, or a member's name is an attack.
@@ -47,9 +51,9 @@ def open_archive(path: Path, password: str | None = None, *, progress: Advance =
 
     for name, magic in MAGIC.items():
         if head.startswith(magic):
-            return TarArchive(path, name, progress)
+            return TarArchive(path, name, progress, listed=listed)
     if _is_tar(head):
-        return TarArchive(path, None)
+        return TarArchive(path, None, listed=listed)
     if zipfile.is_zipfile(path):  # a self-extracting one begins with a program
         return _zip(path, password)
     if head.lstrip().lower().startswith(_WEB_PAGE):

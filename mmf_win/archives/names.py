@@ -45,14 +45,19 @@ def naming_problem(name: str) -> str | None:
     return None
 
 
-def find_twins(names: Iterable[str]) -> dict[str, str]:
-    """Names that would land on one file, each with the reason.
+def folded(name: str) -> str:
+    """What is the same for two names that would land on one file.
 
     NTFS and APFS fold case, and APFS takes composed and decomposed letters for the same.
     """
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def find_twins(names: Iterable[str]) -> dict[str, str]:
+    """Names that would land on one file, each with the reason."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+        groups.setdefault(folded(name), []).append(name)
     return {
         name: "the archive holds it twice"
         if len(set(group)) == 1

@@ -11,7 +11,7 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest, Vouching, manifest_files
 from mmf_win.integrity.source import Source
 from mmf_win.integrity.tree import Difference, differences
-from mmf_win.integrity.verify import LOCK, last_check, record, settled, verify
+from mmf_win.integrity.verify import LOCK, last_check, mended, record, settled, verify
 
 __all__ = [
     "LOCK",
@@ -26,6 +26,7 @@ __all__ = [
     "file_digest",
     "last_check",
     "manifest_files",
+    "mended",
     "record",
     "settled",
     "verify",

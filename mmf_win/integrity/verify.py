@@ -110,12 +110,27 @@ def record(
 def settled(
     folder: Path, files: Mapping[str, Entry], vouched: Vouching, source: Source | None = None
 ) -> Manifest:
-    """Write the manifest of files that were hashed while written, and have just taken their place."""
-    ordered = dict(sorted(files.items()))
-    checks = {name: Check.now(found) for name, found in _stats(folder, ordered).items()}
-    manifest = Manifest(folder, ordered, vouched, source, checks)
+    """Write the manifest of files that were hashed while written, and have just taken their place.
+
+    Raises:
+        OSError: the manifest cannot be written.
+    """
+    manifest = Manifest(folder, dict(sorted(files.items())), vouched, source)
+    _mark_right(manifest, files)
     manifest.save()
     return manifest
+
+
+def mended(manifest: Manifest, names: Collection[str]) -> None:
+    """Note that the files ``names`` were written anew, with the right content; for the lock's holder."""
+    _mark_right(manifest, names)
+    with suppress(OSError):
+        manifest.save_checks()
+
+
+def _mark_right(manifest: Manifest, names: Iterable[str]) -> None:
+    for name, found in _stats(manifest.folder, names).items():
+        manifest.checks[name] = Check.now(found)
 
 
 def _read(manifest: Manifest, sizes: Mapping[str, int], wrong: dict[str, Difference], title: str) -> None:

@@ -65,8 +65,9 @@ class Journal:
         self._file.write(json.dumps(asdict(Entry(name, done.size, done.crc32, done.sha256))) + "\n")
         self._file.flush()
 
-    def still_good(self, names: Iterable[str]) -> list[Entry]:
-        """Those of the files ``names`` that were verified earlier and are still what they were then."""
+    def still_good(self, names: Iterable[str] | None = None) -> list[Entry]:
+        """Those of the files ``names``, or of all, that were verified and are still what they were then."""
+        names = self._entries if names is None else names
         noted = [self._entries[name] for name in names if name in self._entries]
         if not noted:
             return []

@@ -18,11 +18,13 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import inf
 from pathlib import Path
 
-from mmf_win.console import size
+from mmf_win.console import say, size
 from mmf_win.errors import ResourceError, UsageError
 from mmf_win.files import free_space, rename
+from mmf_win.integrity import LOCK
 from mmf_win.locking import locked
 
 _RESERVE = 64 << 20
@@ -63,23 +65,23 @@ class Staging:
 
 
 @contextmanager
-def staging(root: Path, *, purpose: str | None = None) -> Iterator[Staging]:
+def staging(root: Path, *, purpose: str | None = None, wait: bool = False) -> Iterator[Staging]:
     """A staging folder in ``root``, which is made. It is empty at first, and gone afterwards.
 
     With a ``purpose``, it outlives an interruption – Ctrl+C or the death of the process, no error – and
     whoever comes next with the same purpose finds it as it was then.
+
+    Args:
+        root: the folder that the files are for.
+        purpose: of the step.
+        wait: for another process to finish, rather than refuse; it may then have done the same step already.
 
     Raises:
         UsageError: another process is at work in ``root``.
     """
     root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(root / ".mmfw-lock"))
-        except BlockingIOError:
-            raise UsageError(
-                f"{root}: another mmfw is at work here", hint="wait until it has finished"
-            ) from None
+        _lock(root, stack, wait)
         folder = staging_folder(root)
         if not _can_go_on(root, purpose):
             _remove(folder)
@@ -98,6 +100,18 @@ def staging(root: Path, *, purpose: str | None = None) -> Iterator[Staging]:
         finally:
             if not keep:
                 _remove(folder)
+
+
+def _lock(root: Path, stack: ExitStack, wait: bool) -> None:
+    path = root / LOCK
+    try:
+        stack.enter_context(locked(path))
+    except BlockingIOError:
+        what = f"{root}: another mmfw is at work here"
+        if not wait:
+            raise UsageError(what, hint="wait until it has finished") from None
+        say(f"{what}; waiting for it to finish")
+        stack.enter_context(locked(path, patience=inf))
 
 
 def left_over(root: Path, purpose: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import ArchiveError, DatasetError, ResourceError
 from mmf_win.files import read_json
+from mmf_win.integrity import Entry, Manifest, Source
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out, tar_gz, tree
 
 LMDB: Files = {"data.mdb": bytes(range(256)) * 64, "lock.mdb": b"lock"}
+DATA = {"data.mdb": LMDB["data.mdb"]}  # LMDB makes the lock file anew when it wants one
 
 
 def packed(path: Path, top: str = "", **more: bytes) -> Path:
@@ -34,7 +37,14 @@ def test_features_under_any_top_folder(top: str, user_dir: Path, places: Places)
     archive = packed(user_dir / "features 特征.tar.gz", top, readme=b"ignored")
     folder = extract_features(archive, places, version=None)
     assert folder == places.dataset.features / "detectron.lmdb"
-    assert tree(places.dataset.features) == {f"detectron.lmdb/{n}": c for n, c in LMDB.items()}
+    assert tree(folder) == DATA
+    manifest = Manifest.load(places.dataset.features)
+    assert manifest is not None
+    assert manifest.files == {
+        "detectron.lmdb/data.mdb": Entry(hashlib.sha256(LMDB["data.mdb"]).hexdigest(), len(LMDB["data.mdb"]))
+    }
+    assert manifest.source == Source.of(archive, hashlib.sha256(archive.read_bytes()).hexdigest())
+    assert manifest.vouched == "archive"
 
 
 def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded(user_dir: Path, places: Places) -> None:
@@ -58,9 +68,9 @@ def test_a_second_extraction_does_nothing(
 ) -> None:
     archive = packed(user_dir / "features.tar.gz")
     extract_features(archive, places, version="1")
-    monkeypatch.setattr("mmf_win.dataset.features.open_with_progress", None)  # it is not even opened
+    monkeypatch.setattr("mmf_win.unpacking.extract.open_archive", None)  # it is not even opened
     extract_features(archive, places, version="1")
-    assert "in place already" in capsys.readouterr().err
+    assert "unpacked here already" in capsys.readouterr().err
 
 
 def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: Places) -> None:
@@ -71,13 +81,24 @@ def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: Places) -
     assert (folder / "data.mdb").read_bytes() == LMDB["data.mdb"]
 
 
+def test_what_another_tool_unpacked_from_the_same_archive_gets_its_manifest(
+    user_dir: Path, places: Places
+) -> None:
+    lay_out({"detectron.lmdb/data.mdb": LMDB["data.mdb"]}, places.dataset.features)
+    before = (places.dataset.features / "detectron.lmdb/data.mdb").stat()
+    folder = extract_features(packed(user_dir / "features.tar.gz"), places, version=None)
+    after = (folder / "data.mdb").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert Manifest.load(places.dataset.features) is not None
+
+
 def test_features_from_elsewhere_are_replaced_only_by_force(user_dir: Path, places: Places) -> None:
     lay_out({"detectron.lmdb/data.mdb": b"other"}, places.dataset.features)
     archive = packed(user_dir / "features.tar.gz")
     with pytest.raises(DatasetError, match="there are features already"):
         extract_features(archive, places, version=None)
     folder = extract_features(archive, places, version=None, force=True)
-    assert tree(folder) == LMDB
+    assert tree(folder) == DATA
 
 
 def test_a_misspelt_archive_is_named_rather_than_the_features_in_place(
@@ -91,13 +112,29 @@ def test_a_misspelt_archive_is_named_rather_than_the_features_in_place(
 def test_a_truncated_archive_writes_nothing(user_dir: Path, places: Places) -> None:
     with pytest.raises(ArchiveError, match="not a whole tar"):
         extract_features(hostile.cut(packed(user_dir / "features.tar.gz")), places, version="1")
-    assert not places.data_dir.exists()
+    assert tree(places.data_dir) == {}
 
 
 def test_an_archive_without_features(user_dir: Path, places: Places) -> None:
     (user_dir / "a.tar.gz").write_bytes(tar_gz({"data/train.jsonl": b""}))
     with pytest.raises(DatasetError, match=r"no detectron\.lmdb"):
         extract_features(user_dir / "a.tar.gz", places, version="1")
+
+
+def test_an_archive_with_two_sets_of_features(user_dir: Path, places: Places) -> None:
+    both = {f"{top}/detectron.lmdb/data.mdb": top.encode() for top in ("old", "new")}
+    (user_dir / "a.tar.gz").write_bytes(tar_gz(both))
+    with pytest.raises(ArchiveError, match=r"old/.*new/.*are both for the file"):
+        extract_features(user_dir / "a.tar.gz", places, version="1")
+    assert tree(places.data_dir) == {}
+
+
+def test_a_folder_of_features_is_copied(user_dir: Path, places: Places) -> None:
+    lay_out({f"detectron.lmdb/{name}": content for name, content in LMDB.items()}, user_dir / "mine")
+    folder = extract_features(user_dir / "mine", places, version=None)
+    assert tree(folder) == DATA
+    manifest = Manifest.load(places.dataset.features)
+    assert manifest is not None and manifest.vouched == "recorded"
 
 
 def test_a_fake_full_disk_is_noticed_before_anything_is_written(

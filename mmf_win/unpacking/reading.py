@@ -1,0 +1,131 @@
+"""The chosen members of an archive, written to a staging folder or only hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from mmf_win.archives import Archive, Digest, Extracted, Member
+from mmf_win.archives.names import folded
+from mmf_win.archives.tar import TarArchive
+from mmf_win.console import Progress
+from mmf_win.errors import ArchiveError
+from mmf_win.integrity import Entry, file_digest
+from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.staging import Staging, require_space
+
+Choose: TypeAlias = Callable[[str], str | None]
+"""Name of a member → path of its file below the folder, with ``/``; None leaves the member out."""
+
+_LARGE = 1 << 20
+
+
+def everything(member: str) -> str:
+    """Choose each member, under its own name."""
+    return member
+
+
+def least_size(archive: Archive, choose: Choose) -> int:
+    """Bytes that the chosen members take at least; exact where the archive has a list of its members."""
+    if isinstance(archive, TarArchive):
+        return archive.least_size()
+    return sum(member.size for member in archive.members if choose(member.name) is not None)
+
+
+def unpack_chosen(
+    archive: Archive, choose: Choose, here: Staging, title: str, *, enough: int | None = None
+) -> tuple[dict[str, Entry], str | None]:
+    """Write the chosen members below ``here.new``, but for those that an earlier start has finished.
+
+    Args:
+        archive: opened, and not listed if it is a tar.
+        choose: which members, and where to.
+        here: the staging folder.
+        title: of the progress bar.
+        enough: stop after so many.
+
+    Returns:
+        what is there now; and the archive's SHA-256, None for a folder and when this has stopped early.
+
+    Raises:
+        ArchiveError: the archive is damaged or hostile, or two members are for one file.
+        ResourceError: a member does not fit on the disk.
+    """
+    digest = hashlib.sha256() if archive.path.is_file() else None
+    with Journal(here.journal, here.new) as journal:
+        files = {e.name: Entry(e.sha256, e.size) for e in journal.still_good() if e.sha256 is not None}
+        names = _Names(archive.path, choose)
+
+        def target(member: Member) -> Path | None:
+            name = names.of(member.name)
+            if name is None or name in files:
+                return None
+            if member.size > _LARGE:
+                require_space(here.new, member.size)
+            return here.new / name
+
+        with closing(_written(archive, target, digest, title)) as written:
+            for done in written:
+                assert done.sha256 is not None
+                journal.note(done)
+                files[done.target.relative_to(here.new).as_posix()] = Entry(done.sha256, done.size)
+                if len(files) == enough:
+                    return files, None
+    return files, None if digest is None else digest.hexdigest()
+
+
+def hash_chosen(archive: Archive, choose: Choose, title: str) -> tuple[dict[str, Entry], str]:
+    """What the chosen members of a tar are, and the SHA-256 of the tar.
+
+    Raises:
+        ArchiveError: the archive is damaged, hostile or no tar, or two members are for one file.
+    """
+    if not isinstance(archive, TarArchive):
+        raise ArchiveError(f"{archive.path}: not a tar, so files cannot be compared with it")
+    digest, names, files = hashlib.sha256(), _Names(archive.path, choose), {}
+    with Progress(title, archive.path.stat().st_size) as bar:
+        for name, size, sha256 in archive.hash_in_order(lambda m: names.of(m.name), bar.advance, digest):
+            files[name] = Entry(sha256, size)
+    return files, digest.hexdigest()
+
+
+def _written(
+    archive: Archive, target: Callable[[Member], Path | None], digest: Digest | None, title: str
+) -> Generator[Extracted, None, None]:
+    """Each member that has a target, once it is there, with its SHA-256."""
+    if isinstance(archive, TarArchive):
+        with Progress(title, archive.path.stat().st_size) as bar:
+            yield from archive.extract_in_order(target, bar.advance, digest)
+        return
+    wanted = {member: path for member in archive.members if (path := target(member)) is not None}
+    with Progress(title, sum(member.size for member in wanted)) as bar:
+        targets = {member.name: path for member, path in wanted.items()}
+        for done in archive.extract(targets, bar.advance, digest):
+            yield replace(done, sha256=file_digest(done.target).hex())
+
+
+class _Names:
+    """Chooses files for members, and refuses a second member for the same file."""
+
+    def __init__(self, archive: Path, choose: Choose) -> None:
+        self._archive, self._choose = archive, choose
+        self._taken: dict[str, str] = {}
+
+    def of(self, member: str) -> str | None:
+        """The file that a member is for, if any.
+
+        Raises:
+            ArchiveError: another member is for the same.
+        """
+        name = self._choose(member)
+        if name is None:
+            return None
+        other = self._taken.get(folded(name))
+        if other is not None:
+            raise ArchiveError(f"{self._archive}: members {other} and {member} are both for the file {name}")
+        self._taken[folded(name)] = member
+        return name
