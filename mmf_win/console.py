@@ -196,11 +196,12 @@ class Progress:
         return f"{done} of {total} ({100 * self.done // self.total} %){self._pace()}"
 
     def _pace(self) -> str:
-        """How fast bytes come, and how long the rest will take."""
+        """How fast it goes, and how long the rest will take."""
         rate = (self.done - self._initial) / max(time.monotonic() - self._start, 1e-9)
-        if self.unit != "B" or rate <= 0 or self.total is None or self.done >= self.total:
+        if rate <= 0 or self.total is None or self.done >= self.total:
             return ""
-        return f", {size(rate)}/s, {duration((self.total - self.done) / rate)} left"
+        shown = size(rate) if self.unit == "B" else f"{rate:.3g} {self.unit}s"
+        return f", {shown}/s, {duration((self.total - self.done) / rate)} left"
 
     def _noted(self) -> str:
         return f", {self.note}" if self.note else ""

@@ -34,6 +34,7 @@ TRAIN = (
     "termcolor",
     "jinja2",
     "matplotlib",
+    "nvidia-ml-py",
 )
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
 _LITTLE_SPACE = 10 << 30

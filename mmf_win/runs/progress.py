@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mmf_win.console import Progress, say
 from mmf_win.protocol import Event, EventReader, read_events
+from mmf_win.runs.gpu import Card
 from mmf_win.runs.history import val_auroc
 
 
@@ -28,6 +29,7 @@ class Watcher:
         self._on_training = on_training
         self._best = max(scores, default=None)
         self._notes: dict[str, str] = {}
+        self._card: Card | None = None
 
     def __enter__(self) -> Watcher:
         say("loading MMF …")
@@ -52,6 +54,8 @@ class Watcher:
             f"training on {event['device']}: {event['parameters']:,} parameters, "
             f"batch {event['batch']}, seed {event['seed']}"
         )
+        if event["device"].startswith("cuda"):
+            self._card = Card()
         self._begin("training", event["max_updates"], "update", event["update"])
 
     def _on_train(self, event: Event) -> None:
@@ -86,7 +90,10 @@ class Watcher:
 
     def _advance_to(self, amount: int) -> None:
         if self._progress is not None:
-            self._progress.annotate(", ".join(f"{key} {value}" for key, value in self._notes.items()))
+            notes = [f"{key} {value}" for key, value in self._notes.items()]
+            if self._card is not None and (figures := self._card.figures()):
+                notes.append(figures)
+            self._progress.annotate(", ".join(notes))
             self._progress.advance(max(0, amount - self._progress.done))
 
     def _end(self) -> None:
