@@ -23,7 +23,7 @@ from mmf_win.dataset.annotations import Row, keep_rows, read_rows, splits_on_dis
 from mmf_win.dataset.check import SplitSummary, require_images, require_unique_ids, shared_ids
 from mmf_win.dataset.layout import Layout, find_images, find_layout
 from mmf_win.dataset.record import Record
-from mmf_win.errors import DatasetError
+from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.integrity import Source
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.unpacking.journal import Journal
@@ -186,9 +186,21 @@ def _image_archive(
     # When an earlier start has unpacked it already, this one still reads the whole archive to know its hash.
     wanted = {} if journal.still_good([packed.name]) else {layout.packed_images: packed}
     _unpack("Unpacking the images' archive", archive, wanted, journal, digest)
-    with open_with_progress(packed) as inner:
+    with (
+        _told_as(f"{archive.path}: member {layout.packed_images}", packed),
+        open_with_progress(packed) as inner,
+    ):
         yield inner, find_images(member.name for member in inner.members)
     packed.unlink()
+
+
+@contextmanager
+def _told_as(name: str, path: Path) -> Iterator[None]:
+    """What is wrong with the archive at ``path``, which the user has never seen, is told of ``name``."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise ArchiveError(str(error).replace(str(path), name), hint=error.hint) from error
 
 
 def _unpack_images(

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
-import subprocess
 import sys
-import threading
 import zipfile
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import py7zr
 import pytest
 
-from mmf_win.archives import Extracted
-from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.console import Progress
 from mmf_win.dataset import convert as convert_module
 from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError, UsageError
 from mmf_win.paths import Places
-from mmf_win.unpacking.journal import Journal
-from mmf_win.unpacking.staging import Staging, staging, staging_folder
+from mmf_win.unpacking.staging import staging
 from tests.worlds import hostile
 from tests.worlds.memes import (
+    PASSWORD,
     PHASE_1,
     PHASE_2,
     Files,
+    encrypted_zip,
     jsonl,
+    laid_out,
     lay_out,
     memes,
     tar_gz,
@@ -40,35 +38,6 @@ from tests.worlds.memes import (
     with_packed_images,
 )
 from tests.worlds.tools import call, requires_tool
-
-PASSWORD = "пароль 密码"
-
-
-@pytest.fixture
-def places(user_dir: Path) -> Places:
-    return Places.resolve(user_dir / "data dir", user_dir / "save", environ={})
-
-
-@pytest.fixture
-def archive(user_dir: Path) -> Path:
-    """The second phase in an encrypted zip."""
-    return make_zip(user_dir / "hateful memes 恶意.zip", memes())
-
-
-def make_zip(path: Path, files: Files) -> Path:
-    write_encrypted_zip(path, files, PASSWORD)
-    return path
-
-
-def expected(files: Files) -> Files:
-    """Where MMF wants what is in ``files``."""
-    places = {}
-    for name, content in files.items():
-        if name.endswith(".jsonl"):
-            places[f"annotations/{name.rpartition('/')[2]}"] = content
-        elif name.endswith(".png"):
-            places[f"images/img/{name.rpartition('/')[2]}"] = content
-    return places
 
 
 def names_on_disk(places: Places) -> set[str]:
@@ -84,8 +53,8 @@ def test_both_phases_under_any_top_folder(
     phase: dict[str, range], top: str, user_dir: Path, places: Places
 ) -> None:
     files = memes(phase, top=top)
-    convert(make_zip(user_dir / "a.zip", files), places, password=PASSWORD)
-    assert tree(places.dataset.root) == expected(files)
+    convert(encrypted_zip(user_dir / "a.zip", files), places, password=PASSWORD)
+    assert tree(places.dataset.root) == laid_out(files)
 
 
 def test_what_a_conversion_tells(archive: Path, places: Places) -> None:
@@ -107,21 +76,21 @@ def test_what_a_conversion_tells(archive: Path, places: Places) -> None:
 @pytest.mark.parametrize("name", ["img.tar.gz", "img.tgz"])
 def test_images_packed_inside(name: str, user_dir: Path, places: Places) -> None:
     files = memes()
-    path = make_zip(user_dir / "a.zip", with_packed_images(files, name=f"data/{name}"))
+    path = encrypted_zip(user_dir / "a.zip", with_packed_images(files, name=f"data/{name}"))
     convert(path, places, password=PASSWORD)
-    assert tree(places.dataset.root) == expected(files)
+    assert tree(places.dataset.root) == laid_out(files)
 
 
 def test_a_folder(user_dir: Path, places: Places) -> None:
     lay_out(memes(), user_dir / "unpacked")
     result = convert(user_dir / "unpacked", places)
-    assert tree(places.dataset.root) == expected(memes())
+    assert tree(places.dataset.root) == laid_out(memes())
     assert (result.sha256, result.known) == (None, None)
     assert convert(user_dir / "unpacked", places).already_done
 
 
 def test_a_folder_in_the_layout_of_mmf(user_dir: Path, places: Places) -> None:
-    files = expected(memes())
+    files = laid_out(memes())
     convert(lay_out(files, user_dir / "other" / "defaults"), places)
     assert tree(places.dataset.root) == files
 
@@ -129,7 +98,7 @@ def test_a_folder_in_the_layout_of_mmf(user_dir: Path, places: Places) -> None:
 def test_a_tar_gz(user_dir: Path, places: Places) -> None:
     (user_dir / "a.tar.gz").write_bytes(tar_gz(memes()))
     convert(user_dir / "a.tar.gz", places)
-    assert tree(places.dataset.root) == expected(memes())
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 @requires_tool("zip", "7z")
@@ -146,19 +115,19 @@ def test_archives_of_other_programs(command: list[str], user_dir: Path, places: 
     lay_out(memes(), user_dir)
     call(*command, cwd=user_dir)
     convert(user_dir / "a.bin.zip", places, password="secret")
-    assert tree(places.dataset.root) == expected(memes())
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 def test_litter_of_macos_is_ignored(user_dir: Path, places: Places) -> None:
     litter = {f"__MACOSX/data/img/._{n:05}.png": b"x" for n in range(40)}
     litter |= {"data/img/._00001.png": b"x", "__MACOSX/data/._train.jsonl": b"x", "data/.DS_Store": b"x"}
-    convert(make_zip(user_dir / "a.zip", {**litter, **memes()}), places, password=PASSWORD)
-    assert tree(places.dataset.root) == expected(memes())
+    convert(encrypted_zip(user_dir / "a.zip", {**litter, **memes()}), places, password=PASSWORD)
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, places: Places) -> None:
     files = {**memes(), "data/img/99999.png": b"extra"}
-    result = convert(make_zip(user_dir / "a.zip", files), places, password=PASSWORD)
+    result = convert(encrypted_zip(user_dir / "a.zip", files), places, password=PASSWORD)
     assert (result.images, result.extra_images) == (17, 1)
     assert (places.dataset.images / "img" / "99999.png").read_bytes() == b"extra"
 
@@ -199,6 +168,16 @@ def test_a_truncated_archive(archive: Path, places: Places) -> None:
     assert not places.data_dir.exists()
 
 
+def test_a_truncated_archive_inside_is_told_by_the_users_own_names(user_dir: Path, places: Places) -> None:
+    files = with_packed_images(memes())
+    files["data/img.tar.gz"] = files["data/img.tar.gz"][:3000]
+    path = encrypted_zip(user_dir / "a.zip", files)
+    with pytest.raises(ArchiveError) as caught:
+        convert(path, places, password=PASSWORD)
+    assert str(caught.value).startswith(f"{path}: member data/img.tar.gz: not a whole tar.gz")
+    assert names_on_disk(places) == set()
+
+
 def test_a_fake_full_disk_is_noticed_before_anything_is_written(
     archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +202,7 @@ def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, places: Places) -
 def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: Places) -> None:
     files = memes()
     files["data/dev_seen.jsonl"] += b'{"id": "x"}\n'
-    path = make_zip(user_dir / "a.zip", files)
+    path = encrypted_zip(user_dir / "a.zip", files)
     with pytest.raises(DatasetError) as caught:
         convert(path, places, password=PASSWORD)
     assert str(caught.value).startswith(f"{path}: data/dev_seen.jsonl:4: ")
@@ -234,7 +213,7 @@ def test_a_meme_twice_in_a_split(user_dir: Path, places: Places) -> None:
     files = memes()
     files["data/train.jsonl"] += files["data/train.jsonl"].splitlines(keepends=True)[1]
     with pytest.raises(DatasetError, match=r"train\.jsonl:7: id 2 is already in line 2"):
-        convert(make_zip(user_dir / "a.zip", files), places, password=PASSWORD)
+        convert(encrypted_zip(user_dir / "a.zip", files), places, password=PASSWORD)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
@@ -242,7 +221,7 @@ def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, places: Plac
     (user_dir / "elsewhere").mkdir()
     places.data_dir.symlink_to(user_dir / "elsewhere")
     convert(archive, places, password=PASSWORD)
-    assert tree(places.dataset.root) == expected(memes())
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
@@ -253,7 +232,7 @@ def test_a_link_where_the_images_belong_is_replaced_not_followed(
     places.dataset.images.mkdir(parents=True)
     (places.dataset.images / "img").symlink_to(user_dir / "private")
     convert(archive, places, password=PASSWORD, force=True)
-    assert tree(places.dataset.root) == expected(memes())
+    assert tree(places.dataset.root) == laid_out(memes())
     assert list((user_dir / "private").iterdir()) == []
 
 
@@ -262,6 +241,44 @@ def test_a_data_folder_that_cannot_be_made(archive: Path, places: Places) -> Non
     with pytest.raises(OSError):
         convert(archive, places, password=PASSWORD)
     assert places.data_dir.read_bytes() == b"a file"
+
+
+def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:
+    places = Places.resolve(small_disk, user_dir / "save", environ={})
+    call("mount", "-o", "remount,ro", str(small_disk), cwd=user_dir)
+    with pytest.raises(OSError) as caught:
+        convert(archive, places, password=PASSWORD)
+    assert caught.value.errno == errno.EROFS
+
+
+def zip_of(path: Path, files: Files) -> None:
+    hostile.plain_zip(path, files)
+
+
+def zip_of_a_tar_gz_of(path: Path, files: Files) -> None:
+    hostile.plain_zip(path, with_packed_images(files))
+
+
+def tar_gz_of(path: Path, files: Files) -> None:
+    path.write_bytes(tar_gz(files))
+
+
+def seven_zip_of(path: Path, files: Files) -> None:
+    with py7zr.SevenZipFile(path, "w") as made:
+        for name, content in files.items():
+            made.writestr(content, name)
+
+
+@pytest.mark.parametrize("pack", [zip_of, zip_of_a_tar_gz_of, tar_gz_of, seven_zip_of])
+def test_a_bomb_whose_members_are_too_large_only_together_is_refused_before_any_is_written(
+    pack: Callable[[Path, Files], None], small_disk: Path, user_dir: Path
+) -> None:
+    files = {name: bytes(4 << 20) if name.endswith(".png") else content for name, content in memes().items()}
+    pack(user_dir / "bomb", files)
+    places = Places.resolve(small_disk, user_dir / "save", environ={})
+    with pytest.raises(ResourceError, match="are needed"):
+        convert(user_dir / "bomb", places)
+    assert names_on_disk(places) == set()
 
 
 def test_a_disk_that_fills_up_meanwhile(
@@ -287,7 +304,7 @@ def test_a_disk_that_fills_up_meanwhile(
     (small_disk / "filler").unlink()
     monkeypatch.undo()
     convert(archive, places, password=PASSWORD)
-    assert tree(places.dataset.root) == expected(memes())
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 # --- half an image set -----------------------------------------------------------------------------------
@@ -299,7 +316,7 @@ def half(user_dir: Path) -> Path:
     files = memes()
     for id_ in (1, 2, 8, 16):
         del files[f"data/img/{id_:05}.png"]
-    return make_zip(user_dir / "mirror.zip", files)
+    return encrypted_zip(user_dir / "mirror.zip", files)
 
 
 def test_missing_images_are_counted_for_each_split(half: Path, places: Places) -> None:
@@ -351,23 +368,23 @@ def test_a_dataset_that_lost_a_file_is_converted_again(broken: str, archive: Pat
     convert(archive, places, password=PASSWORD)
     (places.dataset.root / broken).unlink()
     assert not convert(archive, places, password=PASSWORD).already_done
-    assert tree(places.dataset.root) == expected(memes())
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 def test_another_dataset_is_replaced_only_by_force(archive: Path, user_dir: Path, places: Places) -> None:
     old = memes(PHASE_1)
-    convert(make_zip(user_dir / "old.zip", old), places, password=PASSWORD)
+    convert(encrypted_zip(user_dir / "old.zip", old), places, password=PASSWORD)
     with pytest.raises(DatasetError) as caught:
         convert(archive, places, password=PASSWORD)
     assert "--force" in (caught.value.hint or "")
-    assert tree(places.dataset.root) == expected(old)
+    assert tree(places.dataset.root) == laid_out(old)
 
     convert(archive, places, password=PASSWORD, force=True)
-    assert tree(places.dataset.root) == expected(memes())  # nothing of phase 1 is left
+    assert tree(places.dataset.root) == laid_out(memes())  # nothing of phase 1 is left
 
 
 def test_a_conversion_of_mmf_itself_is_not_overwritten(archive: Path, places: Places) -> None:
-    lay_out(expected(memes(PHASE_1)), places.dataset.root)
+    lay_out(laid_out(memes(PHASE_1)), places.dataset.root)
     with pytest.raises(DatasetError, match="there is a dataset already"):
         convert(archive, places, password=PASSWORD)
 
@@ -379,19 +396,19 @@ def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: Pl
         "annotations/my_split.jsonl": b"",
         "images/hateful_memes.zip": b"MMF has moved somebody's archive here",
     }
-    lay_out({**expected(memes(PHASE_1)), **others}, places.dataset.root)
+    lay_out({**laid_out(memes(PHASE_1)), **others}, places.dataset.root)
     convert(archive, places, password=PASSWORD, force=True)
-    assert tree(places.dataset.root) == {**expected(memes()), **others}
+    assert tree(places.dataset.root) == {**laid_out(memes()), **others}
 
 
 def test_force_that_fails_leaves_the_old_dataset(archive: Path, user_dir: Path, places: Places) -> None:
     old = memes(PHASE_1)
-    convert(make_zip(user_dir / "old.zip", old), places, password=PASSWORD)
+    convert(encrypted_zip(user_dir / "old.zip", old), places, password=PASSWORD)
     data = jsonl([{"id": 1, "img": "img/nowhere.png", "text": ""}])
-    bad = make_zip(user_dir / "bad.zip", {**memes(), "data/train.jsonl": data})
+    bad = encrypted_zip(user_dir / "bad.zip", {**memes(), "data/train.jsonl": data})
     with pytest.raises(DatasetError):
         convert(bad, places, password=PASSWORD, force=True)
-    assert tree(places.dataset.root) == expected(old)
+    assert tree(places.dataset.root) == laid_out(old)
     assert convert(user_dir / "old.zip", places).already_done
 
 
@@ -399,7 +416,7 @@ def test_a_move_that_fails_puts_everything_back(
     archive: Path, user_dir: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = memes(PHASE_1)
-    convert(make_zip(user_dir / "old.zip", old), places, password=PASSWORD)
+    convert(encrypted_zip(user_dir / "old.zip", old), places, password=PASSWORD)
     rename = Path.rename
 
     def refuse_one(self: Path, target: Path) -> Path:
@@ -410,191 +427,18 @@ def test_a_move_that_fails_puts_everything_back(
     monkeypatch.setattr(Path, "rename", refuse_one)
     with pytest.raises(OSError, match="no"):
         convert(archive, places, password=PASSWORD, force=True)
-    assert tree(places.dataset.root) == expected(old)
+    assert tree(places.dataset.root) == laid_out(old)
     assert convert(user_dir / "old.zip", places).already_done
 
 
-# --- interrupted and killed ------------------------------------------------------------------------------
-
-
-def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Press Ctrl+C when so many images are complete."""
-    note = Journal.note
-    left = [count]
-
-    def noting(self: Journal, done: Extracted) -> None:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        note(self, done)
-
-    monkeypatch.setattr(Journal, "note", noting)
-
-
-def extracted_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the images that are extracted from now on."""
-    names: list[str] = []
-    note = Journal.note
-
-    def noting(self: Journal, done: Extracted) -> None:
-        names.append(done.target.name)
-        note(self, done)
-
-    monkeypatch.setattr(Journal, "note", noting)
-    return names
-
-
-def test_ctrl_c_leaves_nothing_that_looks_finished(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_after(5, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        convert(archive, places, password=PASSWORD)
-    assert {path.name for path in places.dataset.root.iterdir()} == {".mmfw-lock", ".mmfw-staging"}
-
-
-def test_ctrl_c_while_bytes_are_written_stops_at_once(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(self: Progress, amount: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Progress, "advance", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        convert(archive, places, password=PASSWORD)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
-
-
-def test_an_interrupted_conversion_goes_on_where_it_ended(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_after(5, patch)
-        convert(archive, places, password=PASSWORD)
-
-    again = extracted_by(monkeypatch)
-    result = convert(archive, places, password=PASSWORD)
-    assert len(again) == 16 - 5
-    assert tree(places.dataset.root) == expected(memes())
-    assert result.sha256 == hashlib.sha256(archive.read_bytes()).hexdigest()
-    assert convert(archive, places).already_done
-
-
-def test_what_changed_after_an_interruption_is_extracted_again(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        convert_until_it_is_moved(archive, places)
-    here = staging_folder(places.dataset.root)
-    images = here / "new" / "img"
-    hostile.flip_byte(images / "00001.png", 100)
-    hostile.cut(images / "00002.png")
-    (images / "00003.png").unlink()
-    with (here / "journal").open("a", encoding="utf-8") as journal:
-        journal.write('{"name": "img/00004.png", "si')  # torn by a power cut
-
-    again = extracted_by(monkeypatch)
-    convert(archive, places, password=PASSWORD)
-    assert sorted(again) == ["00001.png", "00002.png", "00003.png"]
-    assert tree(places.dataset.root) == expected(memes())
-
-
-def convert_until_it_is_moved(archive: Path, places: Places) -> None:
-    """Press Ctrl+C when all images are extracted, before anything is moved."""
-    with pytest.MonkeyPatch.context() as patch:
-
-        def interrupt(self: Staging, moves: object) -> None:
-            raise KeyboardInterrupt
-
-        patch.setattr(Staging, "install", interrupt)
-        convert(archive, places, password=PASSWORD)
-
-
-def test_what_another_archive_has_left_is_not_used(
-    archive: Path, user_dir: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_after(5, patch)
-        convert(make_zip(user_dir / "old.zip", memes(PHASE_1)), places, password=PASSWORD)
-    again = extracted_by(monkeypatch)
-    convert(archive, places, password=PASSWORD)
-    assert len(again) == 16
-    assert tree(places.dataset.root) == expected(memes())
-
-
-def test_packed_images_are_not_unpacked_twice(
-    user_dir: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_zip(user_dir / "a.zip", with_packed_images(memes()))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_after(6, patch)
-        convert(path, places, password=PASSWORD)
-    again = extracted_by(monkeypatch)
-    result = convert(path, places, password=PASSWORD)
-    assert "img.tar.gz" not in again and len(again) == 16 - 5
-    assert tree(places.dataset.root) == expected(memes())
-    assert result.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-_DIE = """\
-import os, signal, sys
-from pathlib import Path
-from mmf_win.dataset.convert import convert
-from mmf_win.unpacking.journal import Journal
-from mmf_win.paths import Places
-
-def die():
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows every kill is a hard one
-
-note = Journal.note
-noted = []
-
-def noting(self, done):
-    if {when!r} == "extracting" and len(noted) == 5:
-        die()
-    noted.append(done)
-    note(self, done)
-
-def rename(self, target):
-    if {when!r} == "moving" and target.name == "train.jsonl":
-        die()
-    os.rename(self, target)
-
-Journal.note = noting
-Path.rename = rename
-convert(Path({archive!r}), Places.resolve(Path({data!r}), Path("save")), password={password!r})
-"""
-
-
-@pytest.mark.parametrize(("when", "left"), [("extracting", 16 - 5), ("moving", 16)])
-def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
-    when: str, left: int, archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = _DIE.format(when=when, archive=str(archive), data=str(places.data_dir), password=PASSWORD)
-    killed = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", script],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    assert killed.returncode != 0
-    assert not places.dataset.record.exists()
-    assert not places.dataset.split("train").exists()
-    assert (places.dataset.images / "img").exists() == (when == "moving")
-
-    again = extracted_by(monkeypatch)
-    result = convert(archive, places, password=PASSWORD)
-    assert not result.already_done
-    assert len(again) == left
-    assert tree(places.dataset.root) == expected(memes())
-    assert sorted(p.name for p in places.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
+# --- one at a time ---------------------------------------------------------------------------------------
 
 
 def test_two_conversions_at_once_do_not_mix(archive: Path, places: Places) -> None:
     with staging(places.dataset.root), pytest.raises(UsageError, match="another mmfw"):
         convert(archive, places, password=PASSWORD)
     convert(archive, places, password=PASSWORD)
-    assert tree(places.dataset.root) == expected(memes())
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses a lock for no other reason")

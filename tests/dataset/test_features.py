@@ -27,11 +27,6 @@ def packed(path: Path, top: str = "", **more: bytes) -> Path:
     return path
 
 
-@pytest.fixture
-def places(user_dir: Path) -> Places:
-    return Places.resolve(user_dir / "data dir", user_dir / "save", environ={})
-
-
 @pytest.mark.parametrize("top", ["", "./", "hateful_memes/defaults/features/"])
 def test_features_under_any_top_folder(top: str, user_dir: Path, places: Places) -> None:
     archive = packed(user_dir / "features 特征.tar.gz", top, readme=b"ignored")

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+from mmf_win.archives.zipcrypto import write_encrypted_zip
+
 Files = dict[str, bytes]
 
 PHASE_1 = {"train": range(1, 7), "dev": range(7, 10), "test": range(10, 13)}
@@ -20,6 +22,7 @@ PHASE_2 = {
     "test_seen": range(12, 14),
     "test_unseen": range(14, 17),
 }
+PASSWORD = "пароль 密码"
 _UNLABELLED = ("test", "test_seen", "test_unseen")
 
 
@@ -43,6 +46,23 @@ def with_packed_images(files: Files, *, name: str = "data/img.tar.gz") -> Files:
     """The same set with its images in a tar.gz of their own."""
     images = {n[n.index("img/") :]: content for n, content in files.items() if "/img/" in f"/{n}"}
     return {n: c for n, c in files.items() if "/img/" not in f"/{n}"} | {name: tar_gz(images)}
+
+
+def encrypted_zip(path: Path, files: Files) -> Path:
+    """A zip with the classic encryption, as the published one is; its password is ``PASSWORD``."""
+    write_encrypted_zip(path, files, PASSWORD)
+    return path
+
+
+def laid_out(files: Files) -> Files:
+    """Where MMF wants what is in ``files``."""
+    places = {}
+    for name, content in files.items():
+        if name.endswith(".jsonl"):
+            places[f"annotations/{name.rpartition('/')[2]}"] = content
+        elif name.endswith(".png"):
+            places[f"images/img/{name.rpartition('/')[2]}"] = content
+    return places
 
 
 def jsonl(rows: list[dict[str, object]]) -> bytes:
