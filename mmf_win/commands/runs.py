@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mmf_win.commands import options
+from mmf_win.commands import options, run_checkpoints
 from mmf_win.console import duration, print_json, say, size, table
 from mmf_win.errors import UsageError
 
@@ -30,6 +30,7 @@ Examples:
   mmfw runs --preset mmbt_grid --state done --limit 5
   mmfw runs --csv > runs.csv
   mmfw runs show mmbt_grid
+  mmfw runs checkpoints mmbt_grid
   mmfw runs compare mmbt_grid vilbert
   mmfw runs rm mmbt_grid/2026-01-31T12-00-00
   mmfw runs fix-names save        rename reports whose names Windows refuses""",
@@ -72,6 +73,9 @@ def command(
     else:
         header = ("run", "preset", "state", "updates", "best AUROC", "started", "time", "size")
         print(table(header, [_line(summary) for summary in found]))
+
+
+command.add_command(run_checkpoints.command)
 
 
 def _save_dir(chosen: Path | None) -> Path:

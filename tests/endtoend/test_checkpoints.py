@@ -41,6 +41,16 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
     current, newest = run.checkpoints / "current.ckpt", run.checkpoints / "models" / "model_4.ckpt"
     assert current.samefile(newest)
     assert all(torch_file.problem(run.checkpoints / name) is None for name in files(run))
+    found = {c["name"]: c for c in tool("runs", "checkpoints")["checkpoints"]}
+    assert {name: (c["update"], c["problem"]) for name, c in found.items() if c["update"]} == {
+        "best.ckpt": (known(run, "best.ckpt").update, None),
+        "current.ckpt": (4, None),
+        "models/model_3.ckpt": (3, None),
+        "models/model_4.ckpt": (4, None),
+    }
+    assert found["vilbert_final.pth"]["problem"] is None
+    assert "models/model_4.ckpt" in found["current.ckpt"]["same_as"]
+    assert found["current.ckpt"]["auroc"] is not None
     tool("train", "--resume", "last", "--updates", "6", "--keep", "0")
     assert {name for name in files(run) if name.startswith("models")} == {"models/model_6.ckpt"}
     assert run.request().keep == 0, "the run remembers it"
@@ -49,15 +59,18 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
 def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:
     """With a learning rate of nothing every validation scores the same, so the first remains the best."""
     words = ("--seed", "1", "optimizer.params.lr=0.0")
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", *words))
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--batch-size", "7", *words))
     assert known(run, "current.ckpt").best_update == 1
-    tool("train", "--resume", run.id, "--updates", "4", "training.early_stop.patience=2")
+    assert (run.checkpoints / "best.ckpt").samefile(run.checkpoints / "models" / "model_1.ckpt")
+    tool("train", "--resume", "best", "--updates", "4", "training.early_stop.patience=2")
     now = known(run, "current.ckpt")
     assert (now.update, now.best_update) == (4, 1)
     assert known(run, "best.ckpt").update == 1
     tool("train", "--resume", str(run.path), "--updates", "9", "training.early_stop.enabled=True")
     reached = [e["update"] for e in read_events(run.events) if e["kind"] == "train"][-1]
     assert reached < 9, "patience counts from the best, not from where the run went on"
+    starts = [e for e in read_events(run.events) if e["kind"] == "train_started"]
+    assert [(e["update"], e["batch"]) for e in starts] == [(0, 7), (1, 7), (4, 7)]
 
 
 def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best(tool: Tool) -> None:
@@ -67,7 +80,8 @@ def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best(tool: Tool) -
     assert new.path != old.path
     assert known(new, "best.ckpt") == known(old, "best.ckpt")
     assert known(new, "current.ckpt").best_update == 1
-    assert tool("predict")["checkpoint"] == str(new.checkpoints / "best.ckpt")
+    (member,) = tool("predict")["members"]
+    assert member["checkpoint"] == str(new.checkpoints / "best.ckpt")
 
 
 def test_a_run_whose_best_is_gone_finds_a_new_one(tool: Tool) -> None:

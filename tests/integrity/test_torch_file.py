@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -12,14 +11,7 @@ from typing import Any
 import pytest
 
 from mmf_win.integrity.torch_file import plain_contents, problem
-
-
-def laid_out_as_by_torch(path: Path, contents: Any, storage: bytes = bytes(100_000)) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("model/data.pkl", pickle.dumps(contents))
-        archive.writestr("model/data/0", storage)
-        archive.writestr("model/version", b"3\n")
-    return path
+from tests.worlds.torch_files import laid_out_as_by_torch
 
 
 def test_a_whole_file_has_no_problem_and_every_byte_of_it_is_checked(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""``mmfw runs checkpoints``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.console import print_json, say, size, table
+
+if TYPE_CHECKING:
+    from mmf_win.runs.checkpoint_list import Checkpoint
+
+
+@click.command(
+    "checkpoints",
+    epilog="""\b
+Examples:
+  mmfw runs checkpoints
+  mmfw runs checkpoints mmbt_grid --json
+  mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt""",
+)
+@click.argument("run", required=False)
+@options.save_dir
+@options.as_json
+def command(run: str | None, save_dir: Path | None, as_json: bool) -> None:
+    """List a run's checkpoints, and say which of them open; without a name, the newest run's.
+
+    Every byte is read and compared with the checksums in the file. Names of the same bytes take their space
+    once.
+    """
+    from mmf_win.paths import Places
+    from mmf_win.runs.checkpoint_list import listed
+    from mmf_win.runs.history import find
+
+    chosen = find(Places.resolve(None, save_dir).save_dir, run)
+    found = listed(chosen)
+    if as_json:
+        from dataclasses import asdict
+
+        print_json({"run": chosen.id, "size": _on_disk(found), "checkpoints": [asdict(c) for c in found]})
+    elif not found:
+        say(f"run {chosen.id} has no checkpoint yet")
+    else:
+        header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "opens")
+        print(table(header, [_line(checkpoint) for checkpoint in found]))
+        say(f"{size(_on_disk(found))} on disk: {chosen.checkpoints}")
+        if any(checkpoint.problem for checkpoint in found):
+            say("`mmfw train --resume last` passes over those that do not open")
+
+
+def _line(c: Checkpoint) -> tuple[object, ...]:
+    written = datetime.fromtimestamp(c.written).strftime("%Y-%m-%d %H:%M")
+    shared = ", ".join(c.same_as) or None
+    return (c.name, c.update, c.epoch, c.auroc, size(c.size), written, shared, c.problem or "yes")
+
+
+def _on_disk(found: list[Checkpoint]) -> int:
+    """Bytes of all of them, those with several names once."""
+    return sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())

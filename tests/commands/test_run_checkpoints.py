@@ -1,0 +1,95 @@
+"""``mmfw runs checkpoints``; the files are laid out as torch lays them out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.files import share
+from mmf_win.protocol import EventLog
+from mmf_win.runs.folder import Run
+from tests.commands.test_runs import make
+from tests.worlds.torch_files import checkpoint, laid_out_as_by_torch
+
+
+@pytest.fixture
+def run(user_dir: Path) -> Run:
+    """A run that was best at update 4 and came to update 6, whose last checkpoint has two names."""
+    run = make(user_dir, "a/2026-01-01T00-00-00")
+    log = EventLog(run.events, "1")
+    for update, auroc in ((4, 0.8), (6, 0.6)):
+        log.write("val", update=update, metrics={"hateful_memes/roc_auc": auroc})
+    log.write("val", update=6, metrics={"hateful_memes/roc_auc": 0.8}, final=True)
+    checkpoint(run.checkpoints / "best.ckpt", 4)
+    share(
+        checkpoint(run.checkpoints / "models" / "model_6.ckpt", 6, epoch=2), run.checkpoints / "current.ckpt"
+    )
+    laid_out_as_by_torch(run.checkpoints / "mmbt_final.pth", {"weight": None})
+    return run
+
+
+def told(capsys: pytest.CaptureFixture[str], run: Run, *words: str) -> tuple[str, str]:
+    assert main(["runs", "checkpoints", *words, "--save-dir", str(run.path.parents[1])]) == 0
+    return tuple(capsys.readouterr())  # type: ignore[return-value]
+
+
+def listed(capsys: pytest.CaptureFixture[str], run: Run) -> dict[str, Any]:
+    told_ = json.loads(told(capsys, run, "a", "--json")[0])
+    return {entry["name"]: entry for entry in told_["checkpoints"]} | {"size": told_["size"]}
+
+
+def test_each_checkpoint_is_told_with_what_is_in_it(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    found = listed(capsys, run)
+    assert list(found)[:-1] == ["best.ckpt", "current.ckpt", "models/model_6.ckpt", "mmbt_final.pth"]
+    figures = {name: [c["update"], c["epoch"], c["auroc"]] for name, c in found.items() if name != "size"}
+    assert figures["best.ckpt"] == [4, 1, 0.8]
+    assert figures["current.ckpt"] == figures["models/model_6.ckpt"] == [6, 2, 0.6]
+    assert figures["mmbt_final.pth"] == [None, None, None], "it holds weights alone"
+    assert all(found[name]["problem"] is None for name in figures)
+    assert found["best.ckpt"]["written"] == (run.checkpoints / "best.ckpt").stat().st_mtime
+
+
+def test_bytes_with_two_names_are_counted_once(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    found = listed(capsys, run)
+    assert found["current.ckpt"]["same_as"] == ["models/model_6.ckpt"]
+    assert found["best.ckpt"]["same_as"] == []
+    names = ("best.ckpt", "current.ckpt", "mmbt_final.pth")
+    assert found["size"] == sum((run.checkpoints / name).stat().st_size for name in names)
+
+
+def test_one_that_does_not_open_is_told_with_the_reason(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    best = run.checkpoints / "best.ckpt"
+    content = bytearray(best.read_bytes())
+    content[len(content) // 2] ^= 1
+    best.write_bytes(content)
+    found = listed(capsys, run)
+    assert found["best.ckpt"]["problem"] == "it is damaged at model/data/0"
+    assert found["current.ckpt"]["problem"] is None
+    table, note = told(capsys, run)
+    assert "it is damaged at model/data/0" in table.splitlines()[1]
+    assert "--resume last" in note
+
+
+def test_the_table_names_what_a_script_gets_too(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    table, note = told(capsys, run)
+    header, best, *_ = table.splitlines()
+    assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
+    assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("yes")
+    assert "on disk" in note and "--resume" not in note
+
+
+def test_a_run_without_checkpoints_is_no_error(capsys: pytest.CaptureFixture[str], user_dir: Path) -> None:
+    run = make(user_dir, "b/2026-01-02T00-00-00")
+    assert "has no checkpoint yet" in told(capsys, run, "b")[1]
+    assert json.loads(told(capsys, run, "b", "--json")[0])["checkpoints"] == []
+
+
+def test_a_run_that_is_not_there_is_an_error_with_the_next_step(
+    capsys: pytest.CaptureFixture[str], run: Run
+) -> None:
+    assert main(["runs", "checkpoints", "c", "--save-dir", str(run.path.parents[1])]) == 2
+    assert "`mmfw runs` lists them" in capsys.readouterr().err

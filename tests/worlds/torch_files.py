@@ -1,0 +1,25 @@
+"""Zip files that are laid out as torch lays out its own, made without torch."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+
+def laid_out_as_by_torch(path: Path, contents: Any, storage: bytes = bytes(100_000)) -> Path:
+    """A file with something pickled and one storage."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", pickle.dumps(contents))
+        archive.writestr("model/data/0", storage)
+        archive.writestr("model/version", b"3\n")
+    return path
+
+
+def checkpoint(path: Path, update: int, epoch: int = 1) -> Path:
+    """What MMF saves, as far as it can be read without torch."""
+    counts = {"num_updates": update, "current_epoch": epoch}
+    best = {"best_update": update, "best_iteration": update, "best_metric_value": 0.5}
+    return laid_out_as_by_torch(path, {**counts, **best, "model": {}})
