@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import hashlib
 import lzma
 import os
 import tarfile
-import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TypeVar, cast
-
-from zlib_ng import gzip_ng, zlib_ng
+from typing import IO, TypeVar
 
 from mmf_win.archives.base import BLOCK, Advance, Archive, Extracted, Member, ignore, with_problems
 from mmf_win.archives.hashing import Digest
+from mmf_win.archives.inflate import Gunzip, Inflater
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 
 MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 """Kind of compression → the first bytes of such a file."""
 
-_OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
-    "gz": gzip_ng.open,
+_OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes] | Gunzip]] = {
+    "gz": Gunzip,
     "bz2": bz2.BZ2File,
     "xz": lzma.LZMAFile,
 }
 T = TypeVar("T")
 
 _GZIP_LEAST = 18  # a header of ten bytes and eight at the end
-_ZLIB_NG_ERROR = cast(type[Exception], zlib_ng.error)
-_DAMAGE = (tarfile.TarError, EOFError, zlib.error, _ZLIB_NG_ERROR, gzip.BadGzipFile, lzma.LZMAError)
+# For bz2, damage is an OSError; unlike those of the system it has no number.
+_DAMAGE: tuple[type[Exception], ...] = (
+    tarfile.TarError,
+    EOFError,
+    *Inflater.error,
+    lzma.LZMAError,
+    OSError,
+)
 
 
 class TarArchive(Archive):
@@ -79,13 +82,14 @@ class TarArchive(Archive):
         Raises:
             ArchiveError: as :meth:`extract`.
         """
-        for member, target, mtime, content in self._pass(choose, progress, digest):
-            sha256 = hashlib.sha256()
-            done = self._write(member, target, _observed(content, sha256), ignore)
-            # Else a file would look as if it were changed while it was hashed, and be hashed once more.
-            with suppress(OSError, OverflowError):
-                os.utime(target, (mtime, mtime))
-            yield replace(done, sha256=sha256.hexdigest())
+        with self._damage_told():
+            for member, target, mtime, content in self._pass(choose, progress, digest):
+                sha256 = hashlib.sha256()
+                done = self._write(member, target, _observed(content, sha256), ignore)
+                # Else a file would look as if it were changed while it was hashed, and be hashed once more.
+                with suppress(OSError, OverflowError):
+                    os.utime(target, (mtime, mtime))
+                yield replace(done, sha256=sha256.hexdigest())
 
     def hash_in_order(
         self, choose: Callable[[Member], T | None], progress: Advance = ignore, digest: Digest | None = None
@@ -103,10 +107,11 @@ class TarArchive(Archive):
         Raises:
             ArchiveError: as :meth:`extract`.
         """
-        for _, chosen, _, content in self._pass(choose, progress, digest):
-            sha256 = hashlib.sha256()
-            size = sum(len(block) for block in _observed(content, sha256))
-            yield chosen, size, sha256.hexdigest()
+        with self._damage_told():
+            for _, chosen, _, content in self._pass(choose, progress, digest):
+                sha256 = hashlib.sha256()
+                size = sum(len(block) for block in _observed(content, sha256))
+                yield chosen, size, sha256.hexdigest()
 
     def least_size(self) -> int:
         """Bytes that its content takes at least, which is all that is known before it is read."""
@@ -153,16 +158,15 @@ class TarArchive(Archive):
 
         The content must be used before the next member is asked for.
         """
-        with self._damage_told():
-            with self._streamed(progress, digest) as (tar, finish):
-                for info in tar:
-                    if info.isdir() or (chosen := choose(member := self._member(info))) is None:
-                        continue
-                    if problem := member.problem or naming_problem(member.name):
-                        raise self._error(problem, member.name)
-                    yield member, chosen, info.mtime, _blocks(tar, info)
-                finish()
-            self._require_unchanged()
+        with self._streamed(progress, digest) as (tar, finish):
+            for info in tar:
+                if info.isdir() or (chosen := choose(member := self._member(info))) is None:
+                    continue
+                if problem := member.problem or naming_problem(member.name):
+                    raise self._error(problem, member.name)
+                yield member, chosen, info.mtime, _blocks(tar, info)
+            finish()
+        self._require_unchanged()
 
     def _member(self, info: tarfile.TarInfo) -> Member:
         return Member(self._safe_name(info.name), info.size, problem=_problem(info))
@@ -199,8 +203,7 @@ class TarArchive(Archive):
         """What is damaged becomes an error of ours."""
         try:
             yield
-        except (*_DAMAGE, OSError) as error:
-            # For bz2, damage is an OSError; unlike those of the system it has no number.
+        except _DAMAGE as error:
             if getattr(error, "errno", None) is not None:
                 raise
             self._require_unchanged()

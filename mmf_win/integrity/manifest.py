@@ -18,6 +18,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from os import stat_result
 from pathlib import Path, PurePosixPath
@@ -156,10 +157,15 @@ class Manifest:
     def save_checks(self) -> None:
         """Write only what is remembered of checks, beside the ``SHA256SUMS`` that is there.
 
+        Nothing is written when another process has put another one there meanwhile.
+
         Raises:
             OSError: it cannot be written.
         """
-        self._write_notes((self.folder / SUMS).read_bytes())
+        sums = (self.folder / SUMS).read_bytes()
+        with suppress(DataError):
+            if _parse(self.folder / SUMS, sums) == {name: e.sha256 for name, e in self.files.items()}:
+                self._write_notes(sums)
 
     def _write_notes(self, sums: bytes) -> None:
         notes = {

@@ -1,0 +1,142 @@
+"""What files should be, written down so that coreutils reads it too."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import DataError
+from mmf_win.integrity import SUMS, Entry, Manifest, Source, manifest_files, record
+from tests.worlds.memes import Files, lay_out
+from tests.worlds.tools import call, requires_tool
+
+FILES: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 40, "с пробелом/文件.txt": b"x", "empty": b""}
+ODD: Files = {**FILES, "new\nline": b"1", "back\\slash": b"2", "return\r": b"3", " *": b"4"}
+
+
+def folder_of(files: Files, user_dir: Path) -> Path:
+    return lay_out(files, user_dir / "files")
+
+
+def entries(files: Files) -> dict[str, Entry]:
+    return {name: Entry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items()}
+
+
+def test_a_manifest_comes_back_as_it_was_written(user_dir: Path) -> None:
+    folder = folder_of(FILES, user_dir)
+    source = Source("features.tar.gz", 123, 456, "0" * 64)
+    written = record(folder, FILES, vouched="archive", source=source)
+    read = Manifest.load(folder)
+    assert read == written
+    assert read.files == entries(FILES)
+    assert (read.vouched, read.source, read.checks) == ("archive", source, written.checks)
+
+
+def test_a_folder_that_nobody_has_vouched_for_has_no_manifest(user_dir: Path) -> None:
+    assert Manifest.load(user_dir) is None
+    assert Manifest.load(user_dir / "no such folder") is None
+
+
+@requires_tool("sha256sum")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
+def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
+    folder = folder_of(ODD, user_dir)
+    record(folder, ODD)
+    call("sha256sum", "--check", "--strict", "--quiet", SUMS, cwd=folder)
+
+
+@requires_tool("sha256sum")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
+@pytest.mark.parametrize("mode", ["--text", "--binary"])
+def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_dir: Path) -> None:
+    folder = folder_of(ODD, user_dir)
+    made = subprocess.run(["sha256sum", mode, *ODD], cwd=folder, check=True, capture_output=True)
+    (folder / SUMS).write_bytes(made.stdout)
+    manifest = Manifest.load(folder)
+    assert manifest is not None
+    assert {name: entry.sha256 for name, entry in manifest.files.items()} == {
+        name: entry.sha256 for name, entry in entries(ODD).items()
+    }
+    assert (manifest.vouched, manifest.source, manifest.checks) == ("recorded", None, {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no such names")
+def test_a_name_that_is_no_utf8_comes_back(user_dir: Path) -> None:
+    name = b"\xff\xfe.bin".decode("utf-8", "surrogateescape")
+    folder = folder_of({name: b"x"}, user_dir)
+    record(folder, [name])
+    manifest = Manifest.load(folder)
+    assert manifest is not None and list(manifest.files) == [name]
+    assert (folder / SUMS).read_bytes().endswith(b"  \xff\xfe.bin\n")
+
+
+def test_an_editor_on_windows_may_have_saved_it(user_dir: Path) -> None:
+    folder = folder_of(FILES, user_dir)
+    record(folder, FILES)
+    text = (folder / SUMS).read_bytes()
+    (folder / SUMS).write_bytes(b"# by hand\r\n\r\n" + text.replace(b"\n", b"\r\n"))
+    manifest = Manifest.load(folder)
+    assert manifest is not None and manifest.files.keys() == FILES.keys()
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b"no hash", "not a line of sha256sum"),
+        (b"0" * 63 + b"  short", "not a line of sha256sum"),
+        (b"0" * 64 + b"  ../outside", "leads out of the folder"),
+        (b"0" * 64 + b"  /etc/passwd", "leads out of the folder"),
+    ],
+)
+def test_a_damaged_list_is_named_with_its_line(line: bytes, what: str, user_dir: Path) -> None:
+    (user_dir / SUMS).write_bytes(b"0" * 64 + b"  good\n" + line + b"\n")
+    with pytest.raises(DataError, match=f"{SUMS}:2: .*{what}") as caught:
+        Manifest.load(user_dir)
+    assert "delete it" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("notes", [None, b"", b"{", b"[]", b'{"format": 99}', b"\xff"])
+def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | None, user_dir: Path) -> None:
+    folder = folder_of(FILES, user_dir)
+    record(folder, FILES, vouched="published")
+    path = manifest_files(folder)[1]
+    path.unlink() if notes is None else path.write_bytes(notes)
+    manifest = Manifest.load(folder)
+    assert manifest is not None and manifest.files.keys() == FILES.keys()
+    assert (manifest.vouched, manifest.checks) == ("recorded", {})
+
+
+def test_the_notes_on_another_list_are_not_believed(user_dir: Path) -> None:
+    folder = folder_of(FILES, user_dir)
+    record(folder, FILES, vouched="published")
+    sums = folder / SUMS
+    sums.write_bytes(b"".join(sums.read_bytes().splitlines(keepends=True)[1:]))
+    manifest = Manifest.load(folder)
+    assert manifest is not None
+    assert (manifest.vouched, manifest.checks) == ("recorded", {})
+
+
+def test_checks_are_not_noted_beside_the_list_of_another(user_dir: Path) -> None:
+    folder = folder_of(FILES, user_dir)
+    old = record(folder, FILES)
+    lay_out({"empty": b"no more"}, folder)
+    new = record(folder, FILES, vouched="archive")
+    old.save_checks()
+    assert Manifest.load(folder) == new
+
+
+def test_a_manifest_that_cannot_be_written_leaves_none(small_disk: Path) -> None:
+    folder = lay_out(FILES, small_disk / "files")
+    names = {f"{number:05}-{'n' * 200}": b"" for number in range(400)}
+    lay_out(names, folder)
+    with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError) as full:
+        while True:
+            filler.write(bytes(4096))
+    with pytest.raises(OSError) as caught:
+        record(folder, [*FILES, *names])
+    assert caught.value.errno == full.value.errno
+    assert not [path for path in folder.iterdir() if path.name.startswith(SUMS)]

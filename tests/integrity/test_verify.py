@@ -1,0 +1,268 @@
+"""Files compared with their manifest: as fast as possible, and never fooled by a time."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from mmf_win.integrity import (
+    LOCK,
+    SUMS,
+    Check,
+    Difference,
+    Manifest,
+    last_check,
+    manifest_files,
+    record,
+    verify,
+)
+from mmf_win.integrity.parallel import hash_files
+from mmf_win.locking import locked
+from tests.worlds import hostile
+from tests.worlds.memes import Files, lay_out
+
+FILES: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 40, "с пробелом/文件.txt": b"x", "empty": b""}
+DATA = "detectron.lmdb/data.mdb"
+LONG_AGO = 1_600_000_000_000_000_000
+DAY = 86_400_000_000_000
+
+
+@pytest.fixture
+def folder(user_dir: Path) -> Path:
+    """Files that were last changed long ago, and no manifest."""
+    return aged(lay_out(FILES, user_dir / "files"), LONG_AGO)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the files that :func:`verify` has read."""
+    names: list[str] = []
+
+    def remembering(files: Mapping[str, Path], progress: Callable[[int], None]) -> Iterator[object]:
+        names.extend(files)
+        return hash_files(files, progress)
+
+    monkeypatch.setattr(importlib.import_module("mmf_win.integrity.verify"), "hash_files", remembering)
+    return names
+
+
+def aged(folder: Path, mtime_ns: int) -> Path:
+    """``folder``, with all its files changed last at that time, as anybody can pretend."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            os.utime(file, ns=(mtime_ns, mtime_ns))
+    return folder
+
+
+def loaded(folder: Path) -> Manifest:
+    """What a later process knows."""
+    manifest = Manifest.load(folder)
+    assert manifest is not None
+    return manifest
+
+
+def flip(path: Path) -> None:
+    """Change one byte in place, and put back the time of the last change."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def let_the_clock_of_files_tick(folder: Path) -> None:
+    """Wait until a change would get another time than those that were made so far."""
+    probe = folder.with_name("probe")
+    probe.touch()
+    first = probe.stat().st_ctime_ns
+    while probe.stat().st_ctime_ns == first:
+        probe.chmod(0o600)
+
+
+def test_files_that_nobody_touched_are_not_read_again(folder: Path, read: list[str]) -> None:
+    record(folder, FILES)
+    read.clear()
+    assert verify(loaded(folder)) == []
+    assert read == []
+
+
+def test_a_full_check_reads_everything(folder: Path, read: list[str]) -> None:
+    record(folder, FILES)
+    read.clear()
+    assert verify(loaded(folder), full=True) == []
+    assert sorted(read) == sorted(FILES)
+
+
+def test_what_is_wrong_is_named_in_the_order_of_the_manifest(folder: Path, read: list[str]) -> None:
+    manifest = record(folder, FILES)
+    read.clear()
+    (folder / "empty").unlink()
+    hostile.cut(folder / DATA)
+    (folder / "с пробелом/文件.txt").write_bytes(b"y")
+    found = verify(manifest)
+    assert found == [
+        Difference("changed", DATA, "5120 instead of 10240 bytes"),
+        Difference("missing", "empty"),
+        Difference("changed", "с пробелом/文件.txt", "other content"),
+    ]
+    assert read == ["с пробелом/文件.txt"]  # of the others the sizes tell enough
+
+
+def test_a_folder_in_the_place_of_a_file_is_a_missing_file(folder: Path) -> None:
+    manifest = record(folder, FILES)
+    (folder / "empty").unlink()
+    (folder / "empty").mkdir()
+    assert verify(manifest) == [Difference("missing", "empty")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Windows has no /proc")
+def test_a_file_that_cannot_be_read_is_said_so(folder: Path) -> None:
+    manifest = record(folder, FILES)
+    (folder / "empty").unlink()
+    (folder / "empty").symlink_to("/proc/self/mem")  # of no size, and its first page is never there
+    assert [(d.kind, d.path) for d in verify(manifest)] == [("unreadable", "empty")]
+
+
+def test_only_some_files_are_looked_at_when_only_these_are_wanted(folder: Path) -> None:
+    manifest = record(folder, FILES)
+    (folder / "empty").unlink()
+    assert verify(manifest, only=[DATA]) == []
+    assert verify(manifest, only=["empty", "unknown"]) == [
+        Difference("missing", "empty"),
+        Difference("extra", "unknown", "in no manifest"),
+    ]
+
+
+def test_a_touched_file_is_read_once_more_and_then_trusted_again(folder: Path, read: list[str]) -> None:
+    record(folder, FILES)
+    read.clear()
+    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + 1))
+    for _ in range(2):
+        assert verify(loaded(folder)) == []
+    assert read == [DATA]
+
+
+def test_what_was_wrong_is_read_again_until_it_is_right(folder: Path, read: list[str]) -> None:
+    record(folder, FILES)
+    read.clear()
+    content = (folder / DATA).read_bytes()
+    hostile.flip_byte(folder / DATA, 5000)
+    for _ in range(2):
+        assert verify(loaded(folder)) == [Difference("changed", DATA, "other content")]
+    (folder / DATA).write_bytes(content)
+    assert verify(loaded(folder)) == []
+    assert read == [DATA] * 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell when a file was touched")
+def test_a_flipped_byte_is_found_although_its_time_was_put_back(folder: Path) -> None:
+    record(folder, FILES)
+    let_the_clock_of_files_tick(folder)
+    flip(folder / DATA)
+    assert verify(loaded(folder)) == [Difference("changed", DATA, "other content")]
+
+
+def test_a_full_check_finds_a_flipped_byte_on_every_system(folder: Path) -> None:
+    record(folder, FILES)
+    flip(folder / DATA)
+    assert verify(loaded(folder), full=True) == [Difference("changed", DATA, "other content")]
+
+
+def test_another_file_of_the_same_name_size_and_time_is_found_by_its_id(folder: Path) -> None:
+    manifest = record(folder, FILES)
+    check = manifest.checks[DATA]
+    other = folder / "other"
+    other.write_bytes((folder / DATA).read_bytes())
+    flip(other)
+    os.utime(other, ns=(LONG_AGO, LONG_AGO))
+    other.replace(folder / DATA)
+    now = (folder / DATA).stat()
+    assert (now.st_size, now.st_mtime_ns) == (check.size, check.mtime_ns)
+    assert verify(loaded(folder)) == [Difference("changed", DATA, "other content")]
+
+
+def test_what_was_changed_just_before_its_check_is_not_trusted(folder: Path, read: list[str]) -> None:
+    now = time.time_ns()
+    aged(folder, now)  # a later change within the same tick of a coarse clock would look the same
+    manifest = record(folder, FILES)
+    read.clear()
+    assert all(check.checked_ns - now < 2_000_000_000 for check in manifest.checks.values())
+    assert verify(loaded(folder)) == []
+    assert sorted(read) == sorted(FILES)
+
+
+def test_a_time_that_lies_ahead_of_the_check_is_not_trusted(folder: Path, read: list[str]) -> None:
+    aged(folder, time.time_ns() + DAY)
+    record(folder, FILES)
+    read.clear()
+    assert verify(loaded(folder)) == []
+    assert sorted(read) == sorted(FILES)
+
+
+def test_a_check_of_a_clock_that_ran_ahead_is_not_trusted(
+    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = time.time_ns() + DAY
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: ahead)
+        record(folder, FILES)
+        read.clear()
+    for _ in range(2):
+        assert verify(loaded(folder)) == []
+    assert sorted(read) == sorted(FILES)  # once; that check was made by a clock that is right
+
+
+def test_the_oldest_check_that_holds_is_told(folder: Path) -> None:
+    before = time.time()
+    manifest = record(folder, FILES)
+    checked = last_check(loaded(folder))
+    assert checked is not None and before <= checked <= time.time()
+    old = manifest.checks[DATA]
+    manifest.checks[DATA] = Check(old.size, old.mtime_ns, old.change_ns, old.file_id, LONG_AGO + DAY)
+    assert last_check(manifest) == (LONG_AGO + DAY) / 1e9
+    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + 1))
+    assert last_check(manifest) is None
+    (folder / "empty").unlink()
+    assert last_check(manifest) is None
+
+
+def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
+    small_disk: Path, read: list[str]
+) -> None:
+    folder = aged(lay_out(FILES, small_disk / "files"), LONG_AGO)
+    record(folder, FILES)
+    read.clear()
+    notes = manifest_files(folder)[1]
+    notes.unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for _ in range(2):
+        assert verify(loaded(folder)) == []
+    assert sorted(read) == sorted([*FILES, *FILES])
+    assert {path.name for path in folder.iterdir()} == {SUMS, "detectron.lmdb", "empty", "с пробелом"}
+
+
+def test_nothing_is_remembered_while_another_process_changes_the_folder(
+    folder: Path, read: list[str]
+) -> None:
+    record(folder, FILES)
+    read.clear()
+    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + 1))
+    with locked(folder / LOCK):
+        assert verify(loaded(folder)) == []
+    assert verify(loaded(folder)) == []
+    assert verify(loaded(folder)) == []
+    assert read == [DATA, DATA]
+
+
+def test_recording_what_is_not_there_fails_and_writes_nothing(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        record(folder, [*FILES, "no such file"])
+    assert Manifest.load(folder) is None

@@ -1,0 +1,454 @@
+"""An archive unpacked with a manifest: in one pass, all or nothing, and going on after a sudden end."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from mmf_win.archives import Extracted
+from mmf_win.errors import ArchiveError, ResourceError
+from mmf_win.integrity import LOCK, SUMS, Difference, Entry, Manifest, Source, manifest_files, verify
+from mmf_win.unpacking import extract as extract_module
+from mmf_win.unpacking.extract import extract_verified, manifest_of, repair
+from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.staging import staging_folder
+from tests.worlds import hostile
+from tests.worlds.memes import Files, lay_out, tar_gz, tree
+from tests.worlds.tools import call, requires_tool
+
+FILES: Files = {
+    "detectron.lmdb/data.mdb": Random(1).randbytes(3_000_000),
+    "detectron.lmdb/注.txt": b"note",
+    "fc7_w.pkl": Random(2).randbytes(20_000),
+    "z/empty": b"",
+    "z/last": bytes(5000),
+}
+ENTRIES = {name: Entry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in FILES.items()}
+OURS = {SUMS, "SHA256SUMS.json"}
+
+
+@pytest.fixture
+def archive(user_dir: Path) -> Path:
+    return packed(user_dir / "features 特征.tar.gz", FILES)
+
+
+@pytest.fixture
+def folder(user_dir: Path) -> Path:
+    return user_dir / "data dir" / "features"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are written."""
+    names: list[str] = []
+    note = Journal.note
+
+    def remembering(self: Journal, done: Extracted) -> None:
+        names.append(done.target.name)
+        note(self, done)
+
+    monkeypatch.setattr(Journal, "note", remembering)
+    return names
+
+
+def packed(path: Path, files: Files) -> Path:
+    path.write_bytes(tar_gz(files))
+    return path
+
+
+def content(folder: Path) -> Files:
+    """What is in ``folder``, but for the manifest."""
+    return {name: data for name, data in tree(folder).items() if name not in OURS}
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def identities(folder: Path) -> dict[str, tuple[int, int]]:
+    """What changes when a file is written anew."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (*OURS, LOCK)]
+    states = {file.relative_to(folder).as_posix(): file.stat() for file in files}
+    return {name: (state.st_ino, state.st_mtime_ns) for name, state in states.items()}
+
+
+# --- what comes out ----------------------------------------------------------------------------------------
+
+
+def test_every_file_is_there_with_its_hash(archive: Path, folder: Path) -> None:
+    manifest = extract_verified(archive, folder)
+    assert content(folder) == FILES
+    assert manifest.files == ENTRIES
+    assert (manifest.vouched, manifest.source) == ("archive", Source.of(archive, sha256(archive)))
+    assert Manifest.load(folder) == manifest
+    assert verify(manifest, full=True) == []
+
+
+@requires_tool("sha256sum")
+def test_sha256sum_agrees(archive: Path, folder: Path) -> None:
+    extract_verified(archive, folder)
+    call("sha256sum", "--check", "--strict", "--quiet", SUMS, cwd=folder)
+
+
+def test_what_was_hashed_while_it_was_written_is_not_read_again(
+    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract_verified(archive, folder)
+    manifest = Manifest.load(folder)
+    monkeypatch.setattr("mmf_win.integrity.parallel.file_digest", None)  # nothing can be hashed
+    assert manifest is not None and verify(manifest) == []
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz"])
+def test_every_kind_of_tar(suffix: str, user_dir: Path, folder: Path) -> None:
+    import bz2
+    import lzma
+
+    pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix]
+    path = user_dir / f"a.tar{suffix}"
+    path.write_bytes(pack(gzip.decompress(tar_gz(FILES))))
+    assert extract_verified(path, folder).files == ENTRIES
+    assert content(folder) == FILES
+
+
+def test_a_zip_and_a_folder_get_a_manifest_too(user_dir: Path, folder: Path) -> None:
+    extract_verified(hostile.plain_zip(user_dir / "a.zip", FILES), folder / "zip")
+    manifest = extract_verified(lay_out(FILES, user_dir / "mine"), folder / "copy")
+    assert content(folder / "zip") == content(folder / "copy") == FILES
+    assert (manifest.files, manifest.vouched) == (ENTRIES, "recorded")
+
+
+def test_members_are_chosen_and_renamed(archive: Path, folder: Path) -> None:
+    extract_verified(archive, folder, choose=lambda name: {"z/last": "first"}.get(name))
+    assert content(folder) == {"first": FILES["z/last"]}
+
+
+def test_other_files_in_the_folder_stay(archive: Path, folder: Path) -> None:
+    lay_out({"mine.txt": b"mine", "z/mine.txt": b"mine", "fc7_w.pkl": b"old"}, folder)
+    extract_verified(archive, folder)
+    assert content(folder) == {**FILES, "mine.txt": b"mine", "z/mine.txt": b"mine"}
+
+
+def test_a_second_extraction_writes_nothing(archive: Path, folder: Path, written: list[str]) -> None:
+    extract_verified(archive, folder)
+    before = identities(folder)
+    written.clear()
+    extract_verified(archive, folder)
+    assert (identities(folder), written) == (before, [])
+
+
+def test_another_archive_takes_the_place_of_the_first(archive: Path, user_dir: Path, folder: Path) -> None:
+    extract_verified(archive, folder)
+    other = packed(user_dir / "other.tar.gz", {"fc7_w.pkl": b"other"})
+    manifest = extract_verified(other, folder)
+    assert list(manifest.files) == ["fc7_w.pkl"]
+    assert (folder / "fc7_w.pkl").read_bytes() == b"other"
+
+
+# --- archives that are not what they should be -------------------------------------------------------------
+
+
+def assert_nothing_came_out(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir()] == [LOCK]
+
+
+def test_the_published_archive_is_believed(archive: Path, folder: Path) -> None:
+    manifest = extract_verified(archive, folder, expected_sha256=sha256(archive))
+    assert manifest.vouched == "published"
+
+
+def test_an_archive_that_is_not_the_published_one(archive: Path, folder: Path) -> None:
+    with pytest.raises(ArchiveError, match=f"its SHA-256 is {sha256(archive)}, not 000"):
+        extract_verified(archive, folder, expected_sha256="0" * 64)
+    assert_nothing_came_out(folder)
+    with pytest.raises(ArchiveError, match="not the archive that was published"):
+        manifest_of(archive, folder, expected_sha256="0" * 64)
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.3, 0.999])
+def test_a_truncated_archive(share: float, archive: Path, folder: Path) -> None:
+    with pytest.raises(ArchiveError, match="not a whole tar"):
+        extract_verified(hostile.cut(archive, share), folder)
+    assert_nothing_came_out(folder)
+
+
+def test_a_flipped_byte_anywhere_in_the_archive(user_dir: Path) -> None:
+    small = {"a": Random(3).randbytes(600), "b/c": b"text " * 200}
+    whole = tar_gz(small)
+    for at in range(0, len(whole), 7):
+        path = user_dir / "a.tar.gz"
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        folder = user_dir / str(at)
+        try:
+            extract_verified(path, folder)
+        except ArchiveError:
+            assert not (folder / SUMS).exists() and content(folder) == {}
+        else:
+            assert content(folder) == small  # in gzip's header there is a name and a time that nobody needs
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside", "C:\\outside"])
+def test_names_that_lead_out_of_the_folder(name: str, user_dir: Path, folder: Path) -> None:
+    hostile.tar_with(user_dir / "a.tar", hostile.tar_member("good"), hostile.tar_member(name))
+    with pytest.raises(ArchiveError, match=r"outside.* is refused"):
+        extract_verified(user_dir / "a.tar", folder)
+    assert_nothing_came_out(folder)
+    assert not list(user_dir.rglob("outside"))
+
+
+@pytest.mark.parametrize("name", ["con.txt", "a:b", "trailing."])
+def test_names_that_windows_refuses(name: str, user_dir: Path, folder: Path) -> None:
+    hostile.tar_with(user_dir / "a.tar", hostile.tar_member("good"), hostile.tar_member(name))
+    with pytest.raises(ArchiveError):
+        extract_verified(user_dir / "a.tar", folder)
+    assert_nothing_came_out(folder)
+
+
+def test_links_are_refused(user_dir: Path, folder: Path) -> None:
+    link = hostile.tar_member("link", b"2", link="/etc/passwd")
+    hostile.tar_with(user_dir / "a.tar", hostile.tar_member("good"), link)
+    with pytest.raises(ArchiveError, match="it is a link"):
+        extract_verified(user_dir / "a.tar", folder)
+    assert_nothing_came_out(folder)
+
+
+@pytest.mark.parametrize("twin", ["same", "SAME"])
+def test_two_members_for_one_file(twin: str, user_dir: Path, folder: Path) -> None:
+    hostile.tar_with(user_dir / "a.tar", hostile.tar_member("same"), hostile.tar_member(twin))
+    with pytest.raises(ArchiveError, match="both for the file"):
+        extract_verified(user_dir / "a.tar", folder)
+    assert_nothing_came_out(folder)
+
+
+# --- a disk that is full or read-only ----------------------------------------------------------------------
+
+
+def test_what_will_not_fit_is_not_begun(small_disk: Path, user_dir: Path) -> None:
+    path = packed(user_dir / "a.tar.gz", {"zeros": bytes(100 << 20)})
+    with pytest.raises(ResourceError, match="are free"):
+        extract_verified(path, small_disk / "features")
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_disk_that_is_full_in_the_middle(small_disk: Path, user_dir: Path) -> None:
+    # Two gzip streams in a row: the end tells the size of the second one only.
+    plain = gzip.decompress(tar_gz({f"{number:03}": bytes(1 << 20) for number in range(90)}))
+    path = user_dir / "a.tar.gz"
+    path.write_bytes(gzip.compress(plain[:-1024], 1) + gzip.compress(plain[-1024:], 1))
+    folder = small_disk / "features"
+    with pytest.raises(OSError) as caught:
+        extract_verified(path, folder)
+    assert caught.value.errno == errno.ENOSPC
+    assert_nothing_came_out(folder)
+    subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
+    assert len(extract_verified(path, folder).files) == 90
+
+
+def test_a_read_only_folder(archive: Path, small_disk: Path) -> None:
+    folder = small_disk / "features"
+    extract_verified(archive, folder)
+    hostile.cut(folder / "fc7_w.pkl")
+    before = content(folder)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(OSError) as caught:
+        extract_verified(archive, folder)
+    assert caught.value.errno == errno.EROFS
+    assert content(folder) == before
+
+
+# --- sudden ends, and others at work -----------------------------------------------------------------------
+
+_CHILD = """\
+import os, signal, sys
+from pathlib import Path
+from mmf_win.unpacking.extract import extract_verified
+from mmf_win.unpacking.journal import Journal
+
+when = sys.argv[3]
+
+def die():
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows every kill is a hard one
+
+note, noted = Journal.note, []
+
+def noting(self, done):
+    if when == "extracting" and len(noted) == 2:
+        die()
+    if when == "waiting" and not noted:
+        print("at work", flush=True)
+        sys.stdin.readline()
+    noted.append(done)
+    note(self, done)
+
+rename = Path.rename
+
+def renaming(self, target):
+    if when == "moving" and target.name == "fc7_w.pkl":
+        die()
+    return rename(self, target)
+
+Journal.note, Path.rename = noting, renaming
+extract_verified(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def child(archive: Path, folder: Path, when: str) -> list[str]:
+    return [sys.executable, "-X", "utf8", "-c", _CHILD, str(archive), str(folder), when]
+
+
+@pytest.mark.parametrize(("when", "again"), [("extracting", 3), ("moving", 5)])
+def test_after_a_kill_nothing_looks_finished_and_the_next_one_goes_on(
+    when: str, again: int, archive: Path, folder: Path, written: list[str]
+) -> None:
+    killed = subprocess.run(
+        child(archive, folder, when), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert killed.returncode != 0
+    assert Manifest.load(folder) is None
+    assert (folder / "detectron.lmdb").exists() == (when == "moving")
+
+    manifest = extract_verified(archive, folder)
+    assert len(written) == again
+    assert content(folder) == FILES
+    assert manifest.source == Source.of(archive, sha256(archive))
+    assert not staging_folder(folder).exists()
+
+
+def test_what_was_damaged_since_the_kill_is_written_again(
+    archive: Path, folder: Path, written: list[str]
+) -> None:
+    subprocess.run(
+        child(archive, folder, "extracting"), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    hostile.flip_byte(staging_folder(folder) / "new" / "detectron.lmdb" / "data.mdb", 1_000_000)
+    with (staging_folder(folder) / "journal").open("a", encoding="utf-8") as journal:
+        journal.write(json.dumps({"name": "z/last", "size": 5000})[:-4])  # torn by a power cut
+    extract_verified(archive, folder)
+    assert written == ["data.mdb", "fc7_w.pkl", "empty", "last"]
+    assert content(folder) == FILES
+
+
+def test_ctrl_c_ends_all_threads_and_the_next_one_goes_on(
+    archive: Path, folder: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = Journal.note
+
+    def interrupt(self: Journal, done: Extracted) -> None:
+        note(self, done)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "note", interrupt)
+        extract_verified(archive, folder)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
+    written.clear()
+    extract_verified(archive, folder)
+    assert "data.mdb" not in written
+    assert content(folder) == FILES
+
+
+def test_two_at_once_one_works_and_the_other_waits_and_says_so(
+    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(
+        child(archive, folder, "waiting"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as first:
+        assert first.stdin is not None and first.stdout is not None
+        assert first.stdout.readline() == "at work\n"
+        said: list[str] = []
+
+        def hear(text: str) -> None:
+            assert first.stdin is not None
+            said.append(text)
+            first.stdin.close()  # the first one goes on
+
+        monkeypatch.setattr("mmf_win.unpacking.staging.say", hear)
+        monkeypatch.setattr(extract_module, "unpack_chosen", None)  # the second one has nothing to do
+        manifest = extract_verified(archive, folder)
+    assert first.returncode == 0
+    assert said == [f"{folder}: another mmfw is at work here; waiting for it to finish"]
+    assert manifest.files == ENTRIES
+    assert content(folder) == FILES
+
+
+# --- mending -----------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_wrong_is_unpacked_again(archive: Path, folder: Path, written: list[str]) -> None:
+    manifest = extract_verified(archive, folder)
+    before = identities(folder)
+    hostile.flip_byte(folder / "fc7_w.pkl", 100)
+    (folder / "z/empty").unlink()
+    wrong = verify(manifest, full=True)
+    assert [(found.kind, found.path) for found in wrong] == [("changed", "fc7_w.pkl"), ("missing", "z/empty")]
+    written.clear()
+    repair(manifest, archive, wrong)
+    assert written == ["fc7_w.pkl", "empty"]
+    assert content(folder) == FILES
+    after = identities(folder)
+    kept = before.keys() - {"fc7_w.pkl", "z/empty"}
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert verify(manifest, full=True) == []
+
+
+def test_extracting_again_mends(archive: Path, folder: Path, written: list[str]) -> None:
+    extract_verified(archive, folder)
+    hostile.cut(folder / "detectron.lmdb/data.mdb")
+    written.clear()
+    extract_verified(archive, folder)
+    assert written == ["data.mdb"]
+    assert content(folder) == FILES
+
+
+def test_a_mended_file_is_trusted_like_the_others(
+    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = extract_verified(archive, folder)
+    hostile.cut(folder / "fc7_w.pkl")
+    repair(manifest, archive, verify(manifest))
+    loaded = Manifest.load(folder)
+    monkeypatch.setattr("mmf_win.integrity.parallel.file_digest", None)
+    assert loaded is not None and verify(loaded) == []
+
+
+def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(archive: Path, folder: Path) -> None:
+    manifest = extract_verified(archive, folder)
+    hostile.cut(folder / "detectron.lmdb/注.txt")
+    hostile.cut(archive, 0.9998)
+    repair(manifest, archive, verify(manifest))
+    assert content(folder) == FILES
+
+
+def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Path) -> None:
+    manifest = extract_verified(archive, folder)
+    hostile.cut(folder / "fc7_w.pkl")
+    before = content(folder)
+    wrong = verify(manifest)
+    other = packed(user_dir / "other.tar.gz", {**FILES, "fc7_w.pkl": b"other"})
+    with pytest.raises(ArchiveError, match=r"other content in fc7_w\.pkl"):
+        repair(manifest, other, wrong)
+    lacking = packed(user_dir / "lacking.tar.gz", {"z/last": b""})
+    with pytest.raises(ArchiveError, match=r"there is no fc7_w\.pkl"):
+        repair(manifest, lacking, wrong)
+    assert content(folder) == before
+    assert verify(manifest) == [Difference("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
+
+
+def test_what_another_hand_unpacked_is_compared_with_the_archive(archive: Path, folder: Path) -> None:
+    lay_out({**FILES, "z/last": b"half"}, folder)
+    manifest = manifest_of(archive, folder)
+    assert not any(path.exists() for path in manifest_files(folder))
+    manifest.save()
+    wrong = verify(manifest)
+    assert wrong == [Difference("changed", "z/last", "4 instead of 5000 bytes")]
+    repair(manifest, archive, wrong)
+    assert content(folder) == FILES
