@@ -32,7 +32,7 @@ _GOOD = 0.8
 @click.command(
     epilog="""\b
 Examples:
-  mmfw demo                     only the predictions stay, as mmfw-demo-TIME.csv
+  mmfw demo                     only the predictions and the report stay, as mmfw-demo-TIME
   mmfw demo --keep              everything stays, in the folder mmfw-demo
   mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's"""
 )
@@ -50,7 +50,7 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
 
     Makes an encrypted archive in the format of Hateful Memes, whose labels depend on words and picture
     together, and then does with the real commands what one does with the real archive: convert it, put region
-    features in their place, train a ViLBERT (a tiny one) and predict the test set.
+    features in their place, train a ViLBERT (a tiny one), predict the test set and make the report.
     """
     _require_packages()
     start = time.monotonic()
@@ -59,7 +59,7 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
     with _folder(chosen) as path, redirect_stdout(sys.stderr) if as_json else nullcontext():
         result = _go(path)
         if chosen is None:
-            result |= {"csv": _kept(Path(result["csv"])), "data_dir": None, "save_dir": None}
+            result |= _kept(result) | {"data_dir": None, "save_dir": None}
     result["seconds"] = round(time.monotonic() - start, 1)
     _say_end(result)
     if as_json:
@@ -75,7 +75,7 @@ def _require_packages() -> None:
     from mmf_win.bridge.install import require_packages, usable_mmf
 
     usable_mmf()
-    require_packages("pillow", "lmdb", "numpy", "safetensors")
+    require_packages("pillow", "lmdb", "numpy", "safetensors", "jinja2", "matplotlib")
 
 
 @contextmanager
@@ -119,23 +119,27 @@ def _go(path: Path) -> dict[str, Any]:
         "auroc": metrics["auroc"],
         "accuracy": metrics["accuracy"],
         "csv": str(csv),
+        "report": str(run.reports / "report.html"),
         "run": run.id,
         "data_dir": str(folder.data_dir),
         "save_dir": str(folder.save_dir),
     }
 
 
-def _kept(csv: Path) -> str | None:
-    """A copy of the predictions in the current folder; None where it cannot be written."""
-    name = f"mmfw-demo-{timestamp()}.csv"
-    try:
-        kept = Path(name).absolute()
-        with replacing(kept) as temporary:
-            shutil.copyfile(csv, temporary)
-    except OSError as error:
-        say(f"the predictions are not kept: {name} cannot be written here ({error.strerror})")
-        return None
-    return str(kept)
+def _kept(result: dict[str, Any]) -> dict[str, str | None]:
+    """Copies of the predictions and the report in the current folder; None for what cannot be written."""
+    name = f"mmfw-demo-{timestamp()}"
+    copies: dict[str, str | None] = {}
+    for key in ("csv", "report"):
+        kept = Path(name + Path(result[key]).suffix).absolute()
+        try:
+            with replacing(kept) as temporary:
+                shutil.copyfile(result[key], temporary)
+            copies[key] = str(kept)
+        except OSError as error:
+            say(f"{kept.name} cannot be written here ({error.strerror})")
+            copies[key] = None
+    return copies
 
 
 def _run(*words: str) -> None:
@@ -150,8 +154,9 @@ def _say_end(result: dict[str, Any]) -> None:
         f"\nThe whole way took {duration(result['seconds'])}. "
         f"The test set's AUROC is {result['auroc']:.4f}, its accuracy {result['accuracy']:.4f}."
     )
-    if result["csv"] is not None:
-        say(f"predictions: {result['csv']}")
+    for key, what in (("csv", "predictions"), ("report", "report")):
+        if result[key] is not None:
+            say(f"{what}: {result[key]}")
     if result["data_dir"] is None:
         say("next: mmfw demo --keep, to go on with it; or mmfw convert --zip ARCHIVE, with the real archive")
         return

@@ -12,6 +12,7 @@ from mmf_win.console import print_json, say
 
 if TYPE_CHECKING:
     from mmf_win.results.prediction import Result
+    from mmf_win.runs.folder import Run
 
 # As in mmf_win.results.ensemble.KINDS, which a test compares; that is imported only when there is work.
 KINDS = ("mean", "rank", "logit")
@@ -57,6 +58,9 @@ Examples:
 @click.option(
     "--batch-size", type=click.IntRange(1), metavar="N", help="Memes a batch.  [default: the run's]"
 )
+@click.option(
+    "--report/--no-report", default=True, help="Whether to make the run's report.html, which takes seconds."
+)
 @options.data_dir
 @options.save_dir
 @options.as_json
@@ -67,6 +71,7 @@ def command(
     ensemble: str | None,
     threshold: str,
     batch_size: int | None,
+    report: bool,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
@@ -75,10 +80,12 @@ def command(
 
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
-    runs or checkpoints each is predicted by itself, and with --ensemble they are blended too.
+    runs or checkpoints each is predicted by itself, and with --ensemble they are blended too. The
+    page report.html beside the predictions is what `mmfw report` makes.
     """
     from mmf_win.paths import Places
     from mmf_win.results import members, prediction
+    from mmf_win.runs import history
     from mmf_win.runs.overrides import split_runs
 
     runs, overrides = split_runs(words)
@@ -91,12 +98,33 @@ def command(
         overrides=overrides,
         batch_size=batch_size,
     )
+    predicted: dict[Run, str] = {}
     for result in prediction.predict(members.choose(save, runs, checkpoint), save, chosen):
         if as_json:
             print_json({"csv": str(result.csv), **result.record})
         else:
             _tell(result)
             print(result.csv)
+        run = history.owner(result.csv)
+        if run is not None:  # an ensemble's lie in none
+            predicted.setdefault(run, result.record["split"])
+    if report:
+        for run, its_split in predicted.items():
+            _report(run, its_split, data_dir)
+
+
+def _report(run: Run, split: str, data_dir: Path | None) -> None:
+    from mmf_win.bridge.install import require_packages
+    from mmf_win.errors import MmfError
+
+    try:
+        require_packages("jinja2", "matplotlib", "pillow")
+    except MmfError as error:  # the predictions are there, and that is what was asked for
+        say(f"no report: {error}")
+        return
+    from mmf_win.results.report import pages
+
+    say(f"report: {pages.of_run(run, split=split, data_dir=data_dir)}")
 
 
 def _tell(result: Result) -> None:

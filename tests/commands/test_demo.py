@@ -27,7 +27,7 @@ MMFW = """
 import sys
 from mmf_win.cli import main
 code = main(sys.argv[1:])
-heavy = {"torch", "lmdb", "PIL", "mmf", "transformers"} & set(sys.modules)
+heavy = {"torch", "lmdb", "mmf", "transformers"} & set(sys.modules)
 sys.exit(f"the parent has imported {heavy}" if heavy else code)
 """
 
@@ -64,6 +64,9 @@ def test_the_whole_way_ends_well_and_can_be_gone_on_with(tmp_path: Path) -> None
     again, _ = mmfw("predict", *where, "--split", "dev_seen", cwd=tmp_path)
     assert again["auroc"] >= 0.8
     assert predicted_ids(Path(again["csv"])) == annotated_ids(places.dataset, "dev_seen")
+    page = Path(result["report"]).read_text(encoding="utf-8")
+    assert f"Attempt 2 began at update {UPDATES}, with more updates to go" in page
+    assert again["members"][0]["checkpoint_sha256"] in page
     assert list(tmp_path.iterdir()) == [folder], "nothing is written elsewhere"
 
 
@@ -152,9 +155,10 @@ def go_fake(path: Path) -> dict[str, Any]:
     """What the whole way leaves behind, without going it."""
     path.mkdir(parents=True, exist_ok=True)
     print("a line of a command")
-    file = path / "predictions.csv"
-    file.write_text("id,proba,label\n", encoding="utf-8")
-    return {**RESULT, "csv": str(file)}
+    csv, report = path / "predictions.csv", path / "report.html"
+    csv.write_text("id,proba,label\n", encoding="utf-8")
+    report.write_text("<!doctype html>", encoding="utf-8")
+    return {**RESULT, "csv": str(csv), "report": str(report)}
 
 
 @pytest.fixture
@@ -165,13 +169,17 @@ def fake_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_way")
-def test_only_the_predictions_stay_fake_way(in_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_predictions_and_the_report_stay_fake_way(
+    in_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["demo", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    (kept,) = in_tmp_path.glob("mmfw-demo-*.csv")
-    assert list(result) == ["auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "seconds"]
-    assert (result["csv"], result["data_dir"], result["save_dir"]) == (str(kept), None, None)
-    assert kept.read_text(encoding="utf-8") == "id,proba,label\n"
+    csv, report = sorted(in_tmp_path.glob("mmfw-demo-*"))
+    assert list(result) == ["auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "report", "seconds"]
+    assert (result["csv"], result["report"]) == (str(csv), str(report))
+    assert (result["data_dir"], result["save_dir"]) == (None, None)
+    assert csv.read_text(encoding="utf-8") == "id,proba,label\n"
+    assert report.read_text(encoding="utf-8") == "<!doctype html>"
     assert list((in_tmp_path / "temporary").iterdir()) == []
 
 
@@ -185,7 +193,8 @@ def test_a_current_folder_that_cannot_be_written_to_does_not_fail_it_at_the_end_
     monkeypatch.setattr(demo.shutil, "copyfile", refuse)
     assert main(["demo", "--json"]) == 0
     output = capsys.readouterr()
-    assert json.loads(output.out)["csv"] is None
+    result = json.loads(output.out)
+    assert (result["csv"], result["report"]) == (None, None)
     assert "cannot be written here (Permission denied)" in output.err
     assert [path.name for path in in_tmp_path.iterdir()] == ["temporary"]
 

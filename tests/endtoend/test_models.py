@@ -34,7 +34,8 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert list(steps(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
     assert steps(tool.run_of(resumed).path, "val/roc_auc")
 
-    predicted = tool("predict")
+    predicted = tool("predict", "--no-report")
+    assert not (tool.run_of(resumed).reports / "report.html").exists()
     rows = read_rows(tool.world.dataset / "annotations" / "test.jsonl")
     with Path(predicted["csv"]).open(encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))

@@ -83,13 +83,20 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
     run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
-    [ours] = predict(tool, "--split", "dev")
+    results = predict(
+        tool, *("--split", "test", "--split", "dev"), *("--checkpoint", "last", "--checkpoint", "best")
+    )
+    whose = [(r["split"], Path(r["members"][0]["checkpoint"]).name) for r in results]
+    assert whose == [(s, c) for s in ("test", "dev") for c in ("current.ckpt", "best.ckpt")]
+    ours = results[-1]
     own = predicted_by_mmf(tool, run.path, "dev")
     mine = read_predictions(Path(ours["csv"]))
     assert {row.id for row in own} == {row.id for row in mine}
     by_id = {row.id: row for row in own}
     assert [row.proba for row in mine] == pytest.approx([by_id[row.id].proba for row in mine], abs=1e-6)
     assert [row.label for row in mine] == [by_id[row.id].label for row in mine]
+    page = (run.reports / "report.html").read_text(encoding="utf-8")
+    assert results[0]["annotations_sha256"] in page, "the page is about the split that was named first"
 
 
 def predicted_by_mmf(tool: Tool, run: Path, split: str) -> list[Prediction]:

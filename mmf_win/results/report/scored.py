@@ -11,8 +11,8 @@ from typing import Any
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.dataset.predictions import in_order, read_predictions
 from mmf_win.errors import DataError, DatasetError
-from mmf_win.files import read_json
 from mmf_win.paths import DatasetPaths
+from mmf_win.results import record
 from mmf_win.runs.folder import Run
 
 # As Run.report names them; the split is the stem of an annotation file.
@@ -48,7 +48,7 @@ class Scored:
         split: the annotation file's stem.
         annotations: the annotation file.
         memes: in the order of the annotations.
-        record: what ``metrics.json`` says beside the CSV; empty without one.
+        record: what is written beside the CSV, see :mod:`mmf_win.results.record`; empty without that.
     """
 
     csv: Path
@@ -105,18 +105,10 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} anew: mmfw predict") from None
     memes = tuple(Meme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
-    return Scored(csv, split, annotations, memes, _record(csv))
+    return Scored(csv, split, annotations, memes, record.read(csv))
 
 
 def worst(memes: Sequence[Meme], label: int, limit: int) -> list[Meme]:
     """Memes of class ``label`` that were taken for the other one, the surest mistakes first."""
     wrong = [meme for meme in memes if meme.row.label == label and meme.decision != label]
     return sorted(wrong, key=lambda meme: (-meme.error, meme.row.id))[:limit]
-
-
-def _record(csv: Path) -> dict[str, Any]:
-    try:
-        record = read_json(csv.with_suffix(".metrics.json"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
