@@ -34,11 +34,21 @@ PAPER = "arXiv:2005.04790"
 
 @dataclass(frozen=True)
 class Fact:
-    """One line about the run; ``whole`` is the value where ``value`` is cut short."""
+    """Something to know about the run.
+
+    Attributes:
+        name, value: as they are listed at the end of the page.
+        brief: the value as it stands below the title; None for what does not stand there.
+    """
 
     name: str
     value: str
-    whole: str | None = None
+    brief: str | None = None
+
+    @classmethod
+    def above(cls, name: str, value: str) -> Fact:
+        """One that stands below the title as it is."""
+        return cls(name, value, value)
 
 
 @dataclass(frozen=True)
@@ -237,17 +247,20 @@ def _facts(
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
     facts = [
         Fact("Preset", request.preset),
-        Fact("Model", request.model),
-        Fact("MMF", request.mmf or "unknown"),
+        Fact.above("Model", request.model),
+        Fact.above("MMF", request.mmf or "unknown"),
         *(Fact(name, version) for name, version in curves.versions),
-        Fact("Began", datetime.fromtimestamp(summary.started).strftime("%Y-%m-%d %H:%M")),
-        Fact("Training took", duration(summary.seconds)),
-        Fact("Updates", f"{summary.updates or 0:,}{total}"),
+        Fact.above("Began", datetime.fromtimestamp(summary.started).strftime("%Y-%m-%d %H:%M")),
+        Fact.above("Training took", duration(summary.seconds)),
+        Fact.above("Updates", f"{summary.updates or 0:,}{total}"),
         Fact("State", summary.state),
-        Fact("Seed", str(seed)),
+        Fact.above("Seed", str(seed)),
     ]
     if last is not None:
-        facts += [Fact("Device", last.device or "unknown"), Fact("Batch", str(last.batch or "unknown"))]
+        facts += [
+            Fact.above("Batch", str(last.batch or "unknown")),
+            Fact.above("Device", last.device or "unknown"),
+        ]
     facts.append(Fact("Validated on", request.splits.get("val", "unknown")))
     if scored is not None:
         facts += _facts_of(scored)
@@ -258,9 +271,9 @@ def _facts_of(scored: Scored) -> list[Fact]:
     digest = file_digest(scored.annotations).hex()
     facts = [
         Fact("Split", f"{scored.split}, {len(scored.memes):,} memes"),
-        Fact("Annotations", f"sha256 {digest[:12]}…", digest),
+        Fact("Annotations", f"sha256 {digest}", f"{digest[:8]}…"),
     ]
     for member in scored.record.get("members", []):
         name, weights = Path(member["checkpoint"]).name, member["checkpoint_sha256"]
-        facts.append(Fact("Checkpoint", f"{name}, sha256 {weights[:12]}…", weights))
+        facts.append(Fact("Checkpoint", f"{name}, sha256 {weights}", f"{name} {weights[:8]}…"))
     return [*facts, Fact("Predictions", scored.csv.name)]

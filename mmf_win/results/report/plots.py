@@ -33,7 +33,7 @@ def training(curves: Curves) -> list[Plot]:
             _line(axes, losses, "series-1")
             val = curves.series("val_loss")
             _line(axes, val, "series-2", marker="o" if len(val) < 40 else "")
-            axes.set_xlabel("update")
+            _over_updates(axes, curves)
         legend = (Key("series-1", "training"), *([Key("series-2", "validation")] if val else []))
         plots.append(Plot("loss", "Loss", f"The training loss went {ends}.", drawing.svg, legend))
     scores = curves.series("auroc")
@@ -47,7 +47,7 @@ def training(curves: Curves) -> list[Plot]:
             _line(axes, accuracies, "series-2", marker="o" if len(scores) < 40 else "")
             _line(axes, scores, "series-1", marker="o" if len(scores) < 40 else "")
             axes.plot([update], [best], "o", markersize=8, markerfacecolor="none", color=COLOURS["ink"])
-            axes.set_xlabel("update")
+            _over_updates(axes, curves)
         legend = (Key("series-1", "AUROC"), *([Key("series-2", "accuracy")] if accuracies else []))
         plots.append(Plot("validation", "Validation", says, drawing.svg, legend))
     if rates := curves.series("lr"):
@@ -56,7 +56,7 @@ def training(curves: Curves) -> list[Plot]:
         with canvas("rate", says) as drawing:
             _attempts(drawing.axes, curves)
             _line(drawing.axes, rates, "series-1")
-            drawing.axes.set_xlabel("update")
+            _over_updates(drawing.axes, curves)
             drawing.axes.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=False)
         plots.append(Plot("rate", "Learning rate", says, drawing.svg))
     return plots
@@ -148,7 +148,8 @@ def _precision_recall(y: npt.NDArray[Any], p: npt.NDArray[Any], average: float) 
     with canvas("precision-recall", f"Precision-recall curve, average precision {average:.4f}") as drawing:
         axes = drawing.axes
         axes.axhline(share, color=COLOURS["muted"], linewidth=1, linestyle=(0, (4, 3)))
-        xs, ys = _thinned(list(zip(recall[::-1], precision[::-1], strict=True)))
+        # scikit-learn ends the curve in a point without predictions, which no threshold gives.
+        xs, ys = _thinned(list(zip(recall[-2::-1], precision[-2::-1], strict=True)))
         axes.plot(xs, ys, color=COLOURS["accent"])
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="recall", ylabel="precision")
     caption = f"Average precision {average:.4f}; guessing gives {share:.2f}, the share of hateful memes."
@@ -177,6 +178,13 @@ def _attempts(axes: Axes, curves: Curves) -> None:
         axes.axvline(attempt.update, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)))
         where = axes.get_xaxis_transform()
         axes.text(attempt.update, 1.0, f" {attempt.number}", transform=where, va="top", fontsize=8)
+
+
+def _over_updates(axes: Axes, curves: Curves) -> None:
+    """The same axis for all plots of a training, so that they can be read above each other."""
+    last = max(sample.update for sample in (*curves.samples, *curves.undone))
+    axes.set_xlim(0, 1.03 * last or 1)
+    axes.set_xlabel("update")
 
 
 def _over_time(axes: Axes, points: Points) -> None:
