@@ -24,6 +24,11 @@ def test_same_picture_and_other_label_make_a_pair() -> None:
     ]
 
 
+def test_what_many_memes_have_in_common_makes_no_pairs() -> None:
+    memes = [meme(n, "when you", n % 2, 0.5) for n in range(10_000)]
+    assert pairs(memes, {m.row.id: 1 for m in memes}) == []
+
+
 def test_memes_without_text_do_not_share_it() -> None:
     assert pairs([meme(1, " ", 1, 0.2), meme(2, "", 0, 0.6)], {}) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -175,6 +176,24 @@ def test_ten_thousand_rows_are_no_trouble(world: World) -> None:
     world.predict(run)
     page = pages.of_run(run, images=False)
     assert page.stat().st_size < 1 << 20
+
+
+def test_two_thousand_memes_make_a_page_below_5_mb(world: World) -> None:
+    from PIL import Image
+
+    noise = Random(0)
+    for n in range(4):  # nothing is larger than noise
+        image = Image.frombytes("RGB", (256, 256), noise.randbytes(3 * 256 * 256))
+        image.save(world.dataset.images / "img" / f"{n}.png")
+    memes = [
+        {"id": n, "img": f"img/{n % 4}.png", "text": f"{n // 2} " * 40, "label": n % 2} for n in range(2000)
+    ]
+    world.annotate(memes)
+    run = world.run()
+    world.predict(run)
+    page = pages.of_run(run)
+    assert page.read_text(encoding="utf-8").count("<img") == 12 + 12 + 2 * 8
+    assert page.stat().st_size < 5_000_000
 
 
 def test_the_newest_predictions_are_shown_and_others_by_their_split(world: World) -> None:

@@ -16,6 +16,8 @@ from mmf_win.results.report.scored import Meme
 
 Shared = Literal["text", "picture"]
 
+_MOST = 20  # what more memes have in common is a phrase or a placeholder; the challenge's are twos and threes
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -53,12 +55,13 @@ def pairs(memes: Sequence[Meme], pictures: Mapping[int, int]) -> list[Pair]:
 
 
 def _groups(memes: Sequence[Meme], keys: Mapping[int, Hashable]) -> list[tuple[Meme, Meme]]:
-    """Every hateful meme with every benign one of the same key."""
+    """Every hateful meme with every benign one of the same key, which few have."""
     sides: dict[Hashable, tuple[list[Meme], list[Meme]]] = defaultdict(lambda: ([], []))
     for meme in memes:
         if meme.row.id in keys and meme.row.label is not None:
             sides[keys[meme.row.id]][meme.row.label].append(meme)
-    return [(h, b) for benign, hateful in sides.values() for h in hateful for b in benign]
+    groups = [group for group in sides.values() if sum(map(len, group)) <= _MOST]
+    return [(h, b) for benign, hateful in groups for h in hateful for b in benign]
 
 
 def _plain(text: str) -> str:

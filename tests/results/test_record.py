@@ -1,0 +1,57 @@
+"""What is written beside a prediction file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+pytestmark = pytest.mark.torch
+
+from mmf_win.dataset.annotations import Row  # noqa: E402
+from mmf_win.dataset.predictions import Prediction  # noqa: E402
+from mmf_win.results import record  # noqa: E402
+
+
+def scored(labels: Sequence[int | None]) -> dict[str, object]:
+    """The scores of predictions that rise from row to row."""
+    rows = [Row(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
+    predictions = [Prediction(n, (n + 1) / (len(labels) + 1), 0) for n in range(len(labels))]
+    found = record.scores(rows, predictions, 0.5)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found, "a NaN is no JSON"
+    return found
+
+
+def test_every_score_has_an_interval_around_it() -> None:
+    found = scored([n % 3 % 2 for n in range(10_000)])
+    assert (found["rows"], found["hateful"]) == (10_000, 3333)
+    assert set(found["intervals"]) == set(record.METRICS)  # type: ignore[call-overload]
+    for name in ("auroc", "accuracy", "average_precision", "f1", "brier"):
+        low, high = found["intervals"][name]  # type: ignore[index]
+        assert low < found[name] < high  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("label", "undefined"), [(0, {"auroc", "average_precision"}), (1, {"auroc"})])
+def test_one_class_leaves_out_what_it_leaves_undefined(label: int, undefined: set[str]) -> None:
+    found = scored([label] * 9)
+    assert {name for name in record.METRICS if found[name] is None} == undefined
+    assert set(found["intervals"]) == set(record.METRICS) - undefined  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("labels", [[], [None, None], [0, 1, None]])
+def test_without_a_label_for_each_row_there_are_no_scores(labels: list[int | None]) -> None:
+    found = scored(labels)
+    assert found["rows"] == len(labels)
+    assert found["hateful"] is None and found["intervals"] == {}
+    assert all(found[name] is None for name in record.METRICS)
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff"])
+def test_a_record_that_cannot_be_read_is_empty(tmp_path: Path, content: bytes | None) -> None:
+    csv = tmp_path / "predictions.csv"
+    if content is not None:
+        record.path_beside(csv).write_bytes(content)
+    assert record.read(csv) == {}
