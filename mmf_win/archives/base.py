@@ -192,7 +192,9 @@ class Archive(ABC):
                 hint="this archive may be an attack; get it from another place",
             ) from None
 
-    def _write(self, member: Member, target: Path, blocks: Iterable[bytes], progress: Advance) -> Extracted:
+    def _write(
+        self, member: Member, target: Path, blocks: Iterable[bytes | memoryview], progress: Advance
+    ) -> Extracted:
         """Write ``blocks`` to ``target`` and verify them; no file stays if they are wrong."""
         with Output(self.path, member, target, progress) as output:
             for block in blocks:

@@ -21,7 +21,7 @@ class ReadAhead(io.RawIOBase):
     whoever reads the last one does the rest. Only one thread may read it, and :meth:`close` ends its own.
 
     Args:
-        stream: is read and closed by this.
+        stream: is read and closed by this; by ``read1`` where it has that, which copies less.
         observe: called with each block, in the thread, as soon as it is read.
     """
 
@@ -40,26 +40,28 @@ class ReadAhead(io.RawIOBase):
         """It is."""
         return True
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill as much of ``buffer`` as one block can.
+    def take(self, most: int) -> memoryview:
+        """The next bytes, not copied: at most so many, and no more than one block; none at the end only.
 
         Raises:
             Exception: whatever reading the stream raised, once all bytes before that are taken.
         """
         if not self._rest and not self._next():
-            return 0
-        size = min(len(self._rest), len(buffer))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
+            return self._rest
+        taken, self._rest = self._rest[:most], self._rest[most:]
+        return taken
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Fill as much of ``buffer`` as one block can; as :meth:`take`."""
+        taken = self.take(len(buffer))
+        buffer[: len(taken)] = taken
+        return len(taken)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most ``size`` bytes, and no more than one block; nothing at the end only."""
+        """At most ``size`` bytes, and no more than one block; as :meth:`take`."""
         if size is None or size < 0:
             return self.readall()
-        if not self._rest and not self._next():
-            return b""
-        taken, self._rest = self._rest[:size], self._rest[size:]
+        taken = self.take(size)
         whole = taken.obj
         return whole if isinstance(whole, bytes) and len(whole) == len(taken) else bytes(taken)
 
@@ -94,9 +96,10 @@ class ReadAhead(io.RawIOBase):
 
     def _feed(self) -> None:
         block: bytes | BaseException = b"-"
+        read = getattr(self._stream, "read1", self._stream.read)
         while block and isinstance(block, bytes):
             try:
-                block = self._stream.read(_BLOCK)
+                block = read(_BLOCK)
                 self._observe(block)
             except BaseException as error:
                 block = error

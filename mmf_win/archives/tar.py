@@ -15,15 +15,15 @@ from typing import IO, TypeVar
 
 from mmf_win.archives.base import BLOCK, Advance, Archive, Extracted, Member, ignore, with_problems
 from mmf_win.archives.hashing import Digest
-from mmf_win.archives.inflate import Gunzip, Inflater
+from mmf_win.archives.inflate import Inflater, gunzip
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 
 MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 """Kind of compression → the first bytes of such a file."""
 
-_OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes] | Gunzip]] = {
-    "gz": Gunzip,
+_OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
+    "gz": gunzip,
     "bz2": bz2.BZ2File,
     "xz": lzma.LZMAFile,
 }
@@ -126,7 +126,7 @@ class TarArchive(Archive):
 
     def _listed(self, progress: Advance) -> Iterator[Member]:
         if self._compression is not None:
-            with self._streamed(progress, None) as (tar, finish):
+            with self._streamed(progress, None) as (tar, _, finish):
                 yield from (self._member(info) for info in tar if not info.isdir())
                 finish()
             return
@@ -141,30 +141,30 @@ class TarArchive(Archive):
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
         left = len(wanted)
-        with self._damage_told(), self._streamed(ignore, None) as (tar, _):
+        with self._damage_told(), self._streamed(ignore, None) as (tar, forward, _):
             for info in tar:
                 if not left:
                     return
                 if info.isdir() or (name := self._safe_name(info.name)) not in wanted:
                     continue
                 member, target = wanted[name]
-                yield self._write(member, target, _blocks(tar, info), progress)
+                yield self._write(member, target, _blocks(tar, forward, info), progress)
                 left -= 1
 
     def _pass(
         self, choose: Callable[[Member], T | None], progress: Advance, digest: Digest | None
-    ) -> Iterator[tuple[Member, T, float, Iterator[bytes]]]:
+    ) -> Iterator[tuple[Member, T, float, Iterator[bytes | memoryview]]]:
         """Each chosen member, what it was chosen for, its time and its content.
 
         The content must be used before the next member is asked for.
         """
-        with self._streamed(progress, digest) as (tar, finish):
+        with self._streamed(progress, digest) as (tar, forward, finish):
             for info in tar:
                 if info.isdir() or (chosen := choose(member := self._member(info))) is None:
                     continue
                 if problem := member.problem or naming_problem(member.name):
                     raise self._error(problem, member.name)
-                yield member, chosen, info.mtime, _blocks(tar, info)
+                yield member, chosen, info.mtime, _blocks(tar, forward, info)
             finish()
         self._require_unchanged()
 
@@ -174,8 +174,8 @@ class TarArchive(Archive):
     @contextmanager
     def _streamed(
         self, progress: Advance, digest: Digest | None
-    ) -> Iterator[tuple[tarfile.TarFile, Callable[[], None]]]:
-        """The tar for one pass from its beginning, and what to call when all members are seen.
+    ) -> Iterator[tuple[tarfile.TarFile, _Forward, Callable[[], None]]]:
+        """The tar for one pass from its beginning, its content, and what to call when all members are seen.
 
         A thread reads the archive and hashes it, a second one decompresses it.
         """
@@ -187,16 +187,18 @@ class TarArchive(Archive):
             if self._compression is not None:
                 content = ReadAhead(_OPENERS[self._compression](raw))  # type: ignore[arg-type]
                 stack.callback(content.close)
-            metered = _Metered(content, raw, progress)
-            tar = stack.enter_context(tarfile.open(fileobj=metered, mode="r|", bufsize=BLOCK))  # type: ignore[call-overload]
+            forward = _Forward(content, raw, progress)
+            tar = stack.enter_context(tarfile.open(fileobj=forward, mode="r:"))  # type: ignore[call-overload]
 
             def finish() -> None:
-                while metered.read(BLOCK):
+                last = forward.last_read
+                while forward.take(BLOCK):
                     pass
-                if content.taken <= tar.offset:
+                # tarfile takes one that was cut off or damaged at a header for whole.
+                if last != bytes(tarfile.BLOCKSIZE):
                     raise self._error(f"not a whole {self.format}: its end is missing")
 
-            yield tar, finish
+            yield tar, forward, finish
 
     @contextmanager
     def _damage_told(self) -> Iterator[None]:
@@ -210,32 +212,67 @@ class TarArchive(Archive):
             raise self._error(f"not a whole {self.format}: {error}") from error
 
 
-class _Metered:
-    """A stream that tells, in the thread of its reader, how far the archive below it was read."""
+class _Forward:
+    """A stream for tarfile to walk through; it tells, in its reader's thread, how far the archive was read.
+
+    Attributes:
+        last_read: what tarfile has read last.
+    """
 
     def __init__(self, stream: ReadAhead, raw: ReadAhead, progress: Advance) -> None:
         self._stream, self._raw, self._progress = stream, raw, progress
-        self._told = 0
+        self._at = self._told = 0
+        self.last_read = b""
 
-    def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
+    def take(self, most: int) -> memoryview:
+        """The next bytes, at most so many and perhaps less; none at the end only."""
+        block = self._stream.take(most)
+        self._at += len(block)
         taken = self._raw.taken
         self._progress(taken - self._told)
         self._told = taken
-        return data
+        return block
+
+    def read(self, size: int) -> bytes:
+        """So many bytes; less at the end only."""
+        self.last_read = bytes(self.take(size))
+        while len(self.last_read) < size and (more := self.take(size - len(self.last_read))):
+            self.last_read += more
+        return self.last_read
+
+    def tell(self) -> int:
+        """How many bytes were taken."""
+        return self._at
+
+    def seek(self, position: int) -> None:
+        """Go forward to this position, or to the end."""
+        if position < self._at:
+            raise tarfile.StreamError("there is no way back")
+        while self._at < position and self.take(min(position - self._at, BLOCK)):
+            pass
 
 
-def _observed(blocks: Iterator[bytes], digest: Digest) -> Iterator[bytes]:
+def _observed(blocks: Iterator[bytes | memoryview], digest: Digest) -> Iterator[bytes | memoryview]:
     for block in blocks:
         digest.update(block)
         yield block
 
 
-def _blocks(tar: tarfile.TarFile, info: tarfile.TarInfo) -> Iterator[bytes]:
-    content = tar.extractfile(info)
-    assert content is not None  # links and devices are refused before
-    while block := content.read(BLOCK):
-        yield block
+def _blocks(tar: tarfile.TarFile, forward: _Forward, info: tarfile.TarInfo) -> Iterator[bytes | memoryview]:
+    """The content of a member that is a file."""
+    if info.issparse():
+        content = tar.extractfile(info)
+        assert content is not None
+        while block := content.read(BLOCK):
+            yield block
+        return
+    forward.seek(info.offset_data)
+    left = info.size
+    while left:
+        if not (view := forward.take(min(left, BLOCK))):
+            raise tarfile.ReadError("unexpected end of data")
+        left -= len(view)
+        yield view
 
 
 def _problem(info: tarfile.TarInfo) -> str | None:

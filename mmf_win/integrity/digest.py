@@ -29,7 +29,7 @@ def file_digest(
     """
     # A system in FIPS mode refuses SHA-1, which names git's objects, unless told that it guards nothing.
     hasher = hashlib.new(algorithm, prefix, usedforsecurity=False)
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             hasher.update(piece)
             if progress is not None:

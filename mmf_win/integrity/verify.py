@@ -96,7 +96,8 @@ def record(
     checks: dict[str, Check] = {}
     sizes = {name: path.stat().st_size for name, path in paths.items()}
     with Progress(title, sum(sizes.values())) as bar:
-        for name, sha256, check in hash_files(paths, bar.advance):
+        ordered = sorted(paths, key=lambda name: -sizes[name])
+        for name, sha256, check in hash_files({name: paths[name] for name in ordered}, bar.advance):
             if isinstance(sha256, OSError):
                 raise sha256
             files[name] = Entry(sha256, sizes[name])

@@ -15,6 +15,7 @@ from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
 from mmf_win.integrity import Entry, file_digest
+from mmf_win.unpacking.flushing import Flushing
 from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.staging import Staging, require_space
 
@@ -98,8 +99,17 @@ def _written(
 ) -> Generator[Extracted, None, None]:
     """Each member that has a target, once it is there, with its SHA-256."""
     if isinstance(archive, TarArchive):
-        with Progress(title, archive.path.stat().st_size) as bar:
-            yield from archive.extract_in_order(target, bar.advance, digest)
+        with Progress(title, archive.path.stat().st_size) as bar, Flushing() as flushing:
+
+            def watched(member: Member) -> Path | None:
+                flushing.file = target(member)
+                return flushing.file
+
+            def advance(amount: int) -> None:
+                bar.advance(amount)
+                flushing.advance(amount)
+
+            yield from archive.extract_in_order(watched, advance, digest)
         return
     wanted = {member: path for member in archive.members if (path := target(member)) is not None}
     with Progress(title, sum(member.size for member in wanted)) as bar:

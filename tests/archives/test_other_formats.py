@@ -19,6 +19,7 @@ from py7zr.io import Py7zIO
 
 from mmf_win.archives import Archive, open_archive, sevenzip
 from mmf_win.archives.base import Output
+from mmf_win.archives.tar import TarArchive
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
@@ -331,3 +332,10 @@ def test_what_is_no_archive_is_said_so(content: bytes, reason: str, user_dir: Pa
 def test_a_missing_file_is_said_so(user_dir: Path) -> None:
     with pytest.raises(ArchiveError, match="no such file"):
         open_archive(user_dir / "nowhere.zip")
+
+
+def test_a_tar_with_a_damaged_header_is_not_taken_for_one_that_ends_there(user_dir: Path) -> None:
+    path = hostile.tar_with(user_dir / "a.tar", *(hostile.tar_member(name) for name in "abc"))
+    hostile.flip_byte(path, 512)
+    with pytest.raises(ArchiveError, match="its end is missing"):
+        list(TarArchive(path, None, listed=False).extract_in_order(lambda member: user_dir / member.name))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
 import gzip
 import hashlib
 import json
+import lzma
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -108,16 +111,12 @@ def test_what_was_hashed_while_it_was_written_is_not_read_again(
     assert manifest is not None and verify(manifest) == []
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz"])
-def test_every_kind_of_tar(suffix: str, user_dir: Path, folder: Path) -> None:
-    import bz2
-    import lzma
-
-    pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix]
-    path = user_dir / f"a.tar{suffix}"
-    path.write_bytes(pack(gzip.decompress(tar_gz(FILES))))
-    assert extract_verified(path, folder).files == ENTRIES
-    assert content(folder) == FILES
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_every_kind_of_tar(pack: Callable[[bytes], bytes], user_dir: Path, folder: Path) -> None:
+    files = {name: data for name, data in FILES.items() if len(data) < 100_000}
+    (user_dir / "archive").write_bytes(pack(gzip.decompress(tar_gz(files))))
+    extract_verified(user_dir / "archive", folder)
+    assert content(folder) == files
 
 
 def test_a_zip_and_a_folder_get_a_manifest_too(user_dir: Path, folder: Path) -> None:
@@ -420,12 +419,13 @@ def test_a_mended_file_is_trusted_like_the_others(
     assert loaded is not None and verify(loaded) == []
 
 
-def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(archive: Path, folder: Path) -> None:
-    manifest = extract_verified(archive, folder)
-    hostile.cut(folder / "detectron.lmdb/注.txt")
-    hostile.cut(archive, 0.9998)
-    repair(manifest, archive, verify(manifest))
-    assert content(folder) == FILES
+def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: Path, folder: Path) -> None:
+    files = {"first": b"1" * 3000, "second": FILES["detectron.lmdb/data.mdb"]}
+    path = packed(user_dir / "a.tar.gz", files)
+    manifest = extract_verified(path, folder)
+    hostile.cut(folder / "first")
+    repair(manifest, hostile.cut(path), verify(manifest))
+    assert content(folder) == files
 
 
 def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Path) -> None:
