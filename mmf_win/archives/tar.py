@@ -29,6 +29,13 @@ _OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
 }
 T = TypeVar("T")
 
+# Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
+_READ_WHOLE = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+_MOST_HEADER = 1 << 20
+
 _GZIP_LEAST = 18  # a header of ten bytes and eight at the end
 # For bz2, damage is an OSError; unlike those of the system it has no number.
 _DAMAGE: tuple[type[Exception], ...] = (
@@ -130,7 +137,7 @@ class TarArchive(Archive):
                 yield from (self._member(info) for info in tar if not info.isdir())
                 finish()
             return
-        with self.path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with self.path.open("rb") as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:
             yield from (self._member(info) for info in tar if not info.isdir())
             file.seek(tar.offset)
             # tarfile takes one that was cut off at a header for whole.
@@ -188,7 +195,9 @@ class TarArchive(Archive):
                 content = ReadAhead(_OPENERS[self._compression](raw))  # type: ignore[arg-type]
                 stack.callback(content.close)
             forward = _Forward(content, raw, progress)
-            tar = stack.enter_context(tarfile.open(fileobj=forward, mode="r:"))  # type: ignore[call-overload]
+            tar = stack.enter_context(
+                tarfile.open(fileobj=forward, mode="r:", tarinfo=_Info)  # type: ignore[call-overload]
+            )
 
             def finish() -> None:
                 last = forward.last_read
@@ -210,6 +219,16 @@ class TarArchive(Archive):
                 raise
             self._require_unchanged()
             raise self._error(f"not a whole {self.format}: {error}") from error
+
+
+class _Info(tarfile.TarInfo):
+    """A member, before which no more is read into memory than a real one needs."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo | None:
+        """Where tarfile wants subclasses to say how a type of member is read."""
+        if self.type in _READ_WHOLE and self.size > _MOST_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes, which no member needs")
+        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
 
 
 class _Forward:

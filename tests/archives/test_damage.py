@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import py7zr
 import pytest
 
 from mmf_win.archives import open_archive
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
-from tests.worlds.memes import Files, tree
+from tests.worlds.aes_zip import write_aes_zip
+from tests.worlds.memes import Files, tar_gz, tree
 
 PASSWORD = "secret"
 FILES: Files = {f"data/{n}.txt": Random(n).randbytes(40) + b"words " * 20 * n for n in range(4)}
@@ -60,8 +62,40 @@ def zip64(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def ae_1(path: Path) -> bytes:
+    return write_aes_zip(path, FILES, PASSWORD, version=1).read_bytes()
+
+
+def ae_2(path: Path) -> bytes:
+    return write_aes_zip(path, FILES, PASSWORD, version=2, strength=1).read_bytes()
+
+
+def seven_zip(path: Path) -> bytes:
+    with py7zr.SevenZipFile(path, "w") as archive:
+        for name, content in FILES.items():
+            archive.writestr(content, name)
+    return path.read_bytes()
+
+
+def encrypted_7z(path: Path) -> bytes:
+    with py7zr.SevenZipFile(path, "w", password=PASSWORD, header_encryption=True) as archive:
+        for name, content in FILES.items():
+            archive.writestr(content, name)
+    return path.read_bytes()
+
+
+def compressed_tar(path: Path) -> bytes:
+    path.write_bytes(tar_gz(FILES))
+    return path.read_bytes()
+
+
 Make = Callable[[Path], bytes]
-KINDS: list[Make] = [encrypted, plain, with_descriptors, zip64]
+KINDS: list[Make] = [
+    *(encrypted, plain, with_descriptors, zip64, ae_1, ae_2),
+    *(seven_zip, encrypted_7z, compressed_tar),
+]
+SLOW: list[Make] = [ae_1, ae_2, encrypted_7z]
+"""Those for which keys are derived each time they are opened."""
 
 
 def extract(path: Path, out: Path) -> bool:
@@ -88,14 +122,14 @@ def all_is_right_or_refused(path: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("make", KINDS)
 def test_undamaged(make: Make, user_dir: Path) -> None:
-    make(user_dir / "a.zip")
-    assert extract(user_dir / "a.zip", user_dir / "out")
+    make(user_dir / "a.bin")
+    assert extract(user_dir / "a.bin", user_dir / "out")
     assert tree(user_dir / "out") == FILES
 
 
 @pytest.mark.parametrize("make", KINDS)
 def test_cut_anywhere(make: Make, user_dir: Path) -> None:
-    path = user_dir / "a.zip"
+    path = user_dir / "a.bin"
     data: bytes = make(path)
     for size in range(0, len(data), 3):
         path.write_bytes(data[:size])
@@ -105,18 +139,18 @@ def test_cut_anywhere(make: Make, user_dir: Path) -> None:
 
 @pytest.mark.parametrize("make", KINDS)
 def test_one_bit_flipped_anywhere(make: Make, user_dir: Path) -> None:
-    path = user_dir / "a.zip"
+    path = user_dir / "a.bin"
     data: bytes = make(path)
-    for at in range(len(data)):
+    for number, at in enumerate(range(0, len(data), 3 if make in SLOW else 1)):
         damaged = bytearray(data)
-        damaged[at] ^= 1 << at % 8
+        damaged[at] ^= 1 << number % 8
         path.write_bytes(damaged)
         all_is_right_or_refused(path, user_dir / "out")
 
 
 @pytest.mark.parametrize("make", KINDS)
 def test_random_damage(make: Make, user_dir: Path) -> None:
-    path = user_dir / "a.zip"
+    path = user_dir / "a.bin"
     data: bytes = make(path)
     random = Random(1)
     for _ in range(400):

@@ -9,6 +9,7 @@ import lzma
 import sys
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
@@ -262,6 +263,17 @@ def test_links_and_devices_in_a_tar_are_refused_when_wanted(
     path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member("x", kind, link="/etc/passwd"))
     with open_archive(path) as archive, pytest.raises(ArchiveError, match=problem):
         list(archive.extract({"x": user_dir / "x"}))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME], ids=repr)
+def test_a_tar_whose_headers_would_fill_the_memory_is_refused(kind: bytes, user_dir: Path) -> None:
+    path = hostile.tar_gz_with_large_header(user_dir / "a.tar.gz", kind, 50 << 20)
+    tracemalloc.start()
+    with pytest.raises(ArchiveError, match=r"a\.tar\.gz: .* header"):
+        open_archive(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30 << 20
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "C:\\x"])

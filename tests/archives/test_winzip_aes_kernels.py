@@ -9,8 +9,11 @@ from random import Random
 import pytest
 from Cryptodome.Cipher import AES
 from Cryptodome.Util import Counter
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.archives.sanitizers import run_under_sanitizers
+from tests.worlds.fuzzing import FIXED_BUDGET
 
 native = pytest.importorskip("mmf_win.archives._winzip_aes", reason="built without the C extension")
 
@@ -142,6 +145,51 @@ def test_bytes_outside_and_other_keys_are_refused(
     with pytest.raises(error):
         native.decrypt(data, start, size, key, 1)
     assert not any(data)
+
+
+LARGE = st.sampled_from([-(2**63), -(2**31), 2**31, 2**63 - 1, 2**63, 2**64])
+
+
+@settings(FIXED_BUDGET, max_examples=200)
+@given(
+    st.binary(max_size=70),
+    st.lists(st.binary(max_size=54), max_size=20),
+    st.one_of(st.integers(-2, 130), LARGE),
+    st.one_of(st.integers(-2, 5), LARGE),
+    st.sampled_from(KERNELS),
+)
+def test_any_call_derives_these_keys_or_is_refused(
+    password: bytes, salts: list[bytes], size: int, rounds: int, kernel: str
+) -> None:
+    bounded = len(password) <= 64 and all(len(salt) <= 51 for salt in salts)
+    if bounded and 1 <= size <= 130 and 1 <= rounds <= 5:
+        expected = [hashlib.pbkdf2_hmac("sha1", password, salt, rounds, size) for salt in salts]
+        assert native.derive(password, salts, size, rounds, kernel) == expected
+    else:
+        with pytest.raises((ValueError, OverflowError)):
+            native.derive(password, salts, size, rounds, kernel)
+
+
+@requires_aes
+@settings(FIXED_BUDGET, max_examples=300)
+@given(
+    st.binary(max_size=200),
+    st.one_of(st.integers(-2, 210), LARGE),
+    st.one_of(st.integers(-2, 210), LARGE),
+    st.binary(max_size=40) | st.sampled_from([bytes(16), bytes(24), bytes(32)]),
+    st.integers(0, 2**64 - 20),
+)
+def test_any_call_decrypts_these_bytes_or_is_refused(
+    content: bytes, start: int, size: int, key: bytes, counter: int
+) -> None:
+    data, end = bytearray(content), start + size
+    if len(key) in (16, 24, 32) and 0 <= start <= end <= len(content):
+        native.decrypt(data, start, size, key, counter)
+        assert data == content[:start] + reference(key, counter, content[start:end]) + content[end:]
+    else:
+        with pytest.raises((ValueError, OverflowError)):
+            native.decrypt(data, start, size, key, counter)
+        assert data == content
 
 
 def test_kernels_under_sanitizers(tmp_path: Path) -> None:

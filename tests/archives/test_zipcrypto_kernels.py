@@ -7,9 +7,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmf_win.archives.zipcrypto import Cipher, Keys
 from tests.archives.sanitizers import run_under_sanitizers
+from tests.worlds.fuzzing import FIXED_BUDGET
 
 native = pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
 
@@ -132,21 +135,29 @@ def test_a_span_that_empties_the_list_and_the_data_does_no_harm() -> None:
         native.decrypt(data, spans, KERNELS[0])
 
 
-def test_random_calls_neither_crash_nor_write_elsewhere() -> None:
-    random = Random(5)
-    numbers = [-(2**63), -1, 0, 1, 15, 16, 17, 31, 32, 100, 2**31, 2**32 - 1, 2**63 - 1, 2**64]
-    for _ in range(3000):
-        data = bytearray(random.randrange(100))
-        spans = [
-            (random.choice(numbers), random.choice(numbers), (random.choice(numbers[1:12]),) * 3)
-            for _ in range(random.randrange(4))
-        ]
-        touched = {i for start, size, _ in spans for i in range(max(start, 0), min(start + size, 100))}
-        try:
-            native.decrypt(data, spans, random.choice(KERNELS))
-        except (ValueError, OverflowError):
-            assert not any(data)
-        assert not any(byte for i, byte in enumerate(data) if i not in touched)
+NUMBERS = st.one_of(
+    st.integers(-3, 110), st.sampled_from([-(2**63), 2**31, 2**32 - 1, 2**63 - 16, 2**63 - 1, 2**63, 2**64])
+)
+SPANS = st.tuples(NUMBERS, NUMBERS, st.tuples(*[st.integers(0, 2**32 - 1)] * 3))
+
+
+@settings(FIXED_BUDGET, max_examples=300)
+@given(st.binary(max_size=100), st.lists(SPANS, max_size=4), st.sampled_from(KERNELS))
+def test_any_call_decrypts_these_spans_or_is_refused(
+    content: bytes, spans: list[tuple[int, int, Keys]], kernel: str
+) -> None:
+    data, ranges = bytearray(content), [range(start, start + size) for start, size, _ in spans]
+    try:
+        ends = native.decrypt(data, spans, kernel)
+    except (ValueError, OverflowError):
+        assert data == content
+        assert any(min(start, size) < 0 or start + size > len(content) for start, size, _ in spans)
+        return
+    touched = [at for covered in ranges for at in covered]
+    assert all(data[at] == content[at] for at in range(len(content)) if at not in touched)
+    if len(set(touched)) == len(touched):  # those that overlap are refused by nobody, and harm nobody else
+        for (start, size, keys), end in zip(spans, ends, strict=True):
+            assert (bytes(data[start : start + size]), end) == reference(keys, content[start : start + size])
 
 
 def test_kernels_under_sanitizers(tmp_path: Path) -> None:

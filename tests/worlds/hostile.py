@@ -65,6 +65,17 @@ def declare_offset(path: Path, offset: int) -> Path:
     return _patch(path, 42, offset, last=True)
 
 
+def zip_with_shared_data(path: Path, content: bytes, count: int) -> Path:
+    """A bomb: a zip whose directory names so many members, all of which have the same place in it."""
+    data = plain_zip(path, {"00000": content}).read_bytes()
+    size, start = struct.unpack_from("<II", data, data.rindex(_END) + 12)
+    entry = data[start : start + size]
+    entries = b"".join(entry.replace(b"00000", f"{number:05}".encode()) for number in range(count))
+    end = struct.pack("<4s4H2IH", _END, 0, 0, count, count, len(entries), start, 0)
+    path.write_bytes(data[:start] + entries + end)
+    return path
+
+
 def joined_zips(path: Path, first: Path, second: Path) -> Path:
     """A zip with the members of both, as they are."""
     parts, directories, count = b"", b"", 0
@@ -102,6 +113,16 @@ def tar_with(path: Path, *infos: tarfile.TarInfo) -> Path:
     with tarfile.open(path, "w") as tar:
         for info in infos:
             tar.addfile(info, io.BytesIO(bytes(info.size)))
+    return path
+
+
+def tar_gz_with_large_header(path: Path, kind: bytes, size: int) -> Path:
+    """A bomb: what stands before a member, its long name for instance, takes so many bytes."""
+    with tarfile.open(path, "w:gz") as tar:
+        info = tar_member("header", kind)
+        info.size = size
+        tar.addfile(info, io.BytesIO(bytes(size)))
+        tar.addfile(tar_member("x"))
     return path
 
 
