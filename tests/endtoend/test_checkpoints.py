@@ -112,15 +112,18 @@ def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: To
     assert known(run, "current.ckpt").update == 4
 
 
-def test_what_a_killed_run_was_writing_is_removed_when_it_goes_on(
+def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(
     tool: Tool, faulty: Callable[..., None]
 ) -> None:
-    faulty({"at": "saved", "do": "kill", "update": 2})
-    words = ("--updates", "3", "training.checkpoint_interval=1", "training.evaluation_interval=3")
+    faulty({"at": "writing", "do": "kill", "update": 3})
+    words = ("--updates", "4", "training.checkpoint_interval=1", "training.evaluation_interval=4")
     assert tool.code("train", tool.preset("vilbert"), *words) != 0
     run = Run(next(tool.save_dir.glob("*/*")))
     torn = run.checkpoints / "models" / "model_3.ckpt.part"
-    torn.write_bytes(b"half")
-    assert tool("train", "--resume", "last")["updates"] == 3
-    assert not torn.exists()
+    assert torn.exists()
+    assert known(run, "current.ckpt").update == 2
+    faulty()
+    assert tool("train", "--resume", "last")["updates"] == 4
+    starts = [e["update"] for e in read_events(run.events) if e["kind"] == "train_started"]
+    assert starts == [0, 2]
     assert not [name for name in files(run) if name.endswith(".part")]

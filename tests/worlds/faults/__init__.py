@@ -7,6 +7,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             step, stepped          before and after the optimizer's step
             loader                 a DataLoader is made
             loader_worker          one of its workers starts, in the worker's own process
+            writing                a checkpoint has its bytes, but not its name
             saved                  MMF's Checkpoint.save is done
     do      wait                   makes the file ``once`` and goes on when there is one of that name and .go
             connect                holds a connection to ``port`` until the process is dead
@@ -23,7 +24,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
 and, where given, conditions that must all hold::
 
     above   more rows than this (at loader, loader_worker: more workers than this)
-    update  the update that is being made, from 1, also in a run that went on; at saved, the last one made
+    update  the update that is being made, from 1, also in a run that went on; at writing and saved, the last
     once    a path; the fault makes this file, and never strikes again
 """
 
@@ -49,6 +50,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from mmf_win.bridge.hooks import single_write
+
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1}
 _held: list[socket.socket] = []
@@ -56,7 +59,7 @@ _held: list[socket.socket] = []
 
 def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None) -> None:
     """Do what is asked for at this point."""
-    update = _state["update"] - (at == "saved")
+    update = _state["update"] - (at in ("writing", "saved"))
     for fault in _FAULTS:
         if fault["at"] != at or rows <= fault.get("above", -1):
             continue
@@ -172,6 +175,11 @@ def _save(self: Any, *args: Any, _original: Any = Checkpoint.save, **kwargs: Any
     strike("saved", folder=self.ckpt_foldername, model=self.trainer.model)
 
 
+def _write(*args: Any, _original: Any = single_write._save, **kwargs: Any) -> None:
+    _original(*args, **kwargs)
+    strike("writing")
+
+
 def _worker_started(_number: int) -> None:
     strike("loader_worker", torch.utils.data.get_worker_info().num_workers)
 
@@ -193,4 +201,5 @@ if _FAULTS:
     register_optimizer_step_post_hook(_stepped)
     Checkpoint.load_state_dict = _load
     Checkpoint.save = _save
+    single_write._save = _write
     torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]

@@ -1,0 +1,316 @@
+"""Interrupt a training again and again, and see whether anything is lost; needs Linux and MMF.
+
+python scripts/soak.py                                     50 interruptions, a table on standard output
+python scripts/soak.py --interruptions 5 --updates 200     a short one
+python scripts/soak.py --seed 7                            other moments
+
+The demo's tiny model trains, with dropout. It is interrupted at random moments in random ways, and goes on
+with `mmfw train --resume last` each time. In the end its losses are compared with those of a run that nobody
+interrupted. Which MMF is used is for `mmfw setup` and MMFW_HOME to say.
+
+The exit code is 1 when something was lost: an update, a checkpoint, an equal loss, or control over a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from _demo_set import make
+
+from mmf_win.bridge.demo_folder import DemoFolder
+from mmf_win.bridge.install import usable_mmf
+from mmf_win.console import say
+from mmf_win.protocol import Event, read_events
+from mmf_win.runs import history
+from mmf_win.runs.checkpoint_list import listed
+from mmf_win.runs.folder import Run
+
+_PATIENCE = 120.0
+_SAVES = 10
+_WORDS = (
+    "training.log_interval=1",
+    f"training.checkpoint_interval={_SAVES}",
+    "training.evaluation_interval=50",
+    "model_config.vilbert.hidden_dropout_prob=0.1",
+    "--seed=1",
+)
+
+
+class Attempt:
+    """``mmfw train`` as somebody typed it, whose processes can be told from all others.
+
+    Args:
+        words: after ``train``.
+        folder: the demo's.
+        number: of this attempt.
+    """
+
+    def __init__(self, words: list[str], folder: DemoFolder, number: int) -> None:
+        places = ("--data-dir", str(folder.data_dir), "--save-dir", str(folder.save_dir))
+        mark = {"MMFW_SOAK": f"{os.getpid()}-{number}"}
+        self._mark = "=".join(*mark.items()).encode()
+        self._output = folder.path / f"attempt-{number}.txt"
+        self.since = time.time()
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mmf_win", "train", *words, *places],
+                env={**os.environ, **mark, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a Ctrl+C that shall end the soak is not one of the soak
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the prompt is back."""
+        return self.process.poll() is not None
+
+    @property
+    def said(self) -> str:
+        """What the user read."""
+        return self._output.read_text(encoding="utf-8")
+
+    def alive(self) -> list[int]:
+        """All processes of this attempt, whoever their parents are."""
+        return [pid for pid, environment in _environments() if self._mark in environment]
+
+    def end_all(self) -> None:
+        """End what is left of it."""
+        for pid in self.alive():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _environments() -> Iterator[tuple[int, list[bytes]]]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(entry.name), (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is somebody else's
+            continue
+
+
+def _wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not until():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.01)
+
+
+def ctrl_c(attempt: Attempt, worker: int) -> None:
+    """It saves and leaves."""
+    attempt.process.send_signal(signal.SIGINT)
+
+
+def ctrl_c_twice(attempt: Attempt, worker: int) -> None:
+    """The second one follows when the first has been answered, and ends it at once."""
+    ctrl_c(attempt, worker)
+    _wait(lambda: attempt.ended or "Ctrl+C again" in attempt.said)
+    ctrl_c(attempt, worker)
+
+
+def terminate(attempt: Attempt, worker: int) -> None:
+    """It saves and leaves."""
+    attempt.process.terminate()
+
+
+def kill_parent(attempt: Attempt, worker: int) -> None:
+    """Its worker saves, and leaves by itself."""
+    attempt.process.kill()
+
+
+def kill_worker(attempt: Attempt, worker: int) -> None:
+    """It says so and leaves."""
+    os.kill(worker, signal.SIGKILL)
+
+
+INTERRUPTIONS = {
+    "Ctrl+C": ctrl_c,
+    "Ctrl+C twice": ctrl_c_twice,
+    "SIGTERM": terminate,
+    "kill -9 of mmfw": kill_parent,
+    "kill -9 of its worker": kill_worker,
+}
+
+
+@dataclass
+class Told:
+    """About one kind of interruption.
+
+    Attributes:
+        moments: what was going on, and how often.
+        again: updates that had to be made again, each time.
+        prompt: seconds from the last signal to the prompt, each time.
+    """
+
+    moments: Counter[str] = field(default_factory=Counter)
+    again: list[int] = field(default_factory=list)
+    prompt: list[float] = field(default_factory=list)
+
+
+class Soak:
+    """One training and its interruptions.
+
+    Args:
+        folder: the demo's.
+        updates: of the training.
+        random: decides when and how.
+
+    Attributes:
+        told: about each kind of interruption.
+        faults: what was lost.
+    """
+
+    def __init__(self, folder: DemoFolder, updates: int, random: Random) -> None:
+        self._folder = folder
+        self._updates = updates
+        self._random = random
+        self._attempts = 0
+        self.told: defaultdict[str, Told] = defaultdict(Told)
+        self.faults: list[str] = []
+
+    def go(self, times: int) -> None:
+        """Train with so many interruptions, and without any, and compare."""
+        words = ["demo", "--updates", str(self._updates), *_WORDS]
+        whole = self._finish([*words, "--name", "whole"])
+        resuming = [*words, "--name", "soak"]
+        for left in range(times, 0, -1):
+            self._interrupt(resuming, left)
+            resuming = ["--resume", "last"]
+        self._compare(self._finish(resuming), whole)
+
+    def _interrupt(self, words: list[str], left: int) -> None:
+        """Begin an attempt, interrupt it, and look at what is left."""
+        reached = max(_updates(self._events()), default=0) if "--resume" in words else 0
+        # Not so late that it ends before the other interruptions; the first not before there is a checkpoint.
+        most = (self._updates - reached) // (left + 1)
+        updates = self._random.randint(0, most) if reached else _SAVES + 1
+        kind = self._random.choice(list(INTERRUPTIONS))
+        attempt = self._start([*words, f"training.num_workers={self._random.choice((0, 0, 2))}"])
+        try:
+            self._let_it_make(updates, attempt)
+            events = self._events(attempt)
+            pid = next((event["pid"] for event in events if event["kind"] == "run_started"), None)
+            if pid is None and kind == "kill -9 of its worker":
+                kind = "kill -9 of mmfw"  # there is no worker yet
+            INTERRUPTIONS[kind](attempt, pid or 0)
+            signalled = time.monotonic()
+            _wait(lambda: attempt.ended)
+            self.told[kind].prompt.append(time.monotonic() - signalled)
+            if kind == "kill -9 of mmfw":
+                _wait(lambda: not attempt.alive())
+            if attempt.alive():
+                self.faults.append(f"{kind}: a process survived")
+        finally:
+            attempt.end_all()
+        self.told[kind].moments[_moment(events)] += 1
+        self._look_at_checkpoints(kind)
+        faults = f", {len(self.faults)} faults" if self.faults else ""
+        say(f"{left - 1:3} left: {kind} {_moment(events)}, at update {max(_updates(self._events()))}{faults}")
+
+    def _let_it_make(self, updates: int, attempt: Attempt) -> None:
+        """Wait until it has made so many updates, and a moment longer; with none, for one of its start."""
+        if updates:
+            _wait(lambda: len(_updates(self._events(attempt))) >= updates or attempt.ended)
+        time.sleep(self._random.uniform(0, 0.3 if updates else 5))
+        if attempt.ended:
+            sys.exit(f"{attempt.said}\nended by itself")
+
+    def _look_at_checkpoints(self, kind: str) -> None:
+        """All are whole, and the last one that was announced is among them."""
+        events = self._events()
+        announced = max(event["update"] for event in events if event["kind"] == "checkpoint")
+        checkpoints = listed(history.find(self._folder.save_dir, "soak"))
+        self.faults += [f"{kind}: {c.name}: {c.problem}" for c in checkpoints if c.problem]
+        kept = max((c.update for c in checkpoints if c.update), default=0)
+        if kept < announced:
+            self.faults.append(f"{kind}: the checkpoint of update {announced} is lost")
+        self.told[kind].again.append(max(0, max(_updates(events)) - kept))
+
+    def _compare(self, run: Run, whole: Run) -> None:
+        """Every loss that any attempt told of is that of the undisturbed run, and none is missing."""
+        there = {e["update"]: e["loss"] for e in read_events(whole.events) if e["kind"] == "train"}
+        losses = [(e["update"], e["loss"]) for e in read_events(run.events) if e["kind"] == "train"]
+        missing = set(range(1, self._updates + 1)) - {update for update, _ in losses}
+        others = {update for update, loss in losses if loss != there[update]}
+        self.faults += [f"update {update} is missing" for update in sorted(missing)]
+        self.faults += [f"update {update} has another loss" for update in sorted(others)]
+        if history.summarize(run).updates != self._updates:
+            self.faults.append("it did not come to its end")
+
+    def _finish(self, words: list[str]) -> Run:
+        attempt = self._start(words)
+        try:
+            if attempt.process.wait():
+                sys.exit(f"{attempt.said}\nfailed")
+        finally:
+            attempt.end_all()
+        return history.find(self._folder.save_dir, "soak" if "--resume" in words else words[-1])
+
+    def _start(self, words: list[str]) -> Attempt:
+        self._attempts += 1
+        return Attempt(words, self._folder, self._attempts)
+
+    def _events(self, attempt: Attempt | None = None) -> list[Event]:
+        """Of the interrupted run, or of one attempt of it."""
+        files = self._folder.save_dir.glob("soak/*/events.jsonl")
+        since = attempt.since if attempt else 0
+        return [event for file in files for event in read_events(file) if event["t"] >= since]
+
+
+def _updates(events: list[Event]) -> list[int]:
+    return [event["update"] for event in events if event["kind"] == "train"]
+
+
+def _moment(events: list[Event]) -> str:
+    last = events[-1]["kind"] if events else "run_started"
+    return {"run_started": "while starting", "saving": "while saving"}.get(last, "while training")
+
+
+def _print_table(told: dict[str, Told]) -> None:
+    moments = ("while starting", "while training", "while saving")
+    print(f"| | times | {' | '.join(moments)} | updates made again, at most | s to the prompt, at most |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    for kind in INTERRUPTIONS:
+        if (one := told.get(kind)) is not None:
+            counts = " | ".join(str(one.moments[moment]) for moment in moments)
+            print(f"| {kind} | {len(one.prompt)} | {counts} | {max(one.again)} | {max(one.prompt):.1f} |")
+
+
+def main() -> None:
+    """Print a table in Markdown, and what was lost."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--interruptions", type=int, default=50)
+    parser.add_argument("--updates", type=int, default=3000, help="of the run")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments and ways")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as root:
+        started = time.monotonic()
+        soak = Soak(make(Path(root, "demo")), options.updates, Random(options.seed))
+        soak.go(options.interruptions)
+        minutes = (time.monotonic() - started) / 60
+    _print_table(soak.told)
+    print(
+        f"\nMMF {usable_mmf().version}, {options.interruptions} interruptions, {options.updates} updates, "
+        f"seed {options.seed}, {minutes:.0f} minutes. Lost: {'; '.join(soak.faults) or 'nothing'}."
+    )
+    if soak.faults:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
