@@ -71,6 +71,18 @@ def test_every_command_is_in_the_readme(name: str) -> None:
     assert f"mmfw {name}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_link_into_the_repository_leads_somewhere(name: str) -> None:
+    links = re.findall(r"\]\((?!\w+:)([^)#]+)", (ROOT / name).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_pictures_are_small() -> None:
+    pictures = list((ROOT / "docs").rglob("*.png"))
+    assert pictures
+    assert [picture.name for picture in pictures if picture.stat().st_size > 300_000] == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_with_examples(name: str) -> None:
     told = _python("-m", "mmf_win", name, "--help").stdout
