@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.archives import Archive, Digest, Extracted
+from mmf_win.archives.inflate import crc32
 from mmf_win.console import Progress, say
 from mmf_win.dataset import known
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows, splits_on_disk
@@ -24,7 +25,7 @@ from mmf_win.dataset.check import SplitSummary, require_images, require_unique_i
 from mmf_win.dataset.layout import Layout, find_images, find_layout
 from mmf_win.dataset.record import Record
 from mmf_win.errors import ArchiveError, DatasetError
-from mmf_win.integrity import Source
+from mmf_win.integrity import Checksum, Source, manifest_files
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.opening import open_with_progress
@@ -133,7 +134,7 @@ def _convert(
     ):
         if not allow_missing:
             require_images(archive.path, rows, images)
-        sizes = _unpack_images(holder, images, here, journal, digest if holder is archive else None)
+        files = _unpack_images(holder, images, here, journal, digest if holder is archive else None)
     sha256 = None if digest is None else digest.hexdigest()
 
     kept = {split: [row for row in rows[split] if row.img in images] for split in rows}
@@ -141,7 +142,7 @@ def _convert(
         file = here.new / "annotations" / f"{split}.jsonl"
         if len(stay) < len(rows[split]):
             keep_rows(file, stay)
-        sizes[f"annotations/{split}.jsonl"] = file.stat().st_size
+        files[f"annotations/{split}.jsonl"] = Checksum(file.stat().st_size, crc32(file.read_bytes()))
     named = {row.img for split in rows.values() for row in split}
     result = Conversion(
         target=paths.root,
@@ -154,7 +155,7 @@ def _convert(
         already_done=False,
         seconds=time.monotonic() - started,
     )
-    Record(Source.of(archive.path, sha256), sizes, result.to_json()).save(here.new / "record.json")
+    Record(Source.of(archive.path, sha256), files, result.to_json()).save(here.new / "record.json")
     _install(here, paths, list(rows))
     return result
 
@@ -205,15 +206,16 @@ def _told_as(name: str, path: Path) -> Iterator[None]:
 
 def _unpack_images(
     holder: Archive, images: Mapping[str, str], here: Staging, journal: Journal, digest: Digest | None
-) -> dict[str, int]:
-    """Stage the images that an earlier start has not; return the size of each."""
-    sizes = {entry.name: entry.size for entry in journal.still_good(images)}
-    wanted = {member: here.new / Path(image) for image, member in images.items() if image not in sizes}
+) -> dict[str, Checksum]:
+    """Stage the images that an earlier start has not; return what each is."""
+    files = {entry.name: Checksum(entry.size, entry.crc32) for entry in journal.still_good(images)}
+    wanted = {member: here.new / Path(image) for image, member in images.items() if image not in files}
     by_name = {member.name: member.size for member in holder.members}
     require_space(here.new, sum(by_name[member] for member in wanted))
-    for done in _unpack("Converting", holder, wanted, journal, digest, before=sum(sizes.values())):
-        sizes[done.target.relative_to(here.new).as_posix()] = done.size
-    return {f"images/{image}": size for image, size in sizes.items()}
+    before = sum(checksum.size for checksum in files.values())
+    for done in _unpack("Converting", holder, wanted, journal, digest, before=before):
+        files[done.target.relative_to(here.new).as_posix()] = Checksum(done.size, done.crc32)
+    return {f"images/{image}": checksum for image, checksum in files.items()}
 
 
 def _unpack(
@@ -237,7 +239,9 @@ def _unpack(
 
 def _install(here: Staging, paths: DatasetPaths, splits: list[str]) -> None:
     """Move everything into place, the record last; annotations of the other phase must not stay behind."""
-    moves: list[tuple[Path | None, Path]] = [(None, paths.record), (here.new / "img", paths.images / "img")]
+    moves: list[tuple[Path | None, Path]] = [(None, paths.record)]
+    moves += [(None, path) for path in manifest_files(paths.root)]
+    moves += [(here.new / "img", paths.images / "img")]
     moves += [(None, paths.split(split)) for split in splits_on_disk(paths) if split not in splits]
     moves += [(here.new / "annotations" / f"{split}.jsonl", paths.split(split)) for split in splits]
     moves += [(here.new / "record.json", paths.record)]

@@ -11,23 +11,36 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest, Vouching, manifest_files
 from mmf_win.integrity.source import Source
 from mmf_win.integrity.tree import Difference, differences
-from mmf_win.integrity.verify import LOCK, last_check, mended, record, settled, verify
+from mmf_win.integrity.verify import (
+    LOCK,
+    Checksum,
+    adopt,
+    last_check,
+    mended,
+    record,
+    resized,
+    settled,
+    verify,
+)
 
 __all__ = [
     "LOCK",
     "SUMS",
     "Check",
+    "Checksum",
     "Difference",
     "Entry",
     "Manifest",
     "Source",
     "Vouching",
+    "adopt",
     "differences",
     "file_digest",
     "last_check",
     "manifest_files",
     "mended",
     "record",
+    "resized",
     "settled",
     "verify",
 ]

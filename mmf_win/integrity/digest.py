@@ -15,6 +15,7 @@ def file_digest(
     *,
     prefix: bytes = b"",
     progress: Callable[[int], None] | None = None,
+    observe: Callable[[bytes], object] | None = None,
 ) -> bytes:
     """The hash of ``prefix`` and then the file.
 
@@ -23,6 +24,7 @@ def file_digest(
         algorithm: a name that :func:`hashlib.new` knows.
         prefix: what is hashed before the content; git's object ids need one.
         progress: called with the number of bytes of each piece.
+        observe: called with each piece.
 
     Raises:
         OSError: the file cannot be read.
@@ -32,6 +34,8 @@ def file_digest(
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             hasher.update(piece)
+            if observe is not None:
+                observe(piece)
             if progress is not None:
                 progress(len(piece))
     return hasher.digest()

@@ -5,19 +5,34 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmf_win.console import Progress
+from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Check, Entry, Manifest, Vouching
-from mmf_win.integrity.parallel import hash_files
+from mmf_win.integrity.parallel import hash_files, read_files
 from mmf_win.integrity.source import Source
 from mmf_win.integrity.tree import Difference
 from mmf_win.locking import locked
 
 LOCK = ".mmfw-lock"
 """The file in a folder that whoever changes the folder holds locked."""
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """What an archive knows of a file.
+
+    Attributes:
+        size: bytes.
+        crc32: None where only the size is known.
+    """
+
+    size: int
+    crc32: int | None = None
 
 
 def verify(
@@ -40,18 +55,14 @@ def verify(
         that the manifest does not list is ``extra``.
     """
     names = list(manifest.files) if only is None else sorted(only)
-    stats = _stats(manifest.folder, names)
-    wrong: dict[str, Difference] = {}
+    unknown = [name for name in names if name not in manifest.files]
+    sizes = {name: manifest.files[name].size for name in names if name in manifest.files}
+    stats, wrong = _seen(manifest.folder, sizes)
+    wrong |= {name: Difference("extra", name, "in no manifest") for name in unknown}
     to_read: dict[str, int] = {}
-    for name in names:
-        found, entry = stats.get(name), manifest.files.get(name)
-        if entry is None:
-            wrong[name] = Difference("extra", name, "in no manifest")
-        elif found is None:
-            wrong[name] = Difference("missing", name)
-        elif entry.size is not None and found.st_size != entry.size:
-            wrong[name] = Difference("changed", name, f"{found.st_size} instead of {entry.size} bytes")
-        elif full or name not in manifest.checks or not manifest.checks[name].still_holds(found):
+    for name, found in stats.items():
+        check = None if full else manifest.checks.get(name)
+        if name not in wrong and (check is None or not check.still_holds(found)):
             to_read[name] = found.st_size
     if to_read or wrong:
         before = dict(manifest.checks)
@@ -61,6 +72,11 @@ def verify(
         if manifest.checks != before:
             _remember(manifest)
     return [wrong[name] for name in names if name in wrong]
+
+
+def resized(folder: Path, sizes: Mapping[str, int]) -> list[Difference]:
+    """Which of the files below ``folder`` are gone or have another size than they should; none is read."""
+    return list(_seen(folder, sizes)[1].values())
 
 
 def last_check(manifest: Manifest) -> float | None:
@@ -108,6 +124,60 @@ def record(
     return manifest
 
 
+def adopt(
+    folder: Path,
+    expected: Mapping[str, Checksum],
+    *,
+    vouched: Vouching,
+    source: Source | None = None,
+    title: str = "Verifying",
+) -> list[Difference]:
+    """Read files of which no hashes are known yet, and write their manifest if all of them are right.
+
+    Args:
+        folder: where they are.
+        expected: path relative to the folder, with ``/`` → what is known of that file.
+        vouched: what vouches for that.
+        source: what the files were made of.
+        title: of the bar.
+
+    Returns:
+        what is wrong, as :func:`verify` does; then there is no manifest.
+    """
+    stats, wrong = _seen(folder, {name: checksum.size for name, checksum in expected.items()})
+    to_read = sorted(stats.keys() - wrong.keys(), key=lambda name: -stats[name].st_size)
+    manifest = Manifest(folder, {}, vouched, source)
+    files: dict[str, Entry] = {}
+    with Progress(title, sum(stats[name].st_size for name in to_read)) as bar:
+        paths = {name: manifest.path(name) for name in to_read}
+        for name, found, check in read_files(paths, _checksums, bar.advance):
+            if isinstance(found, OSError):
+                wrong[name] = _unreadable(name, found)
+            elif expected[name].crc32 not in (None, found[1]):
+                wrong[name] = Difference("changed", name, "other content")
+            else:
+                files[name] = Entry(found[0], expected[name].size)
+                if check is not None:
+                    manifest.checks[name] = check
+    if not wrong:
+        with suppress(OSError), locked(folder / LOCK):
+            replace(manifest, files={name: files[name] for name in sorted(files)}).save()
+    return [wrong[name] for name in expected if name in wrong]
+
+
+def _checksums(path: Path, advance: Callable[[int], None]) -> tuple[str, int]:
+    """The SHA-256 and the CRC-32 of a file."""
+    from zlib_ng import zlib_ng
+
+    crc32 = 0
+
+    def observe(piece: bytes) -> None:
+        nonlocal crc32
+        crc32 = zlib_ng.crc32(piece, crc32)
+
+    return file_digest(path, progress=advance, observe=observe).hex(), crc32
+
+
 def settled(
     folder: Path, files: Mapping[str, Entry], vouched: Vouching, source: Source | None = None
 ) -> Manifest:
@@ -141,16 +211,34 @@ def _read(manifest: Manifest, sizes: Mapping[str, int], wrong: dict[str, Differe
         for name, sha256, check in hash_files({n: manifest.path(n) for n in ordered}, bar.advance):
             manifest.checks.pop(name, None)
             if isinstance(sha256, OSError):
-                wrong[name] = Difference("unreadable", name, sha256.strerror or str(sha256))
+                wrong[name] = _unreadable(name, sha256)
             elif sha256 != manifest.files[name].sha256:
                 wrong[name] = Difference("changed", name, "other content")
             elif check is not None:
                 manifest.checks[name] = check
 
 
+def _unreadable(name: str, error: OSError) -> Difference:
+    return Difference("unreadable", name, error.strerror or str(error))
+
+
 def _remember(manifest: Manifest) -> None:
     with suppress(OSError), locked(manifest.folder / LOCK):
         manifest.save_checks()
+
+
+def _seen(
+    folder: Path, sizes: Mapping[str, int | None]
+) -> tuple[dict[str, os.stat_result], dict[str, Difference]]:
+    """The state of each file that is there, and which are gone or have another size."""
+    stats = _stats(folder, sizes)
+    wrong = {}
+    for name, size in sizes.items():
+        if name not in stats:
+            wrong[name] = Difference("missing", name)
+        elif size not in (None, there := stats[name].st_size):
+            wrong[name] = Difference("changed", name, f"{there} instead of {size} bytes")
+    return stats, wrong
 
 
 def _stats(root: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
