@@ -112,6 +112,11 @@ def tool_home(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(chosen).expanduser().absolute() if chosen else Path(sys.prefix, "share", "mmfw")
 
 
+def no_datasets() -> Path:
+    """A zoo for MMF that names no dataset, so that MMF downloads none."""
+    return presets_dir() / "zoo" / "nothing.yaml"
+
+
 def presets_dir() -> Path:
     """The presets: inside the package when installed from a wheel, beside it in a checkout."""
     package = Path(__file__).parent

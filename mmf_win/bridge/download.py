@@ -19,8 +19,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +37,7 @@ PAUSE = 2.0
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as broken."""
 
+_TIMEOUT_OF_QUESTIONS = 5.0
 _LONGEST_PAUSE = 60.0
 _PIECE = 1 << 18
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -53,7 +53,7 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
         url: where from.
         target: the file, which is not there before all of it is; its folder exists.
         title: what to show beside the progress.
-        sha256: what it must be, where that is known.
+        sha256: what it must be, or how that begins, where it is known.
         attempts: how often to try without a single new byte; what may pass (a broken connection, a busy
             server) is tried again.
 
@@ -65,16 +65,20 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
     """
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url}: not a URL of http or https")
-    with _alone(target):
-        if sha256 is not None and target.is_file() and file_digest(target).hex() == sha256:
-            return sha256  # another process has just fetched it
+    lock = target.with_name(f".{target.name}.lock")
+    waiting = f"another mmfw is downloading {target.name}; waiting for it"
+    with locked(lock, math.inf, lambda: say(waiting)):
+        if sha256 is not None and target.is_file():
+            there = file_digest(target).hex()
+            if there.startswith(sha256):
+                return there  # another process has just fetched it
         part = _Part(target, url, sha256)
         found = part.fetch(title, attempts)
-        if found != sha256 and sha256 is not None and part.continued:
+        if not found.startswith(sha256 or "") and part.continued:
             say(f"{title}: what an earlier download had left does not fit; starting over")
             part.discard()
             found = part.fetch(title, attempts)
-        if sha256 not in (None, found):
+        if not found.startswith(sha256 or ""):
             part.discard()
             raise MmfError(
                 f"{url} is not the file that was expected: its SHA-256 is {found}, not {sha256}; "
@@ -86,8 +90,9 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
 
 
 def remote_size(url: str) -> int | None:
-    """How many bytes a server says that a file has; None when it cannot be told now."""
-    with suppress(OSError, http.client.HTTPException, ValueError), _opened(url, "HEAD") as answer:
+    """How many bytes a server says that a file has; None when it cannot be told soon."""
+    silent = suppress(OSError, http.client.HTTPException, ValueError)
+    with silent, _opened(url, "HEAD", timeout=_TIMEOUT_OF_QUESTIONS) as answer:
         return _length(answer)
     return None
 
@@ -239,6 +244,7 @@ class _Part:
     def _write(self, file: IO[bytes], piece: bytes) -> None:
         try:
             file.write(piece)
+            file.flush()  # what has arrived outlives this process
         except OSError as error:
             error.filename = error.filename or str(self._path)  # a full disk does not say whose file it was
             raise
@@ -261,11 +267,13 @@ _NETWORK = (
 _RANGE_OF_NOTHING = re.compile(r"bytes \*/(\d+)")
 
 
-def _opened(url: str, method: str, headers: dict[str, str] | None = None) -> Any:
+def _opened(
+    url: str, method: str, headers: dict[str, str] | None = None, timeout: float | None = None
+) -> Any:
     agent = {"User-Agent": f"mmfw/{__version__}", **(headers or {})}
     request = urllib.request.Request(url, headers=agent, method=method)
     # urlopen would keep the proxies of its first call.
-    return urllib.request.build_opener().open(request, timeout=TIMEOUT)
+    return urllib.request.build_opener().open(request, timeout=timeout or TIMEOUT)
 
 
 def _length(answer: Any) -> int | None:
@@ -292,16 +300,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError):
         return str(error.reason)
     return str(error) or type(error).__name__
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Wait until nobody else fetches the file."""
-    lock = target.with_name(f".{target.name}.lock")
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(lock))
-        except BlockingIOError:
-            say(f"another mmfw is downloading {target.name}; waiting for it")
-            stack.enter_context(locked(lock, patience=math.inf))
-        yield

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.bridge.versions import Differences
-from mmf_win.paths import Places, presets_dir
+from mmf_win.paths import Places, no_datasets
 
 Settings = dict[str, Any]
 
@@ -144,6 +144,8 @@ def environment(
         offline: MMF must download nothing.
     """
     env = {
+        # What a run reads was fetched and checked before; of the rest, MMF need not download anything.
+        "MMF_DATASET_ZOO": str(no_datasets()),
         **{key: value for key, value in os.environ.items() if key != "MMFW_PASSWORD"},
         "MMF_CACHE_DIR": str(places.cache_dir),
         "MMF_DATA_DIR": str(places.data_dir),
@@ -159,7 +161,7 @@ def environment(
     }
     if offline:
         env |= {
-            "MMF_DATASET_ZOO": str(presets_dir() / "zoo" / "nothing.yaml"),
+            "MMF_DATASET_ZOO": str(no_datasets()),
             "HF_HUB_OFFLINE": "1",
         }
     return env

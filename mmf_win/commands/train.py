@@ -47,6 +47,7 @@ Examples:
     help="Older checkpoints to keep beside the best and the current one.  [default: 1]",
 )
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
+@click.option("--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing.")
 @click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
 @options.data_dir
 @options.save_dir

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import TypeAlias
 
-from mmf_win.errors import ArchiveError, DatasetError
+from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import Entry, Manifest, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, manifest_of
 from mmf_win.unpacking.staging import was_killed_while_installing
+
+Version: TypeAlias = str | float
+"""What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML, some
+look like numbers."""
 
 _DATA = "detectron.lmdb/data.mdb"
 
@@ -20,7 +25,7 @@ def extract_features(
     archive: Path,
     places: Places,
     *,
-    version: str | float | None,
+    version: Version | None,
     expected_sha256: str | None = None,
     force: bool = False,
 ) -> Path:
@@ -45,16 +50,21 @@ def extract_features(
     marker = features / ".built.json"
     if not force and (features / _DATA).exists() and not was_killed_while_installing(features):
         _require_same(archive, features, expected_sha256)
-    extract_verified(
-        archive,
-        features,
-        choose=choose_features,
-        expected_sha256=expected_sha256,
-        check=lambda files: _require_data(archive, files),
-        invalidates=[marker],
-    )
+    try:
+        extract_verified(
+            archive,
+            features,
+            choose=choose_features,
+            expected_sha256=expected_sha256,
+            check=lambda files: _require_data(archive, files),
+            invalidates=[marker],
+        )
+    except PasswordError:
+        raise ArchiveError(
+            f"{archive} is encrypted", hint="decrypt it to a folder, and name that folder instead"
+        ) from None
     if version is not None:
-        _mark(marker, version)
+        mark_built(marker, version)
     return target
 
 
@@ -96,11 +106,16 @@ def _require_data(archive: Path, files: Mapping[str, Entry]) -> None:
         )
 
 
-def _mark(marker: Path, version: str | float) -> None:
-    """Write what MMF's ``mark_done`` would (mmf/utils/download.py)."""
+def mark_built(marker: Path, version: Version | None) -> None:
+    """Write what MMF's ``mark_done`` would (mmf/utils/download.py), unless it stands there."""
+    if not marker.is_file() or built_version(marker) != version:
+        write_json(marker, {"created_at": str(datetime.now()), "version": version})
+
+
+def built_version(marker: Path) -> Version | None:
+    """The version in a ``.built.json``; None where there is none."""
     try:
-        if read_json(marker)["version"] == version:
-            return
+        version = read_json(marker)["version"]
     except (OSError, ValueError, TypeError, KeyError):
-        pass
-    write_json(marker, {"created_at": str(datetime.now()), "version": version})
+        return None
+    return version if isinstance(version, (str, float)) else None

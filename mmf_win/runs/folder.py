@@ -45,6 +45,7 @@ class RunRequest:
         seed, batch_size, updates, epochs: the options of the same names.
         detect_anomaly: autograd's anomaly detection was asked for.
         keep: how many older checkpoints stay beside the best and the current one.
+        allow_missing: rows without features or image are left out.
         start: the checkpoint of another run that this one started from.
         mmf: version of the MMF that trained it.
         published: what the paper reports for the preset.
@@ -65,6 +66,7 @@ class RunRequest:
     epochs: int | None = None
     detect_anomaly: bool = False
     keep: int = 1
+    allow_missing: bool = False
     start: str | None = None
     mmf: str = ""
     published: dict[str, Any] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mmf_win.bridge import settings
 from mmf_win.bridge.install import Installed, usable_mmf
+from mmf_win.bridge.needs.check import Inputs
 from mmf_win.bridge.versions import config_path, differences
 from mmf_win.console import as_typed, say
 from mmf_win.errors import (
@@ -24,7 +25,7 @@ from mmf_win.errors import (
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Exit, Request
-from mmf_win.runs import checkpoints
+from mmf_win.runs import checkpoints, inputs
 from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.overrides import lasting
 from mmf_win.runs.presets import merge
@@ -47,15 +48,22 @@ def start(request: RunRequest, name: str, places: Places, resume_file: Path | No
     Raises:
         MmfwError: the class says how it ended.
     """
-    _usable_for(request)  # before there is a folder
+    mmf = _usable_for(request)
+    found = inputs.for_training(mmf, request, places, resume_file)  # before there is a folder
     run = Run.create(places.save_dir, name)
     if resume_file is not None:
         checkpoints.carry_best(resume_file, run)
-    train(run, request, places, resume_file)
+    train(run, request, places, resume_file, found)
     return run
 
 
-def train(run: Run, request: RunRequest, places: Places, resume_file: Path | None = None) -> None:
+def train(
+    run: Run,
+    request: RunRequest,
+    places: Places,
+    resume_file: Path | None = None,
+    found: Inputs | None = None,
+) -> None:
     """Train, in a fresh process, to the end of the run.
 
     Args:
@@ -63,6 +71,7 @@ def train(run: Run, request: RunRequest, places: Places, resume_file: Path | Non
         request: what was asked for.
         places: MMF's folders.
         resume_file: a checkpoint to go on from.
+        found: what the run reads, if that was checked just now.
 
     Raises:
         MmfwError: the class says how it ended.
@@ -70,6 +79,7 @@ def train(run: Run, request: RunRequest, places: Places, resume_file: Path | Non
     mmf = _usable_for(request)
     if is_locked(run.lock):
         raise UsageError(f"run {run.id} is being trained already", hint="wait until it has ended, or stop it")
+    found = found or inputs.for_training(mmf, request, places, resume_file)
     if request.mmf and request.mmf != mmf.version:
         say(f"note: this run was trained with MMF {request.mmf} so far, and goes on with {mmf.version}")
     request = replace(request, mmf=mmf.version)
@@ -92,6 +102,7 @@ def train(run: Run, request: RunRequest, places: Places, resume_file: Path | Non
     if resume_file is not None:
         layers.append(settings.resume(resume_file))
     attempt = run.new_attempt()
+    layers.append(found.settings(attempt.path / "annotations"))
     worker_request = Request(
         action="train",
         model=request.model,
@@ -138,6 +149,7 @@ def predict(
     """
     request = run.request()
     mmf = _usable_for(request)
+    inputs.for_prediction(mmf, request, places, checkpoint=checkpoint, split=split, overrides=overrides)
     differ = differences(mmf.version)
     replaced = {"training.batch_size"} if batch_size is not None else set()
     layers = [

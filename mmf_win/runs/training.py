@@ -28,6 +28,7 @@ class Options:
         epochs: the same as passes over the training rows.
         detect_anomaly: autograd's anomaly detection, which makes training slower.
         keep: how many older checkpoints stay beside the best and the current one.
+        allow_missing: leave out rows without features or image.
         overrides: ``KEY=VALUE`` words for MMF.
     """
 
@@ -37,6 +38,7 @@ class Options:
     epochs: int | None = None
     detect_anomaly: bool = False
     keep: int | None = None
+    allow_missing: bool = False
     overrides: tuple[str, ...] = ()
 
     def over(self, request: RunRequest) -> RunRequest:
@@ -59,6 +61,7 @@ class Options:
             epochs=self.epochs if total else request.epochs,
             detect_anomaly=self.detect_anomaly or request.detect_anomaly,
             keep=request.keep if self.keep is None else self.keep,
+            allow_missing=self.allow_missing or request.allow_missing,
             overrides=[*lasting(request.overrides, replaced), *self.overrides],
         )
 

@@ -1,14 +1,19 @@
-"""``mmfw features extract`` as a user types it."""
+"""``mmfw features`` as a user types it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mmf_win.cli import main
 from mmf_win.paths import Places
+from tests.worlds import hostile, zoo
 from tests.worlds.memes import tar_gz
+from tests.worlds.web import WebServer
 
 
 def test_features_are_put_where_mmf_looks(user_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,3 +34,139 @@ def test_a_missing_archive_is_bad_input(user_dir: Path) -> None:
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["features", "extract", "--help"]) == 0
     assert "mmfw features extract features.tar.gz" in capsys.readouterr().out
+
+
+PRESET = """
+model: mmbt
+config: projects/mmbt/configs/hateful_memes/with_features.yaml
+settings:
+  model_config:
+    mmbt: {{bert_model_name: '{bert}', text_encoder: {{params: {{bert_model_name: '{bert}'}}}}}}
+  dataset_config:
+    hateful_memes: {{processors: {{text_processor: {{params: {{tokenizer_config: {{type: '{bert}'}}}}}}}}}}
+"""
+
+
+@dataclass
+class Shop:
+    """A preset that reads region features and fc7, and a server that has them.
+
+    Attributes:
+        server: has both archives.
+        places: MMF's folders.
+        preset: its file.
+    """
+
+    server: WebServer
+    places: Places
+    preset: Path
+
+    def __call__(self, *words: str) -> int:
+        """The exit code of ``mmfw features``."""
+        where = ("--data-dir", self.places.data_dir, "--save-dir", self.places.save_dir)
+        return main(["features", *words, str(self.preset), *map(str, where)])
+
+
+@pytest.fixture
+def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """Nothing but a BERT on the disk, and a zoo."""
+    bert = user_dir / "my bert"
+    bert.mkdir()
+    for name in ("config.json", "vocab.txt", "model.safetensors"):
+        (bert / name).write_bytes(b"content")
+    preset = user_dir / "mine.yaml"
+    preset.write_text(PRESET.format(bert=bert), encoding="utf-8")
+    with WebServer.serving(
+        features_tar_gz=zoo.features_archive(), fc7_tar_gz=tar_gz(dict(zoo.FC7))
+    ) as server:
+        variables = zoo.write_yaml(
+            user_dir,
+            server,
+            features=("features.tar.gz", "features.tar.gz"),
+            detectron__defaults=("fc7.tar.gz", "vmb_weights.tar.gz"),
+        )
+        for name, value in {"MMF_CACHE_DIR": str(user_dir / "cache"), **variables}.items():
+            monkeypatch.setenv(name, value)
+        yield Shop(server, Places.resolve(user_dir / "data dir", user_dir / "save"), preset)
+
+
+def states(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What ``--json`` said of each kind."""
+    return {found["kind"]: found["state"] for found in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.torch
+def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shop("status", "--json") == 0
+    features, fc7, bert = json.loads(capsys.readouterr().out)
+    archive = shop.server.files["features.tar.gz"]
+    assert features == {
+        "what": "region features",
+        "kind": "features",
+        "presets": ["mine"],
+        "state": "missing",
+        "folder": str(shop.places.dataset.features),
+        "files": [str(shop.places.dataset.features / "detectron.lmdb" / "data.mdb")],
+        "bytes": 0,
+        "checked": None,
+        "against": None,
+        "problems": [f"missing: {shop.places.dataset.features / 'detectron.lmdb' / 'data.mdb'}"],
+        "source": f"{shop.server.url}/features.tar.gz",
+        "sha256": zoo.sha256(archive),
+        "download_bytes": len(archive),
+        "disk_bytes": 3 * len(archive),
+    }
+    assert (fc7["state"], fc7["kind"], bert["state"], bert["kind"]) == ("missing", "fc7", "unchecked", "bert")
+    assert shop.server.gets == []
+    assert shop("status") == 0
+    said = capsys.readouterr()
+    assert "detectron fc7" in said.out
+    assert "to download" in said.err
+    assert "next: mmfw features fetch" in said.err
+
+
+@pytest.mark.torch
+def test_fetch_verify_and_repair_make_everything_whole(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shop("fetch", "--json") == 0
+    assert states(capsys) == {"features": "ok", "fc7": "ok", "bert": "recorded"}
+    assert shop("verify") == 0
+    assert "against the published archive features.tar.gz" in capsys.readouterr().out
+    hostile.cut(shop.places.dataset.features / "detectron.lmdb" / "data.mdb")
+    assert shop("verify") == 3
+    said = capsys.readouterr()
+    assert "BROKEN" in said.out
+    assert "changed: detectron.lmdb/data.mdb" in said.err
+    assert f"mmfw features repair {shop.preset}" in said.err.replace("'", "").replace('"', "")
+    shop.server.files.clear()
+    assert shop("repair", "--json") == 0
+    assert states(capsys) == {"features": "ok", "fc7": "ok", "bert": "recorded"}
+
+
+@pytest.mark.torch
+def test_repair_downloads_nothing_that_was_never_there(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shop("repair", "--json") == 0
+    assert states(capsys) == {"features": "missing", "fc7": "missing", "bert": "recorded"}
+    assert shop.server.gets == []
+
+
+@pytest.mark.torch
+def test_a_download_that_cannot_be_had_names_the_source(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.server.files.clear()
+    assert shop("fetch") == 6
+    said = capsys.readouterr().err
+    assert f"{shop.server.url}/features.tar.gz" in said
+    assert "hint: " in said
+
+
+@pytest.mark.torch
+def test_a_preset_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["features", "status", "mmbt_regoin"]) == 2
+    assert "did you mean mmbt_region?" in capsys.readouterr().err

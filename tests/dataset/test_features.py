@@ -15,7 +15,7 @@ from mmf_win.files import read_json
 from mmf_win.integrity import Entry, Manifest, Source
 from mmf_win.paths import Places
 from tests.worlds import hostile
-from tests.worlds.memes import Files, lay_out, tar_gz, tree
+from tests.worlds.memes import Files, encrypted_zip, lay_out, tar_gz, tree
 
 LMDB: Files = {"data.mdb": bytes(range(256)) * 64, "lock.mdb": b"lock"}
 DATA = {"data.mdb": LMDB["data.mdb"]}  # LMDB makes the lock file anew when it wants one
@@ -107,6 +107,16 @@ def test_a_misspelt_archive_is_named_rather_than_the_features_in_place(
 def test_a_truncated_archive_writes_nothing(user_dir: Path, places: Places) -> None:
     with pytest.raises(ArchiveError, match="not a whole tar"):
         extract_features(hostile.cut(packed(user_dir / "features.tar.gz")), places, version="1")
+    assert tree(places.data_dir) == {}
+
+
+def test_an_encrypted_archive_is_refused_without_asking_for_a_password(
+    user_dir: Path, places: Places
+) -> None:
+    files = {f"detectron.lmdb/{name}": content for name, content in LMDB.items()}
+    with pytest.raises(ArchiveError, match=r"features\.zip is encrypted") as raised:
+        extract_features(encrypted_zip(user_dir / "features.zip", files), places, version="1")
+    assert raised.value.hint == "decrypt it to a folder, and name that folder instead"
     assert tree(places.data_dir) == {}
 
 

@@ -1,0 +1,197 @@
+"""Everything that a run reads, proved whole before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmf_win.bridge.needs.config import DATASET, Tree
+from mmf_win.bridge.needs.keys import image_keys, without_features
+from mmf_win.bridge.needs.listing import Need, needs_of, paths_of
+from mmf_win.bridge.needs.state import Status, examine
+from mmf_win.console import as_typed, say
+from mmf_win.dataset.annotations import Row, keep_rows, read_rows
+from mmf_win.dataset.features import mark_built
+from mmf_win.errors import DataError, DatasetError
+from mmf_win.integrity import Manifest, verify
+from mmf_win.paths import Places
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An annotation file of which a run reads only a part.
+
+    Attributes:
+        path: the file.
+        kept: the rows that stay.
+    """
+
+    path: Path
+    kept: list[Row]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads, proved whole.
+
+    Attributes:
+        left_out: MMF's name of a split → what is read of its annotations, where that is not all.
+    """
+
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+
+    def settings(self, folder: Path) -> Tree:
+        """MMF's keys for a run that leaves rows out, whose shorter annotation files are written now.
+
+        Args:
+            folder: where they go.
+        """
+        if not self.left_out:
+            return {}
+        folder.mkdir(parents=True, exist_ok=True)
+        annotations = {}
+        for slot, part in self.left_out.items():
+            shorter = folder / part.path.name
+            shorter.write_bytes(part.path.read_bytes())
+            keep_rows(shorter, part.kept)
+            annotations[slot] = [str(shorter)]
+        return {"dataset_config": {DATASET: {"annotations": annotations}}}
+
+
+def check(
+    root: Path,
+    places: Places,
+    config: Tree,
+    *,
+    slots: Sequence[str],
+    allow_missing: bool = False,
+    may_leave_out: bool = True,
+    offline: bool = False,
+    hint_words: Sequence[str] = (),
+) -> Inputs:
+    """Make sure that everything a run reads is there and whole.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        places: MMF's folders.
+        config: as :func:`mmf_win.bridge.needs.config.resolve` gives it.
+        slots: which of ``train``, ``val`` and ``test`` it reads.
+        allow_missing: go on without the rows whose features or images are missing.
+        may_leave_out: whether that may be allowed: who predicts needs every row.
+        offline: nothing can be downloaded.
+        hint_words: what to type after ``mmfw features fetch``.
+
+    Raises:
+        DataError: something is missing or broken; it names the files and what mends them.
+        DatasetError: rows have no features, or no image.
+    """
+    _require_dataset(places, config["dataset"], slots)
+    needs = needs_of(root, places, config, slots)
+    _require_whole([examine(need, places) for need in needs], hint_words, offline)
+    for entry in (need.entry for need in needs if need.entry):
+        with suppress(OSError):  # of a folder that is read-only
+            mark_built(entry.marker, entry.version)  # else MMF would download it all the same
+    return _with_rows(needs, config["dataset"], slots, allow_missing=allow_missing, may=may_leave_out)
+
+
+def _require_whole(statuses: Sequence[Status], hint_words: Sequence[str], offline: bool) -> None:
+    broken = [status for status in statuses if status.state == "broken"]
+    missing = [status for status in statuses if status.state == "missing"]
+    for status in list(missing) if not (offline or os.environ.get("HF_HUB_OFFLINE")) else ():
+        if status.need.library:
+            say(f"note: {status.need.title} is not here yet; {status.need.library} will download it")
+            missing.remove(status)
+    if broken:
+        raise DataError(_told(broken), hint=as_typed("mmfw", "features", "repair", *hint_words))
+    if missing:
+        raise DataError(_told(missing), hint=as_typed("mmfw", "features", "fetch", *hint_words))
+
+
+def _told(statuses: Sequence[Status]) -> str:
+    return "\n".join(f"{status.need.title}: {problem}" for status in statuses for problem in status.problems)
+
+
+def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> None:
+    """The annotations and images, against the manifest that their conversion has written."""
+    manifest = Manifest.load(places.dataset.root)
+    if manifest is None:
+        return
+    wanted = {path for path in paths_of(dataset, "annotations", slots) if path.is_file()}
+    folders = paths_of(dataset, "images", slots) if dataset.get("use_images") else []
+    prefixes = tuple(f"{_below(path, manifest.folder)}/" for path in folders)
+    names = [n for n in manifest.files if manifest.folder / n in wanted or n.startswith(prefixes)]
+    if wrong := verify(manifest, only=names, title="Verifying the dataset"):
+        shown = "\n".join(str(difference) for difference in wrong[:_SHOWN])
+        more = f"\n… and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise DatasetError(
+            f"{manifest.folder}: not as it was converted:\n{shown}{more}",
+            hint="mmfw convert --zip ARCHIVE mends it; annotations of your own need a name of their own",
+        )
+
+
+def _below(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
+def _with_rows(
+    needs: Sequence[Need], dataset: Tree, slots: Sequence[str], *, allow_missing: bool, may: bool
+) -> Inputs:
+    """Compare the rows with what there is of them."""
+    annotations = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
+    rows = {slot: read_rows(p[0]) for slot, p in annotations.items() if len(p) == 1 and p[0].is_file()}
+    absent: dict[str, list[Row]] = {}
+    features = {need.folder / need.names[0] for need in needs if need.kind == "features"}
+    what = "region features" if features else "images"
+    for slot, listed in rows.items():
+        if features:
+            folders = {
+                path for path in paths_of(dataset, "features", [slot]) if path / "data.mdb" in features
+            }
+            gone = [row for folder in folders for row in without_features(listed, image_keys(folder))]
+        else:
+            gone = _without_images(listed, paths_of(dataset, "images", [slot]))
+        if gone:
+            absent[slot] = gone
+    if not absent:
+        return Inputs()
+    told = ", ".join(
+        f"{annotations[slot][0].stem} {len(gone)} of {len(rows[slot])} ({_names(gone)})"
+        for slot, gone in absent.items()
+    )
+    message = f"{what} are missing: {told}"
+    if not may:
+        raise DatasetError(message, hint="a prediction needs every row: get complete ones")
+    if not allow_missing:
+        raise DatasetError(message, hint="get complete ones, or leave these rows out with --allow-missing")
+    say(f"note: {message}; these rows are left out")
+    left_out = {}
+    for slot, gone in absent.items():
+        lines = {row.line for row in gone}
+        kept = [row for row in rows[slot] if row.line not in lines]
+        if not kept:
+            raise DatasetError(f"{annotations[slot][0]}: no row is left: {message}")
+        left_out[slot] = LeftOut(annotations[slot][0], kept)
+    return Inputs(left_out)
+
+
+def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:
+    listings: dict[Path, set[str]] = {}
+
+    def is_there(path: Path) -> bool:
+        if path.parent not in listings:
+            try:
+                listings[path.parent] = set(os.listdir(path.parent))  # noqa: PTH208 – only names are wanted
+            except OSError:
+                listings[path.parent] = set()
+        return path.name in listings[path.parent]
+
+    return [row for row in rows if folders and not any(is_there(folder / row.img) for folder in folders)]
+
+
+def _names(rows: Sequence[Row]) -> str:
+    return ", ".join(row.img for row in rows[:_SHOWN]) + (" …" if len(rows) > _SHOWN else "")

@@ -1,0 +1,159 @@
+"""The configuration that MMF would make of a preset, read without importing MMF.
+
+The order is that of ``mmf.utils.configuration``: MMF's defaults, the model's and the dataset's own
+configuration, then the one that the run names with its includes, the run's settings, and last the
+``KEY=VALUE`` words.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmf_win.bridge.versions import config_path, follow_text_links
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.paths import Places, no_datasets
+
+Tree = dict[str, Any]
+
+DATASET = "hateful_memes"
+_DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
+
+
+def resolve(
+    root: Path,
+    places: Places,
+    *,
+    model: str,
+    config: str | None,
+    settings: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    offline: bool = False,
+) -> Tree:
+    """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        places: MMF's folders.
+        model: MMF's name of the model.
+        config: MMF configuration to start from, as :func:`mmf_win.bridge.versions.config_path` takes it.
+        settings: a tree of MMF's keys, merged over it.
+        overrides: ``KEY=VALUE`` words.
+        offline: MMF must download nothing.
+
+    Raises:
+        UsageError: the configuration cannot be put together.
+        MmfError: a file of MMF is missing.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    named = config_path(root, config) if config else None
+    try:
+        layers = [_load(root, root / "mmf" / "configs" / "defaults.yaml")]
+        own = model_config(root, model)
+        layers += [_load(root, root / "mmf" / own)] if own else []
+        layers.append(_load(root, root / "mmf" / _DATASET_CONFIG))
+        layers += [_load(root, named)] if named else []
+        merged: Any = OmegaConf.merge(*layers, OmegaConf.create(dict(settings)))
+        for word in overrides:
+            key, _, value = word.partition("=")
+            OmegaConf.update(merged, key, _decoded(value), force_add=True)
+        merged.env = _environment(places, merged.get("env") or {}, offline)
+
+        def part(path: str) -> Any:
+            node = OmegaConf.select(merged, path)
+            return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node or {}
+
+        return {
+            "env": part("env"),
+            "checkpoint": part("checkpoint"),
+            "dataset": part(f"dataset_config.{DATASET}"),
+            "model": part(f"model_config.{model}"),
+        }
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"the configuration of {model} cannot be put together: {reason}") from None
+
+
+def model_config(root: Path, model: str) -> str | None:
+    """The configuration that MMF's class of a model names as its own; None where it names none.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        model: the name under which the class is registered.
+    """
+    for path in sorted((root / "mmf" / "models").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if f'register_model("{model}")' in text:
+            return _config_path_in(ast.parse(text), model)
+    return None
+
+
+def _config_path_in(module: ast.Module, model: str) -> str | None:
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef) and _registers(node, model)]
+    for node in (child for owner in classes for child in owner.body):
+        if isinstance(node, ast.FunctionDef) and node.name == "config_path":
+            for statement in node.body:
+                if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Constant):
+                    return str(statement.value.value) if statement.value.value else None
+    return None
+
+
+def _registers(node: ast.ClassDef, model: str) -> bool:
+    calls = (decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call))
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "register_model"
+        and [ast.literal_eval(argument) for argument in call.args] == [model]
+        for call in calls
+    )
+
+
+def _load(root: Path, path: Path) -> Any:
+    """A YAML file of MMF's with its ``includes``, relative to the package ``mmf`` or to the file."""
+    from omegaconf import OmegaConf
+
+    path = follow_text_links(path)
+    try:
+        own: Any = OmegaConf.load(path)
+    except OSError as error:
+        raise MmfError(f"{path} cannot be read: {error.strerror}", hint="mmfw setup") from None
+    included = []
+    for name in own.pop("includes", None) or []:
+        of_mmf = follow_text_links(root / "mmf" / name)
+        included.append(_load(root, of_mmf if of_mmf.is_file() else path.parent / name))
+    return OmegaConf.merge(*included, own)
+
+
+def _environment(places: Places, given: Mapping[str, Any], offline: bool) -> Tree:
+    """MMF's ``env``, as the worker's environment will make it, without what says nothing about files."""
+    from omegaconf import OmegaConf
+
+    raw: Any = OmegaConf.to_container(given, resolve=False) if OmegaConf.is_config(given) else given
+
+    def zoo(kind: str) -> str | None:
+        named = str(raw.get(f"{kind}_zoo", ""))
+        return os.environ.get(f"MMF_{kind.upper()}_ZOO") or (None if "${" in named else named) or None
+
+    return {
+        **{key: value for key, value in raw.items() if "${" not in str(value)},
+        "cache_dir": str(places.cache_dir),
+        "data_dir": str(places.data_dir),
+        "dataset_zoo": str(no_datasets()) if offline else zoo("dataset"),
+        "model_zoo": zoo("model"),
+    }
+
+
+def _decoded(value: str) -> Any:
+    """A value of the command line as MMF reads it."""
+    if value == "None":
+        return None
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value

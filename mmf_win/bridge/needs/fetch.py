@@ -1,0 +1,301 @@
+"""Brings in what a run needs and has not got, and mends what is broken with the least work."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from mmf_win.bridge.download import download, remote_size
+from mmf_win.bridge.needs import hub
+from mmf_win.bridge.needs.caches import hash_in_name
+from mmf_win.bridge.needs.listing import Need
+from mmf_win.bridge.needs.state import State, Status, examine
+from mmf_win.console import say, size
+from mmf_win.dataset.features import mark_built
+from mmf_win.errors import ArchiveError, DataError, MmfError, UsageError
+from mmf_win.files import replacing
+from mmf_win.integrity import Manifest, file_digest, verify
+from mmf_win.locking import locked
+from mmf_win.paths import Places
+from mmf_win.unpacking.extract import extract_verified, repair
+from mmf_win.unpacking.staging import require_space
+
+ATTEMPTS = 5
+"""How often a download is tried without a single new byte."""
+
+Cost: TypeAlias = tuple[int | None, int | None]
+"""Bytes to download, and bytes that it will take on the disk; None where nobody tells."""
+
+_ASKED_AT_ONCE = 8
+
+# MMF's features take 7 GB packed and 14 GB unpacked, and weights less than that.
+_GROWTH = 2
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Another place to get archives from than those that MMF's zoo names.
+
+    Attributes:
+        where: the URL of a folder or a file, or a folder or file on this machine.
+    """
+
+    where: str
+
+    @classmethod
+    def of(cls, where: str | None) -> Mirror | None:
+        """The place that a user names.
+
+        Raises:
+            UsageError: there is no such folder or file.
+        """
+        if where is None:
+            return None
+        mirror = cls(where)
+        if not mirror.is_remote and not Path(where).expanduser().exists():
+            raise UsageError(f"{where}: no such file or folder", hint="--source takes one of them, or a URL")
+        return mirror
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a URL."""
+        return self.where.startswith(("http://", "https://"))
+
+    def files(self, names: Sequence[str]) -> Iterator[Path]:
+        """The files of these names that are on this machine."""
+        if self.is_remote:
+            return
+        place = Path(self.where).expanduser()
+        found = [place] if place.name in names else [place / name for name in names]
+        yield from (path for path in found if path.is_file())
+
+    def urls(self, names: Sequence[str]) -> list[str]:
+        """Where files of these names may be on the web."""
+        if not self.is_remote:
+            return []
+        if self.where.rpartition("/")[2] in names:
+            return [self.where]
+        return [f"{self.where.rstrip('/')}/{name}" for name in names]
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """How files are brought in.
+
+    Attributes:
+        places: MMF's folders.
+        mirror: where to get archives from, before their own sources.
+        keep_archives: leave a downloaded archive where MMF would, to mend from it without a download.
+    """
+
+    places: Places
+    mirror: Mirror | None = None
+    keep_archives: bool = True
+
+    def fetch(self, needs: Iterable[Need]) -> list[Status]:
+        """Bring in what is missing, and mend what is broken; return how it is afterwards.
+
+        While another process does this with the same data folder, this one says so and waits.
+
+        Raises:
+            MmfError: something cannot be downloaded.
+            DataError: something cannot be mended, or what came is not what it should be.
+            ResourceError: it does not fit on the disk; nothing was downloaded.
+        """
+        return self._make_right(needs, ("missing", "broken"))
+
+    def repair(self, needs: Iterable[Need]) -> list[Status]:
+        """Mend what is broken, and leave alone what is missing; else as :meth:`fetch`."""
+        return self._make_right(needs, ("broken",))
+
+    def _make_right(self, needs: Iterable[Need], states: Sequence[State]) -> list[Status]:
+        self.places.data_dir.mkdir(parents=True, exist_ok=True)
+        waiting = "another mmfw is fetching into this data folder; waiting for it"
+        with locked(self.places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: say(waiting)):
+            statuses = [examine(need, self.places) for need in needs]
+            wanted = [status.need for status in statuses if status.state in states]
+            self._require_space(wanted)
+            for need in sorted(wanted, key=lambda need: not self._has_source(need)):
+                self._bring(need)
+            return [
+                examine(status.need, self.places) if status.need in wanted else status for status in statuses
+            ]
+
+    def costs(self, needs: Sequence[Need]) -> dict[Need, Cost]:
+        """What it would cost to bring each of them in; all servers are asked at the same time."""
+        with ThreadPoolExecutor(_ASKED_AT_ONCE, "mmfw-cost") as pool:
+            return dict(zip(needs, pool.map(self.cost, needs), strict=True))
+
+    def cost(self, need: Need) -> Cost:
+        """What it would cost to bring it in."""
+        urls = self._urls(need)
+        if not urls:
+            return None, None
+        if need.entry and self._local(need):
+            return 0, None
+        length = next((n for n in map(remote_size, urls) if n is not None), None)
+        if length is None:
+            return None, None
+        packed = length if self.keep_archives or need.kind == "resnet" else 0
+        return length, packed + (0 if need.kind == "resnet" else _GROWTH * length)
+
+    def _require_space(self, needs: Sequence[Need]) -> None:
+        """Refuse to begin what will not fit, as far as the servers tell how large it is."""
+        by_folder: dict[Path, int] = {}
+        for need, (download_size, _) in self.costs(needs).items():
+            if download_size:
+                room = download_size if need.kind == "resnet" else (1 + _GROWTH) * download_size
+                home = self.places.cache_dir if need.kind in ("glove", "resnet") else self.places.data_dir
+                by_folder[home] = by_folder.get(home, 0) + room
+        for folder, total in by_folder.items():
+            require_space(folder, total)
+
+    @staticmethod
+    def _has_source(need: Need) -> bool:
+        return need.entry is not None or need.url is not None
+
+    def _bring(self, need: Need) -> None:
+        if need.is_of_hub and need.library:
+            assert need.url is not None
+            hub.download(need.url, weights=need.kind == "bert", broken=need.files if need.is_there else [])
+        elif need.kind == "resnet":
+            self._bring_file(need)
+        elif self._has_source(need):
+            self._unpack_any(need)
+        elif need.is_there:
+            problems = "; ".join(examine(need, self.places).problems)
+            raise DataError(
+                f"{need.folder}: {problems}", hint="put a whole copy there; mmfw has no source of it"
+            )
+        else:
+            what = "; ".join(f"missing: {path}" for path in need.files) or f"missing: {need.folder}"
+            raise DataError(
+                f"{need.title}: {what}", hint="put it there; MMF's zoo does not name a source of it"
+            )
+
+    def _bring_file(self, need: Need) -> None:
+        """Copy or download a file that is no archive, and whose name holds its hash."""
+        target = need.files[0]
+        need.folder.mkdir(parents=True, exist_ok=True)
+        for found in self.mirror.files(need.names) if self.mirror else ():
+            if file_digest(found).hex().startswith(hash_in_name(target) or ""):
+                with replacing(target) as temporary:
+                    shutil.copyfile(found, temporary)
+                return
+            say(f"note: {found}: not what its name says")
+        self._download(need, target)
+
+    def _unpack_any(self, need: Need) -> None:
+        """Unpack the first archive that holds the files as they should be, downloading one if none does."""
+        for archive in self._local(need):
+            try:
+                return self._unpack(need, archive)
+            except ArchiveError as error:
+                say(f"note: {error}")
+        self._require_same_source(need)
+        archive = self._archive(need)
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        self._download(need, archive)
+        self._unpack(need, archive)
+        if not self.keep_archives:
+            archive.unlink()
+        else:
+            say(
+                f"{archive} stays, to mend from ({size(archive.stat().st_size)}; --no-keep-archives drops it)"
+            )
+
+    def _require_same_source(self, need: Need) -> None:
+        """Refuse to download what the files were not made of.
+
+        Raises:
+            DataError: they came out of another archive than the zoo's.
+        """
+        manifest = _loaded(need)
+        if manifest is None or manifest.vouched != "archive" or manifest.source is None or not need.entry:
+            return
+        if manifest.source.sha256 != need.entry.resource.sha256:
+            name = manifest.source.name
+            raise DataError(
+                f"{need.folder}: the {need.title} were made of {name}, which is not the archive of MMF's zoo",
+                hint=f"give {name} or its folder with --source, or unpack another archive with "
+                "`mmfw features extract --force`",
+            )
+
+    def _local(self, need: Need) -> list[Path]:
+        """Archives on this machine, the one that MMF or an earlier call has left first."""
+        own = self._archive(need)
+        there = [own] if own.is_file() else []
+        return [*there, *(self.mirror.files(self._names(need)) if self.mirror else ())]
+
+    def _download(self, need: Need, archive: Path) -> None:
+        urls = self._urls(need)
+        sha256 = need.entry.resource.sha256 if need.entry else hash_in_name(archive)
+        for url in urls:
+            try:
+                download(url, archive, need.title, sha256=sha256, attempts=ATTEMPTS)
+                return
+            except MmfError as error:
+                if url == urls[-1]:
+                    raise
+                say(f"note: {error}")
+
+    def _unpack(self, need: Need, archive: Path) -> None:
+        """Mend the files from the archive where only some of them are wrong, else unpack all of it."""
+        sha256 = need.entry.resource.sha256 if need.entry else None
+        if self._mend(need, archive):
+            return
+        extract_verified(
+            archive,
+            need.folder,
+            choose=need.choose,
+            expected_sha256=sha256,
+            invalidates=[need.entry.marker] if need.entry else [],
+            title=f"Unpacking {need.title}",
+        )
+        if not need.is_there:
+            raise ArchiveError(f"{archive}: it does not hold the {need.title}", hint="get another copy of it")
+        if need.entry:
+            mark_built(need.entry.marker, need.entry.version)
+
+    def _mend(self, need: Need, archive: Path) -> bool:
+        """Unpack only what is wrong; False where nothing says what that is."""
+        manifest = _loaded(need)
+        if manifest is None or manifest.vouched == "recorded":
+            return False
+        wrong = [found for found in verify(manifest) if found.kind != "extra"]
+        if not wrong:
+            return False
+        repair(manifest, archive, wrong, choose=need.choose, title=f"Mending {need.title}")
+        say(f"{need.title}: mended {', '.join(found.path for found in wrong)} from {archive}")
+        return True
+
+    def _archive(self, need: Need) -> Path:
+        if need.entry:
+            # The configuration may read from another folder than the one that the zoo's key stands for.
+            return need.entry.archive
+        return need.folder / str(need.url).rpartition("/")[2]
+
+    def _names(self, need: Need) -> tuple[str, ...]:
+        names = need.entry.resource.names if need.entry else (self._archive(need).name,)
+        manifest = _loaded(need)
+        used = manifest.source.name if manifest and manifest.source else None
+        return tuple(dict.fromkeys(name for name in (used, *names) if name))
+
+    def _urls(self, need: Need) -> list[str]:
+        if need.is_of_hub:
+            return []
+        own = need.entry.resource.url if need.entry else need.url
+        return [*(self.mirror.urls(self._names(need)) if self.mirror else ()), *([own] if own else [])]
+
+
+def _loaded(need: Need) -> Manifest | None:
+    """The manifest of the folder; None where there is none that can be understood."""
+    try:
+        return Manifest.load(need.folder)
+    except DataError:
+        return None

@@ -1,0 +1,236 @@
+"""Before a run: its features against its rows, its dataset against its manifest. With real LMDBs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.bridge.needs.check import Inputs, check
+from mmf_win.bridge.needs.keys import without_features
+from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.errors import DataError, DatasetError
+from mmf_win.integrity import record
+from mmf_win.paths import Places
+from tests.worlds import hostile, tiny_mmf
+
+pytestmark = pytest.mark.torch  # for lmdb and numpy
+
+SPLITS = {"train": 6, "dev": 3, "test": 2}
+
+
+@dataclass
+class Dataset:
+    """A tiny dataset and what a configuration says of it.
+
+    Attributes:
+        places: MMF's folders.
+        stems: of all images, in the order of the splits.
+    """
+
+    places: Places
+    stems: list[str]
+
+    @property
+    def lmdb(self) -> Path:
+        """The region features."""
+        return self.places.dataset.features / "detectron.lmdb"
+
+    def rows(self, split: str) -> list[Row]:
+        """The rows of a split."""
+        return read_rows(self.places.dataset.split(split))
+
+    def features_without(self, *rows: Row) -> None:
+        """Make features of all images but those of some rows."""
+        gone = {Path(row.img).stem for row in rows}
+        tiny_mmf.build_features(self.lmdb, [stem for stem in self.stems if stem not in gone])
+
+    def check(self, *slots: str, regions: bool = True, **options: Any) -> Inputs:
+        """Check what a run on these slots of MMF's would read."""
+        root = self.places.dataset.root
+        splits = {"train": "train", "val": "dev", "test": "test"}
+        dataset = {
+            "data_dir": str(self.places.data_dir / "datasets"),
+            "use_features": regions,
+            "use_images": not regions,
+            "annotations": {slot: [str(root / f"annotations/{s}.jsonl")] for slot, s in splits.items()},
+            "images": {slot: [str(root / "images")] for slot in splits},
+            "features": {slot: [str(self.lmdb)] for slot in splits},
+        }
+        empty = self.places.cache_dir / "empty.yaml"
+        config = {
+            "env": {"dataset_zoo": str(empty), "model_zoo": str(empty)},
+            "checkpoint": {},
+            "dataset": dataset,
+            "model": {},
+        }
+        return check(Path("unused"), self.places, config, slots=slots or ("train", "val"), **options)
+
+
+@pytest.fixture
+def dataset(user_dir: Path) -> Dataset:
+    """Annotations and images, and no features yet."""
+    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
+    places = Places.resolve(user_dir / "data dir", user_dir / "save", environ)
+    stems = tiny_mmf.build_dataset(places.dataset.root, SPLITS)
+    places.cache_dir.mkdir()
+    (places.cache_dir / "empty.yaml").write_text("{}", encoding="utf-8")
+    return Dataset(places, stems)
+
+
+def test_whole_features_of_every_image_are_fine(dataset: Dataset, tmp_path: Path) -> None:
+    dataset.features_without()
+    assert dataset.check("train", "val", "test").settings(tmp_path) == {}
+
+
+def test_images_without_features_are_counted_and_named_for_each_split(dataset: Dataset) -> None:
+    train, dev = dataset.rows("train"), dataset.rows("dev")
+    dataset.features_without(*train[:4], dev[1])
+    with pytest.raises(DatasetError) as raised:
+        dataset.check()
+    shown = ", ".join(row.img for row in train[:3])
+    assert str(raised.value) == (
+        f"region features are missing: train 4 of 6 ({shown} …), dev 1 of 3 ({dev[1].img})"
+    )
+    assert "--allow-missing" in str(raised.value.hint)
+
+
+def test_only_the_splits_that_are_read_count(dataset: Dataset) -> None:
+    dataset.features_without(dataset.rows("test")[0])
+    dataset.check("train", "val")
+    with pytest.raises(DatasetError, match="test 1 of 2"):
+        dataset.check("test")
+
+
+def test_rows_that_may_be_missing_are_left_out_of_files_of_the_runs_own(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = dataset.rows("train")
+    dataset.features_without(train[0], train[3])
+    found = dataset.check(allow_missing=True)
+    assert "these rows are left out" in capsys.readouterr().err
+    own = tmp_path / "annotations" / "train.jsonl"
+    assert found.settings(own.parent) == {
+        "dataset_config": {"hateful_memes": {"annotations": {"train": [str(own)]}}}
+    }
+    original = dataset.places.dataset.split("train").read_bytes().splitlines(keepends=True)
+    assert own.read_bytes().splitlines(keepends=True) == [
+        line for number, line in enumerate(original) if number not in (0, 3)
+    ]
+
+
+def test_a_prediction_is_never_made_without_some_of_its_rows(dataset: Dataset) -> None:
+    dataset.features_without(dataset.rows("test")[1])
+    with pytest.raises(DatasetError, match="test 1 of 2") as raised:
+        dataset.check("test", may_leave_out=False, allow_missing=True)
+    assert "a prediction needs every row" in str(raised.value.hint)
+
+
+def test_when_no_row_would_be_left_that_is_an_error(dataset: Dataset) -> None:
+    dataset.features_without(*dataset.rows("dev"))
+    with pytest.raises(DatasetError, match="no row is left"):
+        dataset.check(allow_missing=True)
+
+
+def test_missing_images_count_where_images_are_read(dataset: Dataset) -> None:
+    first = dataset.rows("train")[0]
+    (dataset.places.dataset.images / first.img).unlink()
+    with pytest.raises(DatasetError, match=f"images are missing: train 1 of 6 .{first.img}."):
+        dataset.check(regions=False)
+    dataset.features_without()
+    dataset.check()  # regions are read, and not images
+
+
+def test_keys_are_read_anew_when_the_features_were_replaced(dataset: Dataset) -> None:
+    dataset.features_without()
+    dataset.check()
+    for file in dataset.lmdb.iterdir():
+        file.unlink()
+    dataset.lmdb.rmdir()
+    dataset.features_without(dataset.rows("train")[0])
+    for note in dataset.places.dataset.features.glob("SHA256SUMS*"):
+        note.unlink()
+    with pytest.raises(DatasetError, match="train 1 of 6"):
+        dataset.check()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.5, 0.99])
+def test_features_that_are_cut_off_are_found_where_nobody_vouches_for_them(
+    dataset: Dataset, share: float
+) -> None:
+    dataset.features_without()
+    hostile.cut(dataset.lmdb / "data.mdb", share)
+    with pytest.raises(DataError, match=r"detectron\.lmdb: not whole") as raised:
+        dataset.check()
+    assert "mmfw features repair" in str(raised.value.hint)
+    assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "they are vouched for"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "the list of its keys is missing"),
+        ([b"nobody"], "the record nobody is listed and missing"),
+    ],
+    ids=["no list", "no record"],
+)
+def test_features_that_do_not_hold_what_they_list_are_found(
+    dataset: Dataset, change: Sequence[bytes] | None, message: str
+) -> None:
+    import lmdb
+
+    dataset.features_without()
+    with lmdb.open(str(dataset.lmdb), map_size=1 << 28) as opened, opened.begin(write=True) as transaction:
+        if change is None:
+            transaction.delete(b"keys")
+        else:
+            transaction.put(b"keys", pickle.dumps(change))
+    with pytest.raises(DataError, match=message):
+        dataset.check()
+
+
+def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: Path) -> None:
+    import lmdb
+
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "done",)
+
+    dataset.features_without()
+    with lmdb.open(str(dataset.lmdb), map_size=1 << 28) as opened, opened.begin(write=True) as transaction:
+        transaction.put(b"keys", pickle.dumps([Hostile()]))
+    with pytest.raises(DataError, match="the list of its keys wants"):
+        dataset.check()
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
+    root = dataset.places.dataset.root
+    files = [path.relative_to(root).as_posix() for path in root.rglob("*.*") if path.is_file()]
+    record(root, files)
+    dataset.check(regions=False)
+    image = dataset.places.dataset.images / dataset.rows("train")[0].img
+    hostile.cut(image)
+    with pytest.raises(
+        DatasetError, match=f"not as it was converted:\nchanged: images/img/{image.name}"
+    ) as e:
+        dataset.check(regions=False)
+    assert "mmfw convert" in str(e.value.hint)
+    dataset.features_without()
+    dataset.check()  # images are not read then
+    lines = (
+        dataset.places.dataset.split("train").read_text(encoding="utf-8").replace('"label": 0', '"label": 1')
+    )
+    dataset.places.dataset.split("train").write_text(lines, encoding="utf-8")
+    with pytest.raises(DatasetError, match=r"changed: annotations/train\.jsonl"):
+        dataset.check()
+
+
+def test_features_are_found_by_the_names_that_mmf_asks_for() -> None:
+    rows = [Row(i, f"img/{name}.png", "", None, i) for i, name in enumerate(("01235", "7", "meme_042", "x"))]
+    assert without_features(rows, {"1235", "7", "42", "x"}) == []
+    assert without_features(rows, {"01235", "meme_042"}) == [rows[1], rows[3]]

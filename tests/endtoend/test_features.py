@@ -1,0 +1,116 @@
+"""Features and weights around the real MMF: what it believes, what mmfw finds before a run, and mends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.bridge.install import find
+from tests.endtoend.conftest import Tool
+from tests.worlds import mmf_download, zoo
+from tests.worlds.tiny_mmf import TinyWorld
+from tests.worlds.web import WebServer
+
+pytestmark = pytest.mark.torch
+
+_ROOT = Path(mmf_download.__file__).parents[2]
+_UPDATES = ("--updates", "1", "--seed", "1")
+
+
+@dataclass
+class Shop:
+    """A world without region features, and the zoo to get them from.
+
+    Attributes:
+        tool: ``mmfw`` in that world.
+        server: has the archive ``features.tar.gz``.
+        data: the bytes of the LMDB.
+        preset: reads the features, and downloads where it may.
+    """
+
+    tool: Tool
+    server: WebServer
+    data: bytes
+    preset: str
+
+    @property
+    def features(self) -> Path:
+        """MMF's folder of region features."""
+        return self.tool.world.dataset / "features"
+
+    @property
+    def lmdb(self) -> Path:
+        """The file that holds them."""
+        return self.features / "detectron.lmdb" / "data.mdb"
+
+
+@pytest.fixture
+def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """The tiny world, whose features are still on the server."""
+    world = TinyWorld(tmp_path / "a world without features")
+    shutil.copytree(tool.world.root, world.root)
+    folder = world.dataset / "features"
+    data = (folder / "detectron.lmdb" / "data.mdb").read_bytes()
+    archive = tmp_path / "features.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+        packed.add(folder / "detectron.lmdb", "detectron.lmdb")
+    shutil.rmtree(folder)
+    own = replace(tool, world=world)
+    with WebServer.serving(features_tar_gz=archive.read_bytes()) as server:
+        variables = zoo.write_yaml(tmp_path, server, features=("features.tar.gz", "features.tar.gz"))
+        for name, value in {"MMF_CACHE_DIR": str(world.cache), "HF_HUB_OFFLINE": "1", **variables}.items():
+            monkeypatch.setenv(name, value)
+        yield Shop(own, server, data, own.preset("visual_bert", offline=False))
+
+
+def mmf_alone(shop: Shop, largest: int | None = None) -> int:
+    """Have MMF's own downloader get the features; the exit code."""
+    entry = json.loads((shop.tool.folder / "datasets.yaml").read_text(encoding="utf-8"))
+    listed = entry["hateful_memes"]["defaults"]
+    wanted = json.dumps({"version": listed["version"], "resources": listed["resources"]["features"]})
+    words = [str(find().root), str(shop.features), wanted, *([] if largest is None else [str(largest)])]
+    command = [sys.executable, "-m", mmf_download.__name__, *words]
+    return subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, capture_output=True).returncode
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on a file's length to die at")
+def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_without_a_download(
+    shop: Shop,
+) -> None:
+    archive = shop.server.files["features.tar.gz"]
+    half = (len(archive) + len(shop.data)) // 2
+    assert mmf_alone(shop, largest=half) < 0, "it was not killed in the extraction"
+    assert shop.lmdb.stat().st_size == half
+    assert mmf_alone(shop) == 0, "it does not believe its own half extraction any more"
+    assert (shop.features / ".built.json").is_file()
+    assert shop.lmdb.stat().st_size == half
+
+    shop.server.files.clear()  # from here on, nothing can be downloaded
+    assert shop.tool.code("train", shop.preset, *_UPDATES) == 3
+    assert f"detectron.lmdb/data.mdb ({half} instead of {len(shop.data)} bytes)" in shop.tool.errors
+    assert "mmfw features repair" in shop.tool.errors
+    assert not shop.tool.save_dir.exists(), "there is a run"
+
+    assert shop.tool.code("features", "repair", shop.preset) == 0
+    assert shop.lmdb.read_bytes() == shop.data
+    assert shop.tool("train", shop.preset, *_UPDATES)["state"] == "done"
+
+
+def test_mmf_downloads_nothing_after_mmfw_has_fetched(shop: Shop) -> None:
+    assert shop.tool.code("train", shop.preset, *_UPDATES) == 3
+    assert f"missing: {shop.lmdb}" in shop.tool.errors
+    assert "mmfw features fetch" in shop.tool.errors
+    assert shop.tool.code("features", "fetch", shop.preset) == 0
+    assert shop.lmdb.read_bytes() == shop.data
+    shop.server.asked.clear()
+    assert mmf_alone(shop) == 0
+    assert shop.tool("train", shop.preset, *_UPDATES)["state"] == "done"
+    assert shop.server.asked == []

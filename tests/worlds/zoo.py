@@ -1,0 +1,95 @@
+"""A zoo of MMF's in miniature: archives on a web server of this machine, and the YAML that names them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmf_win.bridge.needs.listing import Need
+from mmf_win.bridge.needs.zoo import Entry, Resource
+from mmf_win.paths import Places
+from tests.worlds.memes import tar_gz
+from tests.worlds.web import WebServer
+
+DATA = bytes(range(256)) * 4096  # stands in for an LMDB where nobody opens it
+FC7 = {"fc7_w.pkl": b"weights" * 1000, "fc7_b.pkl": b"bias" * 100}
+
+
+def sha256(content: bytes) -> str:
+    """In hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def features_archive(data: bytes = DATA) -> bytes:
+    """As MMF's ``features.tar.gz``."""
+    return tar_gz({"detectron.lmdb/data.mdb": data, "detectron.lmdb/lock.mdb": b"lock"})
+
+
+@dataclass(frozen=True)
+class Zoo:
+    """Archives on a server, and what needs them.
+
+    Attributes:
+        server: serves them.
+        places: MMF's folders.
+    """
+
+    server: WebServer
+    places: Places
+
+    @property
+    def features(self) -> Need:
+        """An LMDB of region features, as far as its bytes go."""
+        folder = self.places.dataset.features
+        entry = self._entry("hateful_memes.defaults.features", folder, "features.tar.gz")
+        return Need("features", "region features", folder, (_LMDB,), entry)
+
+    @property
+    def fc7(self) -> Need:
+        """The detector's last layer, two files."""
+        folder = self.places.data_dir / "models" / "detectron.defaults"
+        return Need(
+            "fc7", "detectron fc7", folder, tuple(FC7), self._entry("detectron", folder, "fc7.tar.gz")
+        )
+
+    def _entry(self, key: str, folder: Path, name: str) -> Entry:
+        url = f"{self.server.url}/{name}"
+        return Entry(key, folder, "1.0", Resource(url, name, sha256(self.server.files[name])))
+
+
+_LMDB = "detectron.lmdb/data.mdb"
+
+
+def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> dict[str, str]:
+    """MMF's zoo in two files; returns the variables that make MMF read them.
+
+    Args:
+        folder: where they go.
+        server: serves the archives.
+        archives: ``features`` or ``extras``, or a model's key with ``__`` for its dots → name of the archive
+            on the server, name on disk.
+    """
+
+    def entry(name: str, file_name: str) -> dict[str, Any]:
+        url = f"{server.url}/{name}"
+        return {"url": url, "file_name": file_name, "hashcode": sha256(server.files[name])}
+
+    resources = {key: [entry(*archives[key])] for key in ("features", "extras") if key in archives}
+    datasets = {"hateful_memes": {"defaults": {"version": "1.0_test", "resources": resources}}}
+    models: dict[str, Any] = {}
+    for key, names in archives.items():
+        if key not in resources:
+            *groups, last = key.split("__")
+            node = models
+            for group in groups:
+                node = node.setdefault(group, {})
+            node[last] = {"version": "1.0_test", "resources": [entry(*names)]}
+    for kind, zoo in (("datasets", datasets), ("models", models)):
+        (folder / f"{kind}.yaml").write_text(json.dumps(zoo), encoding="utf-8")
+    return {
+        "MMF_DATASET_ZOO": str(folder / "datasets.yaml"),
+        "MMF_MODEL_ZOO": str(folder / "models.yaml"),
+    }
