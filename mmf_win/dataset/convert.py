@@ -31,7 +31,7 @@ from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.opening import open_with_progress
 from mmf_win.unpacking.staging import (
     Staging,
-    flush,
+    flush_all,
     left_over,
     require_space,
     staging,
@@ -245,9 +245,9 @@ def _install(here: Staging, paths: DatasetPaths, splits: list[str]) -> None:
     moves += [(None, paths.split(split)) for split in splits_on_disk(paths) if split not in splits]
     moves += [(here.new / "annotations" / f"{split}.jsonl", paths.split(split)) for split in splits]
     moves += [(here.new / "record.json", paths.record)]
-    # Not each of the images: that would take minutes. One that a power cut has taken lacks the recorded size.
-    for file in (*(here.new / "annotations").iterdir(), here.new / "record.json"):
-        flush(file)
+    # Else a power cut might leave the record and not what it vouches for. The size of a file does not always
+    # tell: NTFS may keep it and lose the content. The moves need no more: file systems keep their order.
+    flush_all([file for file in here.new.rglob("*") if file.is_file()])
     here.install(moves)
 
 

@@ -16,18 +16,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
 
-from mmf_win.console import say, size
+from mmf_win.console import Progress, say, size
 from mmf_win.errors import ResourceError, UsageError
 from mmf_win.files import free_space, rename
 from mmf_win.integrity import LOCK
 from mmf_win.locking import locked
 
 _RESERVE = 64 << 20
+_FLUSHED_AT_ONCE = 8
 
 
 class Staging:
@@ -149,6 +152,36 @@ def flush(path: Path) -> None:
     """Have the system write a file to the disk now, so that a power cut cannot take it back."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
+
+
+def flush_all(files: Sequence[Path]) -> None:
+    """Have the system write many files of one disk to it now.
+
+    Each file by itself makes the disk empty its cache once more. Linux has one call for all that is not yet
+    written, at about a third of the cost; elsewhere only an administrator has one, so there several files
+    wait for the disk at a time.
+
+    Raises:
+        OSError: the disk refuses one.
+    """
+    with Progress("Waiting for the disk", len(files), "file") as bar:
+        if sys.platform == "linux" and files and _sync_disk_of(files[0]):
+            return
+        with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
+            for _ in pool.map(flush, files):
+                bar.advance(1)
+
+
+def _sync_disk_of(path: Path) -> bool:
+    """Write to a disk all that is not yet there; whether the system could."""
+    import ctypes
+
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        failed: int = ctypes.CDLL(None).syncfs(descriptor)
+    finally:
+        os.close(descriptor)
+    return failed == 0
 
 
 def require_space(folder: Path, needed: int) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.staging import Staging, staging_folder
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, PHASE_1, encrypted_zip, laid_out, memes, tree, with_packed_images
+from tests.worlds.tools import call, requires_tool
 
 
 def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,3 +196,43 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
     assert len(again) == left
     assert tree(places.dataset.root) == laid_out(memes())
     assert sorted(p.name for p in places.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
+
+
+@requires_tool("mkfs.ext4", "mount")
+def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
+    archive: Path, tmp_path: Path, user_dir: Path
+) -> None:
+    disk, folder = tmp_path / "disk", tmp_path / "mounted"
+    folder.mkdir()
+    with disk.open("wb") as file:
+        file.truncate(100 << 20)
+    call("mkfs.ext4", "-q", str(disk), cwd=tmp_path)
+    places = Places.resolve(folder / "data", user_dir / "save", environ={})
+    with mounted(disk, folder):
+        convert(archive, places, password=PASSWORD)
+        persist_names(places.dataset.root)
+        shutil.copyfile(disk, tmp_path / "after the power cut")
+    with mounted(tmp_path / "after the power cut", folder):
+        assert convert(archive, places).already_done
+        assert tree(places.dataset.root) == laid_out(memes())
+
+
+@contextmanager
+def mounted(disk: Path, folder: Path) -> Iterator[None]:
+    """A file mounted as a disk."""
+    command = ["mount", "-o", "loop", str(disk), str(folder)]
+    if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("no right to mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def persist_names(folder: Path) -> None:
+    """Write the names of files to the disk, as the system does by and by, but not the files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
