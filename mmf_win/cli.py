@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": "Show versions and paths, and how to get what is missing.",
     "convert": "Turn the dataset's archive into MMF's layout.",
     "features": "Put an archive of region features in its place.",
+    "verify": "Verify all that mmfw has written, and say what mends it.",
     "train": "Train a model, or go on with a run.",
     "predict": "Predict splits with trained runs, alone or blended.",
     "check-submission": "Check a prediction file against a split.",

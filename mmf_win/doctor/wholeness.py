@@ -1,0 +1,179 @@
+"""Whether all that mmfw has ever written is whole: dataset, downloads, checkpoints and MMF itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from mmf_win.bridge.install import chosen, find, source_of
+from mmf_win.bridge.install import verify as verify_mmf
+from mmf_win.console import as_typed
+from mmf_win.dataset.record import Record, verify_dataset
+from mmf_win.errors import DataError, MmfError
+from mmf_win.integrity import SUMS, Manifest, verify
+from mmf_win.paths import Places
+from mmf_win.runs.checkpoint_list import listed
+from mmf_win.runs.history import all_runs
+
+State: TypeAlias = Literal["ok", "not vouched for", "broken"]
+"""``not vouched for``: it is as it was found one day, or nothing is known of it."""
+
+_NOTHING = "nothing"
+_FIRST_READING = "its first reading"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that mmfw has written.
+
+    Attributes:
+        what: it is, for people.
+        path: where it lies.
+        state: see :data:`State`.
+        against: what it was compared with.
+        problems: what is wrong, a line for each file.
+        cure: the command that mends it, or what else to do; None where nothing is wrong.
+    """
+
+    what: str
+    path: str
+    state: State
+    against: str
+    problems: tuple[str, ...] = ()
+    cure: str | None = None
+
+
+def verify_all(places: Places, *, full: bool = False) -> Iterator[Part]:
+    """Verify one part after the other, with a progress bar for each that takes a while.
+
+    What is not there is passed over. Checkpoints are read whole each time, of all else only what was touched
+    since it was last found right.
+
+    Args:
+        places: MMF's folders.
+        full: read everything.
+    """
+    yield from _dataset(places, full)
+    yield from _downloads(places, full)
+    yield from _runs(places)
+    yield from _mmf()
+
+
+def _dataset(places: Places, full: bool) -> Iterator[Part]:
+    paths = places.dataset
+    what, where = "dataset", str(paths.root)
+    record = Record.load(paths.record)
+    archive = record.source.name if record else "ARCHIVE"
+    cure = as_typed("mmfw", "convert", "--zip", archive, *_data_dir(places))
+    try:
+        wrong = verify_dataset(paths, full=full)
+        manifest = Manifest.load(paths.root)
+    except DataError as error:
+        yield Part(what, where, "broken", _NOTHING, (str(error),), error.hint)
+        return
+    if wrong is None:
+        if paths.annotations.is_dir():
+            yield Part(what, where, "not vouched for", _NOTHING)
+    elif wrong:
+        against = _against(manifest) if manifest else f"the archive {archive}"
+        yield Part(what, where, "broken", against, tuple(map(str, wrong)), cure)
+    else:
+        yield _right(what, where, manifest)
+
+
+def _downloads(places: Places, full: bool) -> Iterator[Part]:
+    """Features, weights and what else was fetched: the folders that have a manifest, wherever they are."""
+    for folder in _folders(places):
+        what = _title(folder, places)
+        try:
+            manifest = Manifest.load(folder)
+            assert manifest is not None
+            wrong = verify(manifest, full=full, title=f"Verifying {what}")
+        except DataError as error:
+            yield Part(what, str(folder), "broken", _NOTHING, (str(error),), error.hint)
+            continue
+        if wrong:
+            cure = as_typed("mmfw", "features", "repair", *_data_dir(places))
+            yield Part(what, str(folder), "broken", _against(manifest), tuple(map(str, wrong)), cure)
+        else:
+            yield _right(what, str(folder), manifest)
+    features = places.dataset.features
+    if (features / "detectron.lmdb").is_dir() and not (features / SUMS).exists():
+        yield Part(_title(features, places), str(features), "not vouched for", _NOTHING)
+
+
+def _folders(places: Places) -> list[Path]:
+    """Every folder with a manifest in the data folder, and MMF's cache folder if it has one itself."""
+    found = {places.cache_dir} if (places.cache_dir / SUMS).is_file() else set()
+    for here, folders, names in os.walk(places.data_dir):
+        folders[:] = [name for name in folders if not name.startswith(".mmfw-")]
+        if SUMS in names:
+            found.add(Path(here))
+    return sorted(found - {places.dataset.root})
+
+
+def _title(folder: Path, places: Places) -> str:
+    if folder.parent == places.dataset.root:
+        return folder.name
+    return folder.relative_to(places.data_dir).as_posix() if folder != places.cache_dir else "MMF's cache"
+
+
+def _runs(places: Places) -> Iterator[Part]:
+    for run in all_runs(places.save_dir):
+        found = listed(run)
+        problems = tuple(
+            f"{checkpoint.name}: {checkpoint.problem}" for checkpoint in found if checkpoint.problem
+        )
+        against = "the checksums that torch wrote"
+        if problems:
+            cure = "delete these files; `mmfw train --resume last` goes on from the newest that is whole"
+            yield Part(f"run {run.id}", str(run.checkpoints), "broken", against, problems, cure)
+        elif found:
+            yield Part(f"run {run.id}", str(run.checkpoints), "ok", against)
+
+
+def _mmf() -> Iterator[Part]:
+    try:
+        installed = find()
+    except MmfError as error:
+        if _was_set_up():
+            yield Part("MMF", "", "broken", _NOTHING, (str(error),), error.hint)
+        return
+    what, where = f"MMF {installed.version}", str(installed.root)
+    if source_of(installed) is None:
+        yield Part(what, where, "not vouched for", "nothing: it is a copy of your own")
+        return
+    problems = tuple(verify_mmf(installed))
+    against = f"commit {installed.commit[:12]}" if installed.commit else "the RECORD of its wheel"
+    yield Part(
+        what, where, "broken" if problems else "ok", against, problems, "mmfw setup" if problems else None
+    )
+
+
+def _was_set_up() -> bool:
+    try:
+        return chosen() is not None
+    except MmfError:  # the note of it cannot be read
+        return True
+
+
+def _right(what: str, where: str, manifest: Manifest | None) -> Part:
+    if manifest is None:  # the folder is read-only, so the first reading could not be kept
+        return Part(what, where, "ok", "its archive")
+    state: State = "not vouched for" if manifest.vouched == "recorded" else "ok"
+    return Part(what, where, state, _against(manifest))
+
+
+def _against(manifest: Manifest) -> str:
+    if manifest.vouched == "recorded" or manifest.source is None:
+        return _FIRST_READING
+    kind = "the published archive" if manifest.vouched == "published" else "the archive"
+    return f"{kind} {manifest.source.name}"
+
+
+def _data_dir(places: Places) -> list[str]:
+    """The option that a command needs to find this data folder."""
+    return [] if places.data_dir == Places.resolve().data_dir else ["--data-dir", str(places.data_dir)]
