@@ -16,6 +16,7 @@ from mmf_win.bridge.install import usable_mmf
 from mmf_win.bridge.settings import ANNOTATIONS
 from mmf_win.bridge.versions import config_path
 from mmf_win.files import write_json
+from mmf_win.paths import presets_dir
 from mmf_win.runs.folder import Run
 from mmf_win.runs.presets import merge
 
@@ -31,11 +32,16 @@ def main(run: Run, split: str, reports: Path, words: list[str]) -> None:
         os.link(run.checkpoints / "best.ckpt", save / "best.ckpt")
         shutil.copyfile(run.checkpoints / "best.ckpt", save / "current.ckpt")
         os.environ |= {"MMF_DATA_DIR": request.data_dir, "MMF_REPORT_DIR": str(reports)}
+        if request.offline:
+            nothing = str(presets_dir() / "zoo" / "nothing.yaml")
+            os.environ |= {"MMF_DATASET_ZOO": nothing, "HF_HUB_OFFLINE": "1"}
         includes = [str(config_path(mmf.root, request.config))] if request.config else []
         config = Path(folder, "config.yaml")
         # JSON is YAML.
-        test = {"annotations": {"test": [ANNOTATIONS.format(split)]}}
-        settings = merge(request.settings, {"dataset_config": {"hateful_memes": test}})
+        splits = {**request.splits, "test": split}
+        files = {slot: [ANNOTATIONS.format(stem)] for slot, stem in splits.items()}
+        dataset = {"hateful_memes": {"annotations": files}}
+        settings = merge(request.settings, {"dataset_config": dataset})
         write_json(config, {"includes": includes, **settings})
         sys.argv = [
             "mmf_predict",

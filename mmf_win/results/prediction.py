@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from mmf_win import __version__
@@ -82,8 +85,15 @@ def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iter
     validation = first.splits["val"]
     for split in [*splits, validation] if options.best_threshold else splits:
         team.require(split)
+    Thread(target=_import_metrics, name="mmfw-import").start()
     for split in splits:
         yield from team.results(split, validation if options.best_threshold else None)
+
+
+def _import_metrics() -> None:
+    """scikit-learn takes more than a second, in which the worker imports MMF."""
+    with suppress(ImportError):  # who needs it will say so
+        import_module("mmf_win.results.metrics")
 
 
 @dataclass
