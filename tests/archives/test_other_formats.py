@@ -171,6 +171,27 @@ def test_a_truncated_7z(user_dir: Path) -> None:
         open_archive(path)
 
 
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "C:\\x", "\\\\server\\share\\x"])
+def test_an_attack_by_names_in_a_7z_is_refused_at_once(name: str, user_dir: Path) -> None:
+    path = user_dir / "a.7z"
+    with py7zr.SevenZipFile(path, "w") as archive:
+        archive.writestr(b"content", "x")
+        archive.header.files_info.files[0]["filename"] = name  # py7zr would not write some
+    with pytest.raises(ArchiveError, match=r"a\.7z: member .* is refused"):
+        open_archive(path)
+
+
+@requires_tool("7z")
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
+def test_a_link_in_a_7z_is_refused_when_wanted(user_dir: Path) -> None:
+    lay_out({"data/x": b"x"}, user_dir)
+    (user_dir / "data" / "link").symlink_to("/etc/passwd")
+    call("7z", "a", "-snl", "a.7z", "data", cwd=user_dir)
+    with open_archive(user_dir / "a.7z") as archive, pytest.raises(ArchiveError, match="it is a link"):
+        list(archive.extract({"data/link": user_dir / "out"}))
+    assert not (user_dir / "out").exists()
+
+
 def test_7z_does_not_care_about_links_in_the_current_folder(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

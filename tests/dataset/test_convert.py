@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import py7zr
 import pytest
 
+from mmf_win.console import Progress
 from mmf_win.dataset import convert as convert_module
 from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.convert import Conversion, convert
@@ -241,6 +242,17 @@ def test_a_data_folder_that_cannot_be_made(archive: Path, places: Places) -> Non
     with pytest.raises(OSError):
         convert(archive, places, password=PASSWORD)
     assert places.data_dir.read_bytes() == b"a file"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove open files")
+def test_an_archive_that_is_removed_meanwhile(
+    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "advance", lambda self, amount: archive.unlink(missing_ok=True))
+    with pytest.raises(FileNotFoundError) as caught:
+        convert(archive, places, password=PASSWORD)
+    assert caught.value.filename == str(archive)
+    assert names_on_disk(places) == set()
 
 
 def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:
