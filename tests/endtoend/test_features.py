@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.bridge.install import find
+from mmf_win.dataset.annotations import read_rows
 from tests.endtoend.conftest import Tool
 from tests.worlds import mmf_download, zoo
-from tests.worlds.tiny_mmf import TinyWorld
+from tests.worlds.tiny_mmf import SPLITS, TinyWorld, build_features
 from tests.worlds.web import WebServer
 
 pytestmark = pytest.mark.torch
@@ -102,6 +103,24 @@ def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_withou
     assert shop.tool.code("features", "repair", shop.preset) == 0
     assert shop.lmdb.read_bytes() == shop.data
     assert shop.tool("train", shop.preset, *_UPDATES)["state"] == "done"
+
+
+def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop) -> None:
+    rows = {split: read_rows(shop.tool.world.dataset / "annotations" / f"{split}.jsonl") for split in SPLITS}
+    gone = [rows["train"][1], rows["train"][2], rows["test"][0]]
+    known = {Path(row.img).stem for of_split in rows.values() for row in of_split}
+    build_features(shop.lmdb.parent, sorted(known - {Path(row.img).stem for row in gone}))
+
+    assert shop.tool.code("train", shop.preset, *_UPDATES) == 3
+    assert f"train 2 of {SPLITS['train']} ({gone[0].img}, {gone[1].img})" in shop.tool.errors
+    assert "--allow-missing" in shop.tool.errors
+    result = shop.tool("train", shop.preset, *_UPDATES, "--allow-missing")
+    assert result["state"] == "done"
+    own = shop.tool.run_of(result).path / "attempts" / "1" / "annotations" / "train.jsonl"
+    assert len(read_rows(own)) == SPLITS["train"] - 2
+    assert shop.tool.code("predict") == 3
+    assert f"test 1 of {SPLITS['test']} ({gone[2].img})" in shop.tool.errors
+    assert "a prediction needs every row" in shop.tool.errors
 
 
 def test_mmf_downloads_nothing_after_mmfw_has_fetched(shop: Shop) -> None:

@@ -51,6 +51,7 @@ class WebServer:
         faults: what goes wrong with the next GETs, one each; None for an answer that is right.
         etags: whether it names the version of a file.
         ranges: whether it sends parts.
+        headers: sent with every answer.
         asked: the requests so far.
     """
 
@@ -58,6 +59,7 @@ class WebServer:
         self.files = files
         self.faults: list[Fault | None] = []
         self.etags = self.ranges = True
+        self.headers: dict[str, str] = {}
         self.asked: list[Asked] = []
         self.released = threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -94,15 +96,13 @@ class WebServer:
             def _answer(self, send_body: bool) -> None:
                 outer.asked.append(Asked(self.command, self.path, dict(self.headers)))
                 content = outer.files.get(self.path.lstrip("/"))
-                if content is None:
-                    self.send_error(404)
-                    return
-                answer = outer._plan(content, dict(self.headers))
-                if send_body and outer.faults and (fault := outer.faults.pop(0)):
+                asked = dict(self.headers)
+                answer = Answering(b"", 404) if content is None else outer._plan(content, asked)
+                if content is not None and send_body and outer.faults and (fault := outer.faults.pop(0)):
                     fault(answer)
                 self.send_response(answer.status)
                 answer.headers.setdefault("Content-Length", str(len(answer.body)))
-                for name, value in answer.headers.items():
+                for name, value in {**outer.headers, **answer.headers}.items():
                     if value is not None:
                         self.send_header(name, value)
                 self.end_headers()
@@ -118,7 +118,7 @@ class WebServer:
         return Handler
 
     def _plan(self, content: bytes, headers: dict[str, str]) -> Answering:
-        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+        tag = f'"{hashlib.sha256(content).hexdigest()}"'
         known = {"ETag": tag} if self.etags else {}
         wanted = re.fullmatch(r"bytes=(\d+)-", headers.get("Range", ""))
         if not (self.ranges and wanted) or headers.get("If-Range", tag) != tag:

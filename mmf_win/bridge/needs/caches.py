@@ -35,14 +35,24 @@ def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(os.path.expandvars(chosen)).expanduser()
 
 
-def hub_snapshot(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder of a model's newest version in Hugging Face's cache; None where it is not there.
+def hub_model(name: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder in Hugging Face's cache that holds all versions of a model.
 
     Args:
         name: such as ``bert-base-uncased`` or ``owner/name``.
         environ: the environment's variables.
     """
-    model = hub_cache(environ) / f"models--{name.replace('/', '--')}"
+    return hub_cache(environ) / f"models--{name.replace('/', '--')}"
+
+
+def hub_snapshot(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder of a model's newest version in Hugging Face's cache; None where it is not there.
+
+    Args:
+        name: as for :func:`hub_model`.
+        environ: the environment's variables.
+    """
+    model = hub_model(name, environ)
     try:
         commit = (model / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:

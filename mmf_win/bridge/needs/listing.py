@@ -27,7 +27,7 @@ class Need:
     Attributes:
         kind: what they are.
         title: what they are, for people.
-        folder: holds all of them.
+        folder: holds all of them; of a model of the Hub, the folder of its versions.
         names: the files that a run opens, relative to the folder with ``/``; empty where they cannot be told
             before they are there.
         entry: what MMF's zoo says of them, where they come from there.
@@ -46,7 +46,13 @@ class Need:
     @property
     def files(self) -> list[Path]:
         """The files that a run opens, there or not."""
-        return [self.folder.joinpath(*name.split("/")) for name in self.found_names]
+        return [self._place.joinpath(*name.split("/")) for name in self.found_names]
+
+    @property
+    def _place(self) -> Path:
+        if self.library == "transformers" and self.url is not None:
+            return caches.hub_snapshot(self.url) or self.folder
+        return self.folder
 
     @property
     def found_names(self) -> tuple[str, ...]:
@@ -54,7 +60,7 @@ class Need:
         if self.names:
             return self.names
         if self.is_of_hub:
-            return tuple(path.name for path in caches.bert_in(self.folder, weights=self.kind == "bert"))
+            return tuple(path.name for path in caches.bert_in(self._place, weights=self.kind == "bert"))
         found = (path for pattern in _CHECKPOINTS for path in self.folder.glob(pattern))
         return tuple(sorted(path.name for path in found))
 
@@ -62,7 +68,7 @@ class Need:
     def is_there(self) -> bool:
         """Whether all of its files are there, whole or not."""
         if self.is_of_hub:
-            return caches.is_whole_bert(self.folder, weights=self.kind == "bert")
+            return caches.is_whole_bert(self._place, weights=self.kind == "bert")
         return bool(self.found_names) and all(path.is_file() for path in self.files)
 
     @property
@@ -80,7 +86,7 @@ class Need:
         if self.kind == "features":
             return choose_features(member)
         if self.kind == "extras":
-            return member.removeprefix("extras/") if member.startswith("extras/") else None
+            return f"/{member}".partition("/extras/")[2] or None
         if self.kind == "glove":
             return self.names[0] if member.rpartition("/")[2] == self.names[0] else None
         return member
@@ -222,8 +228,7 @@ def _berts(config: Tree) -> Iterator[Need]:
         if folder.is_dir() or folder.is_absolute() or name.count("/") > 1:
             yield Need(kind, title, folder)
         else:
-            there = caches.hub_snapshot(name) or caches.hub_cache() / f"models--{name.replace('/', '--')}"
-            yield Need(kind, title, there, url=name, library="transformers")
+            yield Need(kind, title, caches.hub_model(name), url=name, library="transformers")
 
 
 def _wants_bert(model: Tree) -> bool:

@@ -147,6 +147,36 @@ def test_a_mirror_is_asked_first_and_the_source_itself_if_it_has_not_got_it(zoo:
     assert [asked.path for asked in zoo.server.gets] == ["/fc7.tar.gz"]
 
 
+@pytest.mark.parametrize("by", ["download", "usb stick"])
+def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by: str) -> None:
+    content = b"resnet" * 1000
+    name = f"resnet152-{sha256(content)[:8]}.pth"
+    need = Need("resnet", "ResNet-152", user_dir / "torch", (name,), url=f"{zoo.server.url}/{name}")
+    stick = user_dir / "usb stick"
+    stick.mkdir()
+    (stick / name).write_bytes(content if by == "usb stick" else b"other")
+    zoo.server.files[name] = content
+    assert fetch(zoo, need, source=stick)[0].state == "ok"
+    assert need.files[0].read_bytes() == content
+    assert len(zoo.server.gets) == (by == "download")
+    hostile.cut(need.files[0])
+    assert examine(need, zoo.places).state == "broken"
+    assert fetch(zoo, need, source=stick)[0].state == "ok"
+
+
+def test_word_vectors_come_out_of_their_archive_alone(zoo: Zoo, user_dir: Path) -> None:
+    vectors = {f"glove.6B.{width}d.txt": b"the 0.1\n" * width for width in (50, 300)}
+    archive = hostile.plain_zip(user_dir / "made.zip", vectors)
+    zoo.server.files["glove.6B.zip"] = archive.read_bytes()
+    name = "glove.6B.300d.txt"
+    url = f"{zoo.server.url}/glove.6B.zip"
+    need = Need("glove", "GloVe word vectors", zoo.places.cache_dir, (name,), url=url)
+    status = fetch(zoo, need, keep=False)[0]
+    assert (status.state, status.against) == ("ok", "the archive glove.6B.zip")
+    assert [path.name for path in zoo.places.cache_dir.glob("[!.]*.txt")] == [name]
+    assert need.files[0].read_bytes() == vectors[name]
+
+
 def test_a_source_that_is_not_there_is_said(user_dir: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
         Mirror.of(str(user_dir / "nowhere"))
