@@ -10,10 +10,12 @@ from typing import Literal, TypeAlias
 
 from mmf_win.bridge.install import chosen, find, source_of
 from mmf_win.bridge.install import verify as verify_mmf
+from mmf_win.bridge.needs.caches import git_id_in_name, hash_in_name, hub_cache
+from mmf_win.bridge.needs.ledger import Ledger
 from mmf_win.console import as_typed
 from mmf_win.dataset.record import Record, verify_dataset
 from mmf_win.errors import DataError, MmfError
-from mmf_win.integrity import SUMS, Manifest, verify
+from mmf_win.integrity import FIRST_READING, SUMS, Manifest, verify
 from mmf_win.paths import Places
 from mmf_win.runs.checkpoint_list import listed
 from mmf_win.runs.history import all_runs
@@ -22,7 +24,6 @@ State: TypeAlias = Literal["ok", "not vouched for", "broken"]
 """``not vouched for``: it is as it was found one day, or nothing is known of it."""
 
 _NOTHING = "nothing"
-_FIRST_READING = "its first reading"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _dataset(places: Places, full: bool) -> Iterator[Part]:
         if paths.annotations.is_dir():
             yield Part(what, where, "not vouched for", _NOTHING)
     elif wrong:
-        against = _against(manifest) if manifest else f"the archive {archive}"
+        against = manifest.vouched_by if manifest else f"the archive {archive}"
         yield Part(what, where, "broken", against, tuple(map(str, wrong)), cure)
     else:
         yield _right(what, where, manifest)
@@ -97,12 +98,29 @@ def _downloads(places: Places, full: bool) -> Iterator[Part]:
             continue
         if wrong:
             cure = as_typed("mmfw", "features", "repair", *_data_dir(places))
-            yield Part(what, str(folder), "broken", _against(manifest), tuple(map(str, wrong)), cure)
+            yield Part(what, str(folder), "broken", manifest.vouched_by, tuple(map(str, wrong)), cure)
         else:
             yield _right(what, str(folder), manifest)
+    yield from _shared(places, full)
     features = places.dataset.features
     if (features / "detectron.lmdb").is_dir() and not (features / SUMS).exists():
         yield Part(_title(features, places), str(features), "not vouched for", _NOTHING)
+
+
+def _shared(places: Places, full: bool) -> Iterator[Part]:
+    """What runs have read in folders of others, such as the caches of transformers and torchvision."""
+    ledger = Ledger(places)
+    if not (files := [path for path in ledger.paths if path.is_file()]):
+        return
+    what, where = "BERT, ResNet and the like", str(hub_cache())
+    wrong = ledger.verify(files, full=full)
+    vouched = all(hash_in_name(path) or git_id_in_name(path) for path in files)
+    against = "the hashes in their names" if vouched else FIRST_READING
+    if wrong:
+        cure = as_typed("mmfw", "features", "repair", *_data_dir(places))
+        yield Part(what, where, "broken", against, tuple(map(str, wrong)), cure)
+    else:
+        yield Part(what, where, "ok" if vouched else "not vouched for", against)
 
 
 def _folders(places: Places) -> list[Path]:
@@ -164,14 +182,7 @@ def _right(what: str, where: str, manifest: Manifest | None) -> Part:
     if manifest is None:  # the folder is read-only, so the first reading could not be kept
         return Part(what, where, "ok", "its archive")
     state: State = "not vouched for" if manifest.vouched == "recorded" else "ok"
-    return Part(what, where, state, _against(manifest))
-
-
-def _against(manifest: Manifest) -> str:
-    if manifest.vouched == "recorded" or manifest.source is None:
-        return _FIRST_READING
-    kind = "the published archive" if manifest.vouched == "published" else "the archive"
-    return f"{kind} {manifest.source.name}"
+    return Part(what, where, state, manifest.vouched_by)
 
 
 def _data_dir(places: Places) -> list[str]:

@@ -8,7 +8,7 @@ A folder of files that were once found right has a :class:`Manifest` beside them
 """
 
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest, Vouching, manifest_files
+from mmf_win.integrity.manifest import FIRST_READING, SUMS, Check, Entry, Manifest, Vouching, manifest_files
 from mmf_win.integrity.source import Source
 from mmf_win.integrity.tree import Difference, differences
 from mmf_win.integrity.verify import (
@@ -24,6 +24,7 @@ from mmf_win.integrity.verify import (
 )
 
 __all__ = [
+    "FIRST_READING",
     "LOCK",
     "SUMS",
     "Check",

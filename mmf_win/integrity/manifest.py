@@ -40,6 +40,9 @@ themselves. ``archive``: they came whole out of an archive of which nobody has p
 ``recorded``: they are what was found on the disk one day; only later changes can be seen.
 """
 
+FIRST_READING = "its first reading"
+"""What people are told of files for which nothing else vouches."""
+
 _NOTES = "SHA256SUMS.json"
 _FORMAT = 1
 _LINE = re.compile(r"(\\?)([0-9a-f]{64}) [ *](.+)")
@@ -177,6 +180,14 @@ class Manifest:
             "checks": {name: astuple(check) for name, check in self.checks.items()},
         }
         _write(self.folder / _NOTES, json_bytes(notes))
+
+    @property
+    def vouched_by(self) -> str:
+        """What vouches for it, for people."""
+        if self.vouched == "recorded" or self.source is None:
+            return FIRST_READING
+        kind = "the published archive" if self.vouched == "published" else "the archive"
+        return f"{kind} {self.source.name}"
 
     def path(self, name: str) -> Path:
         """Where a file of the manifest is."""

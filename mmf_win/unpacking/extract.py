@@ -27,7 +27,7 @@ from mmf_win.integrity import (
     verify,
 )
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
-from mmf_win.unpacking.staging import flush, left_over, require_space, staging
+from mmf_win.unpacking.staging import flush_all, left_over, require_space, staging
 
 
 def extract_verified(
@@ -79,7 +79,8 @@ def extract_verified(
             _require_published(archive, sha256, expected_sha256)
             if check is not None:
                 check(files)
-            _flush(here.new, files)
+            # A check that is remembered must not outlive the bytes that it saw, not even in a power cut.
+            flush_all([here.new / name for name in files])
             stale = [*manifest_files(folder), *invalidates]
             here.install([*((None, path) for path in stale), *_moves(here.new, folder)])
             return settled(folder, files, _vouching(sha256, expected_sha256), replace(source, sha256=sha256))
@@ -152,7 +153,7 @@ def repair(
                 raise ArchiveError(
                     f"{archive}: there is {what} {name}", hint="this is another archive, or a damaged one"
                 )
-        _flush(here.new, files)
+        flush_all([here.new / name for name in files])
         here.install(list(_moves(here.new, manifest.folder)))
         mended(manifest, names)
 
@@ -180,12 +181,6 @@ def _vouching(sha256: str | None, expected: str | None) -> Vouching:
     if expected is not None:
         return "published"
     return "archive" if sha256 is not None else "recorded"
-
-
-def _flush(folder: Path, names: Iterable[str]) -> None:
-    """A check that is remembered must not outlive the bytes that it saw, not even in a power cut."""
-    for name in names:
-        flush(folder / name)
 
 
 def _moves(new: Path, target: Path) -> Iterator[tuple[Path | None, Path]]:

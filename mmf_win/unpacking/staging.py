@@ -165,7 +165,7 @@ def flush_all(files: Sequence[Path]) -> None:
         OSError: the disk refuses one.
     """
     with Progress("Waiting for the disk", len(files), "file") as bar:
-        if sys.platform == "linux" and files and _sync_disk_of(files[0]):
+        if sys.platform == "linux" and len(files) > _FLUSHED_AT_ONCE and _sync_disk_of(files[0]):
             return
         with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
             for _ in pool.map(flush, files):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from mmf_win.bridge.install import adopt, find, install
+from mmf_win.bridge.needs.ledger import Ledger
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
@@ -151,6 +153,23 @@ def test_what_was_put_there_by_another_hand_is_not_vouched_for(
     found = verified(capsys)
     assert states(found) == dict.fromkeys(("dataset", "features", "models/mine", "MMF"), "not vouched for")
     assert found["models/mine"]["against"] == "its first reading"
+
+
+def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
+    places: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = b"weights" * 1000
+    weights = user_dir / f"resnet152-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    weights.write_bytes(content)
+    Ledger(places).verify([weights])
+    part = verified(capsys)["BERT, ResNet and the like"]
+    assert (part["state"], part["against"]) == ("ok", "the hashes in their names")
+    hostile.flip_byte(weights, 100)
+    part = verified(capsys, code=3)["BERT, ResNet and the like"]
+    assert part["problems"] == [f"changed: {weights} (not what its name says)"]
+    assert part["cure"] == "mmfw features repair"
+    weights.unlink()
+    assert verified(capsys) == {}
 
 
 def test_a_damaged_list_of_hashes_is_said_so(world: Places, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ from mmf_win.bridge.needs.state import Status, examine
 from mmf_win.console import as_typed, say
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.features import mark_built
+from mmf_win.dataset.record import verify_dataset
 from mmf_win.errors import DataError, DatasetError
-from mmf_win.integrity import Manifest, verify
 from mmf_win.paths import Places
 
 _SHOWN = 3
@@ -117,25 +117,26 @@ def _told(statuses: Sequence[Status]) -> str:
 
 
 def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> None:
-    """The annotations and images, against the manifest that their conversion has written."""
-    manifest = Manifest.load(places.dataset.root)
-    if manifest is None:
-        return
-    wanted = {path for path in paths_of(dataset, "annotations", slots) if path.is_file()}
+    """The annotations and images, as they were converted; those of another hand nobody can judge."""
+    root = places.dataset.root
+    wanted = {_below(path, root) for path in paths_of(dataset, "annotations", slots) if path.is_file()}
     folders = paths_of(dataset, "images", slots) if dataset.get("use_images") else []
-    prefixes = tuple(f"{_below(path, manifest.folder)}/" for path in folders)
-    names = [n for n in manifest.files if manifest.folder / n in wanted or n.startswith(prefixes)]
-    if wrong := verify(manifest, only=names, title="Verifying the dataset"):
+    prefixes = tuple(f"{_below(path, root)}/" for path in folders)
+    wrong = verify_dataset(places.dataset, only=lambda name: name in wanted or name.startswith(prefixes))
+    if wrong:
         shown = "\n".join(str(difference) for difference in wrong[:_SHOWN])
         more = f"\n… and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise DatasetError(
-            f"{manifest.folder}: not as it was converted:\n{shown}{more}",
+            f"{root}: not as it was converted:\n{shown}{more}",
             hint="mmfw convert --zip ARCHIVE mends it; annotations of your own need a name of their own",
         )
 
 
 def _below(path: Path, folder: Path) -> str:
-    return Path(os.path.relpath(path, folder)).as_posix()
+    try:
+        return Path(os.path.relpath(path, folder)).as_posix()
+    except ValueError:  # on another drive of Windows
+        return path.as_posix()
 
 
 def _with_rows(

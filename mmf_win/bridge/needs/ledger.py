@@ -52,6 +52,11 @@ class Ledger:
                     for path, (sha256, check) in value["files"].items()
                 }
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files, there or not."""
+        return [Path(path) for path in self._seen]
+
     def last_check(self, path: Path) -> float | None:
         """When a file was found right that nobody has touched since, in seconds since the epoch."""
         seen = self._seen.get(str(path))

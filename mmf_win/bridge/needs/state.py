@@ -15,7 +15,7 @@ from mmf_win.bridge.needs.listing import Need
 from mmf_win.console import Progress, say
 from mmf_win.dataset.features import built_version
 from mmf_win.errors import ArchiveError, DataError
-from mmf_win.integrity import Manifest, last_check, record, torch_file, verify
+from mmf_win.integrity import FIRST_READING, Manifest, last_check, record, torch_file, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import manifest_of
 
@@ -60,7 +60,7 @@ def look(need: Need, places: Places) -> Status:
         return replace(status, state="broken", problems=(str(error),))
     if manifest is None:
         return status
-    against = _against(manifest)
+    against = manifest.vouched_by
     if problem := _of_another_archive(need, manifest):
         return replace(status, state="broken", problems=(problem,), against=against)
     for name, path in zip(need.found_names, need.files, strict=True):
@@ -95,7 +95,7 @@ def examine(need: Need, places: Places, *, full: bool = False) -> Status:
             return Status(need, "broken", _size(need), problems=(problem,))
         else:
             wrong = verify(manifest, full=full, only=need.found_names, title=f"Verifying {need.title}")
-            against = _against(manifest)
+            against = manifest.vouched_by
     except DataError as error:
         return Status(need, "broken", _size(need), problems=(str(error),))
     status = look(need, places)
@@ -194,22 +194,12 @@ def _size(need: Need) -> int:
 
 def _settled(status: Status, checked: float, against: str) -> Status:
     return replace(
-        status, state="recorded" if against == _RECORDED else "ok", checked=checked, against=against
+        status, state="recorded" if against == FIRST_READING else "ok", checked=checked, against=against
     )
-
-
-_RECORDED = "its first reading"
 
 
 def _named(need: Need) -> str:
     """What vouches for files that lie in caches of others."""
     if all(hash_in_name(path) or git_id_in_name(path) for path in need.files):
         return "the hash in its name"
-    return _RECORDED
-
-
-def _against(manifest: Manifest) -> str:
-    if manifest.vouched == "recorded" or manifest.source is None:
-        return _RECORDED
-    known = "the published archive" if manifest.vouched == "published" else "the archive"
-    return f"{known} {manifest.source.name}"
+    return FIRST_READING
