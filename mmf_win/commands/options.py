@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -18,6 +21,34 @@ save_dir = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="Where runs are kept.  [default: MMF_SAVE_DIR, else ./save]",
+)
+
+
+def _for_this_command(ctx: click.Context, _param: click.Parameter, seconds: float | None) -> None:
+    """Let the environment variable have the value for as long as the command runs."""
+    if seconds is not None:
+        ctx.with_resource(_variable("MMFW_STOP_TIMEOUT", f"{seconds:g}"))
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+stop_timeout = click.option(
+    "--stop-timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    expose_value=False,
+    callback=_for_this_command,
+    help="How long to wait for a sign of life after Ctrl+C.  [default: MMFW_STOP_TIMEOUT, else 30]",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")

@@ -61,6 +61,7 @@ Examples:
 @click.option(
     "--report/--no-report", default=True, help="Whether to make the run's report.html, which takes seconds."
 )
+@options.stop_timeout
 @options.data_dir
 @options.save_dir
 @options.as_json

@@ -49,6 +49,7 @@ Examples:
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
 @click.option("--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing.")
 @click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
+@options.stop_timeout
 @options.data_dir
 @options.save_dir
 @options.as_json

@@ -193,17 +193,13 @@ def dies(somebody: User) -> None:
 
 @pytest.mark.parametrize("end", [ends_at_a_second_ctrl_c, ends_without_progress, dies])
 def test_nothing_of_a_worker_that_hangs_survives(
-    tool: Tool,
-    faulty: Faulty,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    end: Callable[[User], None],
+    tool: Tool, faulty: Faulty, tmp_path: Path, end: Callable[[User], None]
 ) -> None:
-    monkeypatch.setenv("MMFW_STOP_TIMEOUT", "600" if end is ends_at_a_second_ctrl_c else "0.5")
+    timeout = ("--stop-timeout", "600" if end is ends_at_a_second_ctrl_c else "0.5")
     hangs = tmp_path / "hangs"
     with witness() as held:
         faulty(*connecting(held, hangs))
-        with user(tool, *endless(tool, workers=2)) as somebody:
+        with user(tool, *endless(tool, workers=2), *timeout) as somebody:
             held.accept(3)
             somebody.waits_for(hangs)
             end(somebody)

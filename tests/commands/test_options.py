@@ -1,0 +1,39 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from mmf_win.commands import options
+from mmf_win.supervise import stop_timeout
+
+
+@click.command()
+@options.stop_timeout
+def patience() -> float:
+    """What a run in this command would wait for."""
+    return stop_timeout()
+
+
+def waits(*words: str) -> float:
+    seconds: float = patience.main(list(words), standalone_mode=False)
+    return seconds
+
+
+def test_the_stop_timeout_is_an_option_then_a_variable_then_30_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert waits() == 30
+    assert waits("--stop-timeout", "2.5") == 2.5
+    assert waits() == 30, "it holds for one command"
+    monkeypatch.setenv("MMFW_STOP_TIMEOUT", "60")
+    assert waits("--stop-timeout", "2.5") == 2.5
+    assert waits() == 60
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "soon"])
+def test_a_stop_timeout_that_is_no_time_is_refused(wrong: str) -> None:
+    with pytest.raises(click.BadParameter) as error:
+        waits("--stop-timeout", wrong)
+    assert "--stop-timeout" in error.value.format_message()
