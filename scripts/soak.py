@@ -6,7 +6,8 @@ python scripts/soak.py --seed 7                            other moments
 
 The demo's tiny model trains, with dropout. It is interrupted at random moments in random ways, and goes on
 with `mmfw train --resume last` each time. In the end its losses are compared with those of a run that nobody
-interrupted. Which MMF is used is for `mmfw setup` and MMFW_HOME to say.
+interrupted. Which MMF is used is for `mmfw setup` and MMFW_HOME to say. After a Ctrl+C there are no more
+interruptions, and the rest is done.
 
 The exit code is 1 when something was lost: an update, a checkpoint, an equal loss, or control over a process.
 """
@@ -187,7 +188,11 @@ class Soak:
         whole = self._finish([*words, "--name", "whole"])
         resuming = [*words, "--name", "soak"]
         for left in range(times, 0, -1):
-            self._interrupt(resuming, left)
+            try:
+                self._interrupt(resuming, left)
+            except KeyboardInterrupt:
+                say("no more interruptions; the run goes on to its end")
+                break
             resuming = ["--resume", "last"]
         self._compare(self._finish(resuming), whole)
 
@@ -298,14 +303,17 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=3000, help="of the run")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and ways")
     options = parser.parse_args()
+    # A shell lets what it starts in the background ignore it, and so would all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="soak-") as root:
         started = time.monotonic()
         soak = Soak(make(Path(root, "demo")), options.updates, Random(options.seed))
         soak.go(options.interruptions)
         minutes = (time.monotonic() - started) / 60
     _print_table(soak.told)
+    times = sum(len(one.prompt) for one in soak.told.values())
     print(
-        f"\nMMF {usable_mmf().version}, {options.interruptions} interruptions, {options.updates} updates, "
+        f"\nMMF {usable_mmf().version}, {times} interruptions, {options.updates} updates, "
         f"seed {options.seed}, {minutes:.0f} minutes. Lost: {'; '.join(soak.faults) or 'nothing'}."
     )
     if soak.faults:
