@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 
 # What a child runs to be proven dead later; it needs ``port``.
 HOLD = """
