@@ -159,7 +159,7 @@ def details(run: Run) -> dict[str, Any]:
         "validations": [
             {"update": event.get("update"), "auroc": score}
             for event in events
-            if (score := val_auroc(event)) is not None
+            if (score := val_auroc(event)) is not None and not event.get("final")
         ],
         "checkpoints": [str(path) for path in sorted(run.checkpoints.glob("*.ckpt"))],
         "predictions": [str(path) for path in sorted(run.reports.glob("*.csv"))],

@@ -207,8 +207,10 @@ def _attempt(
     """Run one worker to its end; raises what its exit stands for."""
     files = request.attempt
     request.save()
-    run.checkpoints.mkdir(exist_ok=True)
-    environment = settings.environment(places, run.checkpoints, run.logs, files.raw, offline=offline)
+    # MMF writes its configuration there too; a prediction must not overwrite that of the training.
+    save_dir = run.checkpoints if request.action == "train" else files.raw
+    save_dir.mkdir(exist_ok=True)
+    environment = settings.environment(places, save_dir, run.logs, files.raw, offline=offline)
     if request.action == "predict":
         environment = settings.on_one_device(environment)
     with Watcher(run.events, files.name, on_training) as watcher:

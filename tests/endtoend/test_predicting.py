@@ -83,9 +83,11 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
     run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
+    trained = {file: sha256(file) for file in run.checkpoints.rglob("*") if file.is_file()}
     results = predict(
         tool, *("--split", "test", "--split", "dev"), *("--checkpoint", "last", "--checkpoint", "best")
     )
+    assert {file: sha256(file) for file in run.checkpoints.rglob("*") if file.is_file()} == trained
     whose = [(r["split"], Path(r["members"][0]["checkpoint"]).name) for r in results]
     assert whose == [(s, c) for s in ("test", "dev") for c in ("current.ckpt", "best.ckpt")]
     ours = results[-1]
