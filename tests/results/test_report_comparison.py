@@ -52,6 +52,15 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
     assert "0.6792" in page, "the published one"
 
 
+def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:
+    runs = [world.run("first"), world.run("second"), world.run("third", preset="visual_bert")]
+    found = [comparison.entry_of(run, None) for run in runs]
+    assert list(comparison.coloured(found)) == ["mmbt_grid", "visual_bert"]
+    assert list(comparison.coloured(found[:2])) == [runs[0].id, runs[1].id]
+    page = pages.of_runs(runs[:2], world.save).read_text(encoding="utf-8")
+    assert page.count("--key: var(--series-2)") == 2, "in the legend and in the table"
+
+
 def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
     good, bad = world.run("good"), world.run("bad")
     world.predict(good, skill=1.5)

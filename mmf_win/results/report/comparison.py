@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -97,7 +97,7 @@ def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: 
     """
     entries = [entry_of(run, scored) for run, scored in runs]
     groups = list(grouped(entries))
-    colours = {group.preset: plots.series(n) for n, group in enumerate(groups)}
+    colours = coloured(entries)
     return write_page(
         "compare.html",
         output,
@@ -107,7 +107,7 @@ def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: 
         contrasts=contrasts(entries),
         samples=SAMPLES,
         plots=[
-            plots.overlaid(name, title, [(e.curves.series(key), colours[e.request.preset]) for e in entries])
+            plots.overlaid(name, title, [(e.curves.series(key), _colour(e, colours)) for e in entries])
             for name, title, key in (
                 ("validation", "Validation AUROC", "auroc"),
                 ("loss", "Training loss", "loss"),
@@ -116,6 +116,17 @@ def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: 
         ],
         colours=colours,
     )
+
+
+def coloured(entries: Sequence[Entry]) -> dict[str, str]:
+    """What colours tell apart, each with its role: the presets, or the runs where all are of one preset."""
+    presets = dict.fromkeys(entry.request.preset for entry in entries)
+    apart = list(presets) if len(presets) > 1 else [entry.run.id for entry in entries]
+    return {name: plots.series(n) for n, name in enumerate(apart)}
+
+
+def _colour(entry: Entry, colours: Mapping[str, str]) -> str:
+    return colours.get(entry.run.id) or colours[entry.request.preset]
 
 
 def grouped(entries: Sequence[Entry]) -> Iterator[Group]:

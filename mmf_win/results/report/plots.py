@@ -126,7 +126,7 @@ def overlaid(name: str, title: str, lines: Sequence[tuple[Points, str]]) -> Plot
         for points, role in lines:
             _line(drawing.axes, points, role, alpha=0.85, marker="o" if len(points) < 40 else "")
         drawing.axes.set_xlabel("update")
-    return Plot(name, title, "One line a run; the runs of a preset share a colour.", drawing.svg)
+    return Plot(name, title, "One line a run.", drawing.svg)
 
 
 def _roc(y: npt.NDArray[Any], p: npt.NDArray[Any], auroc: float) -> Plot:
