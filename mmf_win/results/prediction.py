@@ -92,7 +92,9 @@ def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iter
 
 def _import_metrics() -> None:
     """scikit-learn takes more than a second, in which the worker imports MMF."""
-    with suppress(ImportError):  # who needs it will say so
+    # Who needs it will say what is missing. A prediction that is refused at once ends the process meanwhile,
+    # and what imports then is told so by a RuntimeError.
+    with suppress(ImportError, RuntimeError):
         import_module("mmf_win.results.metrics")
 
 
