@@ -119,12 +119,29 @@ class Fetcher:
         with locked(self.places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: say(waiting)):
             statuses = [examine(need, self.places) for need in needs]
             wanted = [status.need for status in statuses if status.state in states]
+            self._require_usable_source(wanted)
             self._require_space(wanted)
             for need in sorted(wanted, key=lambda need: not self._has_source(need)):
                 self._bring(need)
             return [
                 examine(status.need, self.places) if status.need in wanted else status for status in statuses
             ]
+
+    def _require_usable_source(self, needs: Sequence[Need]) -> None:
+        """Refuse a source from which nothing would be taken, rather than download all of it from elsewhere.
+
+        Raises:
+            UsageError: it has none of the archives.
+        """
+        if self.mirror is None or self.mirror.is_remote:
+            return
+        archived = [need for need in needs if self._has_source(need) and not need.is_of_hub]
+        names = [name for need in archived for name in self._names(need)]
+        if names and not any(True for _ in self.mirror.files(names)):
+            raise UsageError(
+                f"{self.mirror.where}: none of the archives that are needed is there",
+                hint=f"they are called {', '.join(dict.fromkeys(names))}",
+            )
 
     def costs(self, needs: Sequence[Need]) -> dict[Need, Cost]:
         """What it would cost to bring each of them in; all servers are asked at the same time."""

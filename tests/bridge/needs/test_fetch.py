@@ -147,6 +147,18 @@ def test_a_mirror_is_asked_first_and_the_source_itself_if_it_has_not_got_it(zoo:
     assert [asked.path for asked in zoo.server.gets] == ["/fc7.tar.gz"]
 
 
+def test_a_source_that_has_none_of_what_is_needed_is_refused_before_anything_is_downloaded(
+    zoo: Zoo, user_dir: Path
+) -> None:
+    other = user_dir / "features (1).tar.gz"
+    other.write_bytes(zoo.server.files["features.tar.gz"])
+    for source in (other, user_dir):
+        with pytest.raises(UsageError, match="none of the archives that are needed") as raised:
+            fetch(zoo, zoo.features, zoo.fc7, source=source)
+        assert raised.value.hint == "they are called features.tar.gz, fc7.tar.gz"
+    assert zoo.server.gets == []
+
+
 @pytest.mark.parametrize("by", ["download", "usb stick"])
 def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by: str) -> None:
     content = b"resnet" * 1000
