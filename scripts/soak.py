@@ -37,7 +37,7 @@ from mmf_win.runs import history
 from mmf_win.runs.checkpoint_list import listed
 from mmf_win.runs.folder import Run
 
-_PATIENCE = 120.0
+_PATIENCE = 600.0
 _SAVES = 10
 _WORDS = (
     "training.log_interval=1",
@@ -218,6 +218,9 @@ class Soak:
                 _wait(lambda: not attempt.alive())
             if attempt.alive():
                 self.faults.append(f"{kind}: a process survived")
+        except TimeoutError:
+            log = history.find(self._folder.save_dir, "soak").log.read_text(encoding="utf-8")
+            sys.exit(f"{log[-4000:]}\n{attempt.said}\nthen nothing happened for {_PATIENCE:g} s")
         finally:
             attempt.end_all()
         self.told[kind].moments[_moment(events)] += 1
