@@ -13,15 +13,21 @@ Files need no signals and no sockets, so both systems behave alike, a killed par
 An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what belongs to its kind::
 
     run_started      action, pid, and the versions that a result depends on
-    train_started    update (where it begins), max_updates, device, batch, seed, parameters (how many)
+    train_started    update (where it begins), max_updates, device, batch, micro_batch, workers (of the
+                     DataLoader), seed, parameters (how many), remembered (whether the micro-batch is what
+                     fitted before), fit (what a fitting one depends on)
+    micro_batch      rows (that go through at once from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
     val              update, metrics, final (whether with the best checkpoint, after training)
     saving           update; a checkpoint is about to be written
     checkpoint       update, is_best; it is written
     note             text; something that the user should know
     alive            something goes on that has no event of its own
+    predict_started  device, batch, workers
     predict          done, total: rows
     run_ended        action, outcome
+    attempt_failed   reason, phase, micro_batch, eval_batch, workers: what it had; next: what the next one has
+                     instead; written by the parent, which begins that one then
 
 Each is one write at the end of the file.
 """
@@ -46,6 +52,7 @@ Outcome = Literal[
     "host_oom",
     "disk",
     "nan",
+    "killed",
     "data",
     "checkpoint",
     "config",
@@ -54,7 +61,10 @@ Outcome = Literal[
     "busy",
     "internal",
 ]
-"""How an attempt ends; ``busy``: another process trains the same run."""
+"""How an attempt ends; ``killed``: from outside; ``busy``: another process trains the same run."""
+
+Phase = Literal["train", "val", "predict"]
+"""What was going on when it ended."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,11 @@ class Attempt:
         return self.path / "exit.json"
 
     @property
+    def helper_exit(self) -> Path:
+        """Why a process that the worker started – of a DataLoader, or for another GPU – could not begin."""
+        return self.path / "helper_exit.json"
+
+    @property
     def raw(self) -> Path:
         """Predictions as MMF wrote them."""
         return self.path / "raw"
@@ -110,6 +125,11 @@ class Request:
         epochs: train this many epochs instead of ``training.max_updates``.
         detect_anomaly: switch on autograd's anomaly detection.
         keep: how many older checkpoints stay beside the best and the current one.
+        micro_batch: rows that go through the model at once in training, over all GPUs; an update is made from
+            as many of them as its batch holds. None: what fitted before, or else the whole batch.
+        find_micro_batch: look for the most that fit, when none is said and none is known.
+        eval_batch: the same for validation and prediction; None for the whole batch.
+        fits: micro-batches that fitted before, by what they depend on.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         report: where the checked predictions go.
     """
@@ -125,6 +145,10 @@ class Request:
     epochs: int | None = None
     detect_anomaly: bool = False
     keep: int = 1
+    micro_batch: int | None = None
+    find_micro_batch: bool = False
+    eval_batch: int | None = None
+    fits: dict[str, int] = field(default_factory=dict)
     annotations: str | None = None
     report: str | None = None
 
@@ -167,12 +191,14 @@ class Exit:
         message: one line for the user; empty when all went well.
         hint: what to do next, where the worker knows it.
         where: the innermost MMF or mmfw frame of the error, as ``file:line``.
+        phase: what was going on; None before training or prediction began, and where nobody can tell.
     """
 
     outcome: Outcome
     message: str = ""
     hint: str | None = None
     where: str | None = None
+    phase: Phase | None = None
 
     def save(self, path: Path) -> None:
         """Write the exit as JSON."""

@@ -10,22 +10,45 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mmf_win.errors import CheckpointError, DataError, MmfwError, ResourceError, UsageError
-from mmf_win.protocol import Exit, Outcome
+from mmf_win.protocol import Exit, Outcome, Phase
 
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
 _OUT_OF_PAGING_FILE = 1455
-# What torch says in a RuntimeError of no kind of its own.
+# What torch says in a RuntimeError of no kind of its own, and in the text of another process's error.
 _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
-    ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED")),
-    ("host_oom", re.compile(r"not enough memory|can't allocate memory")),
-    ("host_oom", re.compile(r"killed by signal: Killed|insufficient shared memory")),
+    ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
+    ("host_oom", re.compile(r"not enough memory|can't allocate memory|Cannot allocate memory")),
+    ("host_oom", re.compile(r"killed by signal: (Killed|Bus error)")),
+    ("host_oom", re.compile(r"shared memory|</torch_\d|/dev/shm/")),  # which ends as a full disk does
     ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
     ("nan", re.compile(r"(?i)\bnan\b")),
-)  # fmt: skip
+)
+_KILLED = (-9, -7)  # SIGKILL and SIGBUS, as Linux's exit codes say them
+# torch.multiprocessing.spawn hands a rank's error on as its traceback in words, the error itself last.
+_RANK = re.compile(r"-- Process \d+ terminated with the following error:\n")
+_OF_RANK: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
+    ("interrupted", re.compile(r"^(\S+\.)?(StopRequested|KeyboardInterrupt)\b")),
+    ("nan", re.compile(r"^(\S+\.)?Diverged\b")),
+    ("checkpoint", re.compile(r"^(\S+\.)?(WeightsMissing|CheckpointError)\b")),
+    ("host_oom", re.compile(r"^MemoryError\b")),
+    ("mmf", re.compile(r"^(ImportError|ModuleNotFoundError)\b")),
+    *_SAID,
+    ("data", re.compile(r"^(FileNotFoundError|PermissionError|OSError|(\S+\.)?UnidentifiedImageError)\b")),
+)
+# MMF's functions, of either version, that stand for a phase; a validation happens during training.
+_PHASES: tuple[tuple[Phase, frozenset[str]], ...] = (
+    ("val", frozenset({"evaluate", "evaluation_loop"})),
+    ("predict", frozenset({"predict", "prediction_loop"})),
+    ("train", frozenset({"train", "training_loop"})),
+)
 
 
 class StopRequested(Exception):
     """The parent asked for a stop, and what there was to save is saved."""
+
+
+class Diverged(Exception):
+    """A loss or a weight is no number any more."""
 
 
 class WeightsMissing(CheckpointError):
@@ -37,16 +60,18 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
 
     Args:
         error: what left MMF.
-        prepared: MMF could be imported; before that, every fault is the environment's.
+        prepared: MMF could be imported; before that, all but a lack of memory is the environment's fault.
     """
     where = _innermost(error)
     message = _one_line(error)
+    phase = _phase(error)
     if isinstance(error, (StopRequested, KeyboardInterrupt)):
-        return Exit("interrupted", message)
+        return Exit("interrupted", message, phase=phase)
     if isinstance(error, MmfwError):
-        return Exit(_outcome_of_ours(error), message, error.hint, where)
-    outcomes = _outcomes(error) if prepared else iter(())
-    return Exit(next(outcomes, "internal" if prepared else "mmf"), message, None, where)
+        return Exit(_outcome_of_ours(error), message, error.hint, where, phase)
+    if prepared:
+        return Exit(next(_outcomes(error), "internal"), message, None, where, phase)
+    return Exit("host_oom" if _lacks_memory(error) else "mmf", message, None, where, phase)
 
 
 def _outcome_of_ours(error: MmfwError) -> Outcome:
@@ -61,18 +86,27 @@ def _outcome_of_ours(error: MmfwError) -> Outcome:
 
 def _outcomes(error: BaseException) -> Iterator[Outcome]:
     """What speaks for which ending, the strongest first."""
+    if isinstance(error, Diverged):
+        yield "nan"
+    if _RANK.search(str(error)):
+        yield from (outcome for outcome, said in _OF_RANK if said.search(_one_line(error)))
+    if getattr(error, "signal_name", None) == "SIGKILL":  # a rank that could not say anything
+        yield "killed"
     # torch may be the very thing that cannot be imported.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
         yield "cuda_oom"
-    if isinstance(error, MemoryError) or getattr(error, "winerror", None) == _OUT_OF_PAGING_FILE:
+    if _lacks_memory(error) or _lost_a_loader_worker(error):
         yield "host_oom"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
         yield "disk"
     if isinstance(error, ImportError):
         yield "mmf"
-    if isinstance(error, RuntimeError):
-        yield from (outcome for outcome, said in _SAID if said.search(str(error)))
+    # What a DataLoader's worker raised arrives as the same class with the words alone; and how one died, as
+    # the cause of an error that only says so.
+    if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):
+        words = f"{error}\n{error.__cause__ or ''}"
+        yield from (outcome for outcome, said in _SAID if said.search(words))
     functions = {
         (Path(frame.filename).name, frame.name) for frame in traceback.extract_tb(error.__traceback__)
     }
@@ -86,6 +120,25 @@ def _outcomes(error: BaseException) -> Iterator[Outcome]:
         yield "config"
     if isinstance(error, OSError) or any(name.endswith("_database.py") for name, _ in functions):
         yield "data"
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether the computer's memory ran out, as the error itself says."""
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, MemoryError) or getattr(error, "winerror", None) == _OUT_OF_PAGING_FILE
+
+
+def _lost_a_loader_worker(error: BaseException) -> bool:
+    """Whether the system killed a DataLoader's worker, as it does when memory or /dev/shm run out.
+
+    Torch says so from within a signal handler, where it may get lost, and then names those it misses only.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    missed = trace.tb_frame.f_locals.get("failed_workers", ()) if trace else ()
+    return any(worker.exitcode in _KILLED for worker in missed)
 
 
 def _is_of_network(error: BaseException) -> bool:
@@ -102,9 +155,19 @@ def _is_of_mmf(file: object) -> bool:
     )
 
 
+def _phase(error: BaseException) -> Phase | None:
+    """What was going on, judged by the functions that the error came through, in a rank's words too."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    functions = set(re.findall(r'^\s*File ".*", line \d+, in (\w+)$', text, re.MULTILINE))
+    return next((phase for phase, names in _PHASES if functions & names), None)
+
+
 def _one_line(error: BaseException) -> str:
+    if _RANK.search(str(error)):
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if re.match(r"[\w.]+(: |$)", line)), lines[-1])
     text = " ".join(str(error).split())
-    if isinstance(error, (MmfwError, StopRequested)):
+    if isinstance(error, (MmfwError, StopRequested, Diverged)):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

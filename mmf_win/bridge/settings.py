@@ -131,6 +131,11 @@ def predict(checkpoint: Path) -> Settings:
     }
 
 
+def evaluate_on_cpu(differences: Differences) -> Settings:
+    """What keeps the scores of a whole set off the GPU; where MMF has no key for it, a hook sees to it."""
+    return {"evaluation": {"use_cpu": True}} if differences.use_cpu else {}
+
+
 def environment(
     places: Places, save_dir: Path, logs: Path, raw_reports: Path, *, offline: bool
 ) -> dict[str, str]:

@@ -19,6 +19,7 @@ import math
 import traceback
 from argparse import Namespace
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -85,8 +86,17 @@ def attempt(request: Request, stop: Stop) -> Exit:
         from mmf_win.bridge.outcome import classify
 
         traceback.print_exc()
-        return classify(error, prepared=prepared)
+        end = classify(error, prepared=prepared)
+        return end if end.outcome == "interrupted" else _of_a_helper(request, end)
     return Exit("ok")
+
+
+def _of_a_helper(request: Request, end: Exit) -> Exit:
+    """Why a helper could not begin, where one left word; this process sees no more than its absence."""
+    try:
+        return replace(Exit.load(request.attempt.helper_exit), phase=end.phase)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return end
 
 
 def prepare(request: Request, stop: Stop) -> None:
@@ -170,4 +180,10 @@ if __name__ == "__main__":
 
 if __name__ == "__mp_main__" and _REQUEST in os.environ:
     _request = Request.load(Path(os.environ[_REQUEST]))
-    prepare(_request, Stop(_request.attempt.stop))
+    try:
+        prepare(_request, Stop(_request.attempt.stop))
+    except Exception as _error:
+        from mmf_win.bridge.outcome import classify
+
+        classify(_error, prepared=False).save(_request.attempt.helper_exit)
+        raise

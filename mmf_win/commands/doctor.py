@@ -78,6 +78,8 @@ def _sections(found: Survey) -> Iterator[str]:
     yield table(("folder", "path", "exists", "free"), folders)
     yield _dataset_line(found.dataset)
     yield "\n".join([*_machine_lines(found.machine), f"Decryption: {found.decryption}"])
+    if found.fits:
+        yield table(("rows at once", "that fit, for"), [(rows, kind) for kind, rows in found.fits.items()])
     if not found.missing:
         yield colour("Everything is in place.", 32)
     for missing in found.missing:

@@ -52,3 +52,12 @@ stop_timeout = click.option(
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+no_retry = click.option(
+    "--no-retry",
+    "retry",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Fail at once when memory runs out, instead of trying again with less.",
+)

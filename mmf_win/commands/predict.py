@@ -62,6 +62,7 @@ Examples:
     "--report/--no-report", default=True, help="Whether to make the run's report.html, which takes seconds."
 )
 @options.stop_timeout
+@options.no_retry
 @options.data_dir
 @options.save_dir
 @options.as_json
@@ -73,6 +74,7 @@ def command(
     threshold: str,
     batch_size: int | None,
     report: bool,
+    retry: bool,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
@@ -98,6 +100,7 @@ def command(
         data_dir=data_dir,
         overrides=overrides,
         batch_size=batch_size,
+        retry=retry,
     )
     predicted: dict[Run, str] = {}
     for result in prediction.predict(members.choose(save, runs, checkpoint), save, chosen):

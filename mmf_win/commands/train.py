@@ -12,6 +12,16 @@ from mmf_win.console import print_json, say, table
 from mmf_win.errors import UsageError
 
 
+class _BatchSize(click.IntRange):
+    """A positive number, or ``auto``."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -23,6 +33,7 @@ Examples:
   mmfw train --resume last --updates 30000  ... to 30000 updates in all
   mmfw train --resume mmbt_grid             go on with the newest run of that name
   mmfw train --resume old/best.ckpt         start a new run from a checkpoint
+  mmfw train mmbt_grid --batch-size auto    as many rows at once as the GPU holds
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5"""
 )
 @click.argument("words", nargs=-1, metavar="[PRESET] [KEY=VALUE ...]")
@@ -31,7 +42,12 @@ Examples:
     metavar="best|last|RUN|PATH",
     help="Go on with the newest run or with RUN, or start a new one from a checkpoint.",
 )
-@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Rows an update, over all GPUs.")
+@click.option(
+    "--batch-size",
+    type=_BatchSize(),
+    metavar="N|auto",
+    help="Rows an update, over all GPUs; auto leaves them, and finds how many fit into the GPU at once.",
+)
 @click.option(
     "--name", metavar="NAME", help="The run's folder in the save dir.  [default: the preset's name]"
 )
@@ -48,6 +64,15 @@ Examples:
 )
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
 @click.option("--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing.")
+@options.no_retry
+@click.option(
+    "--no-memory",
+    "remembered",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Forget what fitted into memory before, and begin with the whole batch.",
+)
 @click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
 @options.stop_timeout
 @options.data_dir
@@ -61,6 +86,8 @@ def command(
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
+    retry: bool,
+    remembered: bool,
     **chosen: Any,
 ) -> None:
     """Train a preset, or go on with a run.
@@ -70,6 +97,7 @@ def command(
     """
     from mmf_win.paths import Places
     from mmf_win.runs import training
+    from mmf_win.runs.launch import Memory
     from mmf_win.runs.overrides import split_words
 
     if show_list:
@@ -78,7 +106,7 @@ def command(
     preset, overrides = split_words(words)
     if chosen["updates"] and chosen["epochs"]:
         raise UsageError("--updates and --epochs both name the run's total; give one of them")
-    picked = training.Options(**chosen, overrides=overrides)
+    picked = training.Options(**chosen, memory=Memory(retry, remembered), overrides=overrides)
     if resume:
         run = training.resume(resume, preset, name, data_dir, save_dir, picked)
     elif preset:

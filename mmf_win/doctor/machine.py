@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 
-_NVIDIA_SMI = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+from mmf_win.supervise.gpus import ask
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,8 @@ class Machine:
 
 def survey_machine() -> Machine:
     """Look at this machine."""
-    return Machine(_cpus(), _memory(), _gpus())
+    gpus = tuple(_gpu(*fields) for fields in ask("name", "memory.total", "driver_version"))
+    return Machine(_cpus(), _memory(), gpus)
 
 
 def _cpus() -> int:
@@ -86,30 +85,6 @@ if sys.platform == "win32":
         return int(status.ullTotalPhys) if known else None
 
 
-def _gpus() -> tuple[Gpu, ...]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    try:
-        done = subprocess.run(
-            [program, *_NVIDIA_SMI],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="utf-8",
-            errors="replace",
-            timeout=20,  # a driver in trouble may never answer
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    # Without a working driver it prints a sentence instead.
-    return tuple(gpu for line in done.stdout.splitlines() if (gpu := _gpu(line)))
-
-
-def _gpu(line: str) -> Gpu | None:
-    fields = [field.strip() for field in line.split(",")]
-    if len(fields) != 3:
-        return None
-    name, mebibytes, driver = fields
+def _gpu(name: str, mebibytes: str, driver: str) -> Gpu:
     # Machines whose GPU shares the memory of the CPU say "[N/A]".
     return Gpu(name, int(mebibytes) << 20 if mebibytes.isdecimal() else 0, driver)

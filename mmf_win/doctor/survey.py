@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win import __version__
+from mmf_win import __version__, fits
 from mmf_win.archives.zip_extract import engine
 from mmf_win.bridge.install import Installed, chosen, find, pip_hint, verify
 from mmf_win.doctor.machine import Machine, survey_machine
@@ -113,6 +113,7 @@ class Survey:
         dataset: what there is of the dataset.
         machine: processors, memory, GPUs.
         decryption: what decrypts archives here.
+        fits: how many rows at once fitted into memory, by what that depends on.
         missing: what training would trip over, in the order in which to mend it.
     """
 
@@ -122,6 +123,7 @@ class Survey:
     dataset: DatasetState
     machine: Machine
     decryption: str
+    fits: dict[str, int]
     missing: tuple[Missing, ...]
 
 
@@ -132,7 +134,7 @@ def survey(places: Places) -> Survey:
     folders = tuple(_folders(places, mmf))
     dataset = _dataset(places.dataset)
     missing = tuple(_missing(versions, mmf, places, folders, dataset))
-    return Survey(versions, mmf, folders, dataset, survey_machine(), engine(), missing)
+    return Survey(versions, mmf, folders, dataset, survey_machine(), engine(), fits.load(), missing)
 
 
 def _versions() -> dict[str, str | None]:

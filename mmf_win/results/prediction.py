@@ -53,6 +53,7 @@ class Options:
         data_dir: MMF's data folder; None for each run's own.
         overrides: the user's ``KEY=VALUE`` words, after those of the run.
         batch_size: memes a batch; None for the run's own.
+        retry: try again with less, when memory runs out.
     """
 
     splits: Sequence[str] = ()
@@ -61,6 +62,7 @@ class Options:
     data_dir: Path | None = None
     overrides: tuple[str, ...] = ()
     batch_size: int | None = None
+    retry: bool = True
 
 
 def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iterator[Result]:
@@ -192,6 +194,7 @@ class _Team:
                 split=split,
                 overrides=self.options.overrides,
                 batch_size=self.options.batch_size,
+                retry=self.options.retry,
             )
         return self._csvs[member, split]
 

@@ -43,6 +43,7 @@ class RunRequest:
         data_dir: MMF's data folder.
         offline: MMF must download nothing.
         seed, batch_size, updates, epochs: the options of the same names.
+        auto_batch: look for the most rows at once that fit into memory.
         detect_anomaly: autograd's anomaly detection was asked for.
         keep: how many older checkpoints stay beside the best and the current one.
         allow_missing: rows without features or image are left out.
@@ -62,6 +63,7 @@ class RunRequest:
     offline: bool = False
     seed: int | None = None
     batch_size: int | None = None
+    auto_batch: bool = False
     updates: int | None = None
     epochs: int | None = None
     detect_anomaly: bool = False

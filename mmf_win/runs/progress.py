@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from mmf_win import console
 from mmf_win.console import Progress, say
 from mmf_win.protocol import Event, EventReader, read_events
 from mmf_win.runs.gpu import Card
@@ -30,6 +31,7 @@ class Watcher:
         self._best = max(scores, default=None)
         self._notes: dict[str, str] = {}
         self._card: Card | None = None
+        self._cpu = False
 
     def __enter__(self) -> Watcher:
         say("loading MMF …")
@@ -56,7 +58,15 @@ class Watcher:
         )
         if event["device"].startswith("cuda"):
             self._card = Card()
+        if event.get("remembered"):
+            say(f"{event['micro_batch']} rows at once, which fitted before (--no-memory forgets it)")
+        self._cpu = event["device"] == "cpu"
         self._begin("training", event["max_updates"], "update", event["update"])
+
+    def _on_micro_batch(self, event: Event) -> None:
+        if event["found"]:
+            why = " (on a CPU there is no limit to look for)" if self._cpu else ""
+            (self._progress or console).say(f"{event['rows']} rows at once{why}")
 
     def _on_train(self, event: Event) -> None:
         if event["loss"] is not None:

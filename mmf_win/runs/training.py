@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from mmf_win.console import say
 from mmf_win.dataset.annotations import choose_splits
@@ -23,22 +24,24 @@ class Options:
 
     Attributes:
         seed: the random seed.
-        batch_size: rows an update, over all GPUs.
+        batch_size: rows an update, over all GPUs; ``auto`` leaves them, and finds how many fit at once.
         updates: the run's total, also when it resumes.
         epochs: the same as passes over the training rows.
         detect_anomaly: autograd's anomaly detection, which makes training slower.
         keep: how many older checkpoints stay beside the best and the current one.
         allow_missing: leave out rows without features or image.
+        memory: what to do about it.
         overrides: ``KEY=VALUE`` words for MMF.
     """
 
     seed: int | None = None
-    batch_size: int | None = None
+    batch_size: int | Literal["auto"] | None = None
     updates: int | None = None
     epochs: int | None = None
     detect_anomaly: bool = False
     keep: int | None = None
     allow_missing: bool = False
+    memory: launch.Memory = field(default_factory=launch.Memory)
     overrides: tuple[str, ...] = ()
 
     def over(self, request: RunRequest) -> RunRequest:
@@ -50,13 +53,14 @@ class Options:
         total = self.updates is not None or self.epochs is not None
         replaced = {
             *(["training.max_updates", "training.max_epochs"] if total else []),
-            *(["training.batch_size"] if self.batch_size is not None else []),
+            *(["training.batch_size"] if isinstance(self.batch_size, int) else []),
             *(["training.seed"] if self.seed is not None else []),
         }
         return replace(
             request,
             seed=request.seed if self.seed is None else self.seed,
-            batch_size=self.batch_size or request.batch_size,
+            batch_size=self.batch_size if isinstance(self.batch_size, int) else request.batch_size,
+            auto_batch=request.auto_batch if self.batch_size is None else self.batch_size == "auto",
             updates=self.updates if total else request.updates,
             epochs=self.epochs if total else request.epochs,
             detect_anomaly=self.detect_anomaly or request.detect_anomaly,
@@ -82,7 +86,7 @@ def start(preset_name: str, name: str | None, places: Places, options: Options) 
         MmfwError: the class says how it ended.
     """
     request = _request(preset_name, places, options)
-    return launch.start(request, name or request.preset, places)
+    return launch.start(request, name or request.preset, places, memory=options.memory)
 
 
 def resume(
@@ -123,7 +127,7 @@ def resume(
     checkpoint = checkpoints.announced(checkpoints.choose(run, which))
     request, places = _with_data(options.over(run.request()), data_dir, places)
     say(f"going on with run {run.id} from {checkpoint.name}")
-    launch.train(run, request, places, checkpoint)
+    launch.train(run, request, places, checkpoint, memory=options.memory)
     return run
 
 
@@ -157,7 +161,8 @@ def _start_from(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
             hint="name the preset that it was trained with: mmfw train PRESET --resume PATH",
         )
-    return launch.start(replace(request, start=str(checkpoint)), name or request.preset, places, checkpoint)
+    request = replace(request, start=str(checkpoint))
+    return launch.start(request, name or request.preset, places, checkpoint, memory=options.memory)
 
 
 def _with_data(request: RunRequest, data_dir: Path | None, places: Places) -> tuple[RunRequest, Places]:

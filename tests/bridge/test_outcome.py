@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import sys
 import urllib.error
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mmf_win.bridge.outcome import StopRequested, WeightsMissing, classify
+from mmf_win.bridge.outcome import Diverged, StopRequested, WeightsMissing, classify
 from mmf_win.errors import DatasetError, MmfError
-from mmf_win.protocol import Outcome, Request
-from mmf_win.runs import launch
-from mmf_win.runs.folder import Run
-from mmf_win.supervise import Ended
+from mmf_win.protocol import Outcome
 
 
 def caught(error: BaseException) -> BaseException:
@@ -32,6 +33,23 @@ def caught(error: BaseException) -> BaseException:
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried"), "host_oom"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "host_oom"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "cuda_oom"),
+        (RuntimeError("CUDA error: out of memory"), "cuda_oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "cuda_oom"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "cuda_oom",
+        ),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error."), "host_oom"),
+        (
+            RuntimeError("unable to mmap 4096 bytes from file </torch_7_8_9>: Cannot allocate memory (12)"),
+            "host_oom",
+        ),
+        (RuntimeError("unable to write to file </torch_7_8_9>: No space left on device (28)"), "host_oom"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
+        (
+            OSError("Caught OSError in DataLoader worker process 0.\n[Errno 12] Cannot allocate memory"),
+            "host_oom",
+        ),
         (OSError(errno.ENOSPC, "No space left on device", "current.ckpt"), "disk"),
         (RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed"), "disk"),
         (RuntimeError("Function 'MulBackward0' returned nan values in its 0th output."), "nan"),
@@ -55,9 +73,86 @@ def test_whatever_fails_before_mmf_is_imported_is_the_environments_fault() -> No
     assert classify(caught(broken_torch), prepared=False).outcome == "mmf"
 
 
+def test_a_paging_file_that_is_too_small_is_a_lack_of_memory_even_while_torch_is_imported() -> None:
+    """WinError 1455; only Windows makes an OSError with its number."""
+    error = OSError(
+        "The paging file is too small for this operation to complete. Error loading cudnn64_9.dll"
+    )
+    error.winerror = 1455  # type: ignore[attr-defined]
+    assert classify(caught(error), prepared=False).outcome == "host_oom"
+    assert classify(caught(error)).outcome == "host_oom"
+
+
+def test_how_a_loaders_worker_died_may_be_told_by_the_cause_alone() -> None:
+    error = RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly")
+    error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    assert classify(caught(error)).outcome == "host_oom"
+
+
+@pytest.mark.parametrize(("exit_code", "outcome"), [(-9, "host_oom"), (-7, "host_oom"), (-11, "internal")])
+def test_a_loaders_worker_that_is_missed_is_asked_how_it_died(exit_code: int, outcome: Outcome) -> None:
+    """Where torch's own words about it got lost in a signal handler."""
+
+    def _try_get_data() -> None:
+        failed_workers = [SimpleNamespace(exitcode=exit_code)]
+        raise RuntimeError(f"DataLoader worker (pid(s) {len(failed_workers)}) exited unexpectedly")
+
+    with pytest.raises(RuntimeError) as error:
+        _try_get_data()
+    assert classify(error.value).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("function", "phase"),
+    [
+        ("training_loop", "train"),
+        ("evaluation_loop", "val"),
+        ("evaluate", "val"),
+        ("prediction_loop", "predict"),
+    ],
+)
+def test_what_was_going_on_is_told_by_mmfs_functions(function: str, phase: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def {function}():\n    raise RuntimeError('CUDA out of memory')", names)
+    with pytest.raises(RuntimeError) as error:
+        names[function]()
+    assert classify(error.value).phase == phase
+
+
 def test_an_error_is_said_in_one_line_with_its_type() -> None:
     end = classify(caught(ValueError("one\n  two")))
     assert end.message == "ValueError: one two"
+
+
+def _rank(_number: int, kind: str) -> None:
+    """A process of a training on two GPUs, with functions that are named as MMF's."""
+    import torch
+
+    def training_loop() -> None:
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "nan":
+            raise Diverged("the loss of update 3 is not a number")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    training_loop()
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+@pytest.mark.parametrize("kind", ["cuda_oom", "nan", "killed"])
+def test_the_end_of_a_rank_is_known_from_what_torch_says_of_it(kind: str) -> None:
+    """The ranks are real processes, of which torch hands on the traceback in words."""
+    from torch.multiprocessing import spawn
+
+    with pytest.raises(Exception) as error:
+        spawn(_rank, (kind,), nprocs=1)  # type: ignore[no-untyped-call]
+    end = classify(error.value)
+    assert end.outcome == kind
+    if kind != "killed":
+        assert end.phase == "train"
+    if kind == "cuda_oom":
+        assert end.message.endswith("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 @pytest.mark.torch
@@ -65,49 +160,3 @@ def test_torchs_own_out_of_memory_error_is_known() -> None:
     import torch
 
     assert classify(caught(torch.cuda.OutOfMemoryError("any words"))).outcome == "cuda_oom"
-
-
-@pytest.mark.parametrize(
-    ("outcome", "code"),
-    [
-        ("interrupted", 130),
-        ("cuda_oom", 7),
-        ("host_oom", 5),
-        ("disk", 5),
-        ("nan", 7),
-        ("data", 3),
-        ("checkpoint", 3),
-        ("config", 2),
-        ("mmf", 6),
-        ("network", 6),
-        ("busy", 2),
-        ("internal", 7),
-    ],
-)
-def test_each_ending_has_its_exit_code_and_names_the_log(tmp_path: Path, outcome: Outcome, code: int) -> None:
-    request = Request("train", "mmbt", "mmf", str(tmp_path), str(tmp_path / "1"))
-    error = launch._as_error(launch.Exit(outcome, "why"), Run(tmp_path), request)
-    assert error.exit_code == code
-    assert str(error) == "why"
-    assert error.hint is not None and ("log.txt" in error.hint or "--resume last" in error.hint)
-
-
-def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
-    request = Request("train", "mmbt", "mmf", str(tmp_path), str(tmp_path / "1"))
-    end = launch.Exit("internal", "ValueError: x", where="base_trainer.py:253")
-    assert str(launch._as_error(end, Run(tmp_path), request)) == "ValueError: x (at base_trainer.py:253)"
-
-
-@pytest.mark.parametrize(
-    ("ended", "outcome"),
-    [
-        (Ended(-9, stop_requested=False, killed=False), "host_oom"),
-        (Ended(-9, stop_requested=True, killed=True), "interrupted"),
-        (Ended(1, stop_requested=False, killed=False), "internal"),
-    ],
-)
-def test_a_worker_that_could_not_say_how_it_ended(tmp_path: Path, ended: Ended, outcome: Outcome) -> None:
-    request = Request("train", "mmbt", "mmf", str(tmp_path), str(tmp_path / "1"))
-    request.attempt.path.mkdir()
-    assert launch._exit_of(request, ended).outcome == outcome
-    assert Run(tmp_path).exit() is not None, "the run remembers it"

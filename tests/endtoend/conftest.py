@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mmf_win import fits
 from mmf_win.cli import main
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf
@@ -133,6 +134,7 @@ def tool(
     capfd: pytest.CaptureFixture[str],
 ) -> Tool:
     """``mmfw`` with the tiny dataset, and one thread a process."""
+    monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
     for name in ("MMF_CACHE_DIR", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, world.environment[name])
     return Tool(world, tmp_path, lambda: tuple(capfd.readouterr()))  # type: ignore[arg-type, return-value]

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from mmf_win.bridge.compat import (
+    accumulation,
     adamw,
     anomaly,
     batch_of_one,
@@ -65,6 +66,7 @@ CURES: tuple[Cure, ...] = (
     logger_mapping.CURE,
     logger_isatty.CURE,
     anomaly.CURE,
+    accumulation.CURE,
     batch_of_one.CURE,
     cuda_calls.CURE,
     lmdb_handles.CURE,

@@ -20,6 +20,7 @@ from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 
 from mmf_win.bridge.checkpoint_files import counts, numbered
 from mmf_win.bridge.hooks.continuation import Continuation
+from mmf_win.bridge.hooks.finite import check_weights
 from mmf_win.bridge.hooks.observer import Observer
 from mmf_win.bridge.hooks.single_write import SingleWrite
 from mmf_win.integrity import torch_file
@@ -53,7 +54,12 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
                 self._remove_torn()
 
     def save(self, update: int, iteration: int | None = None, update_best: bool = False) -> None:
-        """Save as MMF does, but write once, and remove older files when the new one is in place."""
+        """Save as MMF does, but write once, and remove older files when the new one is in place.
+
+        Raises:
+            Diverged: the weights are no numbers any more; the older files stay.
+        """
+        check_weights(self.trainer.model, update)
         _observer.saving(update)
         write = SingleWrite(names=3 if update_best else 2)
         state = self.continuation.state() if self.continuation else None

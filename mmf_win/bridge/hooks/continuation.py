@@ -21,7 +21,8 @@ class Continuation:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._order = row_order.follow(_loader(trainer), trainer)
+        self._loader = _loader(trainer)
+        self._order = row_order.follow(self._loader, trainer)
         self._validated: int | None = None
         self._before_validation: State | None = None
         self._random: State | None = None
@@ -47,6 +48,10 @@ class Continuation:
         self._random = state["random"] if alone else random_state()
         self._validated = state["validated"]
         return self._order is not None and self._order.go_on(state["position"], lambda: self._random)
+
+    def batches_left(self) -> int:
+        """How many batches the pass over the rows has that begins next."""
+        return len(self._loader) - (self._order.batches_skipped() if self._order else 0)
 
     @contextmanager
     def validating(self) -> Iterator[None]:

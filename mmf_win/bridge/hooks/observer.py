@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -14,6 +14,9 @@ from mmf_win.bridge.hooks.curves import Curves
 from mmf_win.bridge.outcome import StopRequested
 from mmf_win.bridge.stopping import Stop
 from mmf_win.protocol import EventLog, Request
+
+if TYPE_CHECKING:
+    from mmf_win.bridge.hooks.fitting import MicroBatch
 
 _HEARTBEAT = 1.0
 
@@ -48,7 +51,9 @@ class Observer:
             self._log.write(kind, **values)
             self._curves.write(kind, values)
 
-    def training_started(self, trainer: Any, max_updates: float | None, save: Callable[[], None]) -> None:
+    def training_started(
+        self, trainer: Any, max_updates: float | None, micro: MicroBatch, save: Callable[[], None]
+    ) -> None:
         """Training is about to begin, or to go on; ``save`` is called before it is left."""
         self._trainer, self._save = trainer, save
         self._last_update, self._since = trainer.num_updates, time.monotonic()
@@ -57,15 +62,30 @@ class Observer:
             update=trainer.num_updates,
             max_updates=_finite(max_updates),
             device=str(trainer.device),
-            batch=trainer.config.training.batch_size,
+            batch=micro.batch,
+            micro_batch=micro.rows,
+            workers=trainer.config.training.num_workers,
             seed=trainer.config.training.seed,
             parameters=sum(p.numel() for p in trainer.model.parameters()),
+            remembered=micro.remembered,
+            fit=micro.fit,
         )
+        if self.request.find_micro_batch and micro.search is None:
+            self.micro_batch_changed(micro)
 
     def training_ended(self) -> None:
         """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
         self._save = None
         self._stop.release()
+
+    def micro_batch_changed(self, micro: MicroBatch) -> None:
+        """From the next update on, another number of rows goes through the model at once."""
+        self.event("micro_batch", rows=micro.rows, found=micro.search is None)
+
+    def prediction_started(self, trainer: Any, batch: int) -> None:
+        """The model is loaded, and its predictions begin, ``batch`` rows at once unless told less."""
+        training = trainer.config.training
+        self.event("predict_started", device=str(trainer.device), batch=batch, workers=training.num_workers)
 
     def trained(self, trainer: Any, max_updates: float, scalars: dict[str, Any]) -> None:
         """An update whose figures MMF collected has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -81,6 +82,10 @@ class RowOrder(Sampler[int]):
         self._next = position, random
         self._trainer.current_epoch = position["epoch"] - 1  # MMF adds one as it begins
         return True
+
+    def batches_skipped(self) -> int:
+        """How many batches the next pass leaves out, as training has had them."""
+        return math.ceil(self._next[0]["rows"] / self._batch_size) if self._next else 0
 
 
 def follow(loader: Any, trainer: Any) -> RowOrder | None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from mmf.common.registry import registry
 from mmf.trainers import base_trainer
 from mmf.trainers.base_trainer import BaseTrainer
+from mmf.utils.general import get_batch_size
 from mmf.utils.timer import Timer
 
-from mmf_win.bridge.hooks import checkpoints
+from mmf_win.bridge.hooks import checkpoints, microbatch
+from mmf_win.bridge.hooks.finite import check_losses
+from mmf_win.bridge.hooks.fitting import MicroBatch
 from mmf_win.bridge.hooks.observer import Observer
 from mmf_win.bridge.hooks.weights import guard
 
@@ -29,6 +33,18 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
 
     _after_training = False
+    _micro: MicroBatch
+
+    def parallelize_model(self) -> None:
+        """Spread the model over the GPUs; it may have to score a batch in parts."""
+        super().parallelize_model()
+        if _observer.request.eval_batch is not None:
+            microbatch.evaluate_in_parts(self.model, _observer.request.eval_batch)
+
+    def predict(self, dataset_type: str) -> None:
+        """Predict, having said so."""
+        _observer.prediction_started(self, get_batch_size())
+        super().predict(dataset_type)
 
     def load_extras(self) -> None:
         """Guard the model before MMF loads a checkpoint into it, and go on in the learning-rate schedule.
@@ -43,7 +59,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def train(self) -> None:
         """Train, having said so, and having done a validation that was cut off."""
         if "train" in self.run_type:
-            _observer.training_started(self, self.max_updates, self._save)
+            self._micro = MicroBatch(_observer.request, self)
+            _observer.training_started(self, self.max_updates, self._micro, self._save)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.continuation.catch_up(self._try_full_validation):
                 self.finalize()
@@ -62,9 +79,40 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         super().inference()
 
     def _forward_pass(self, batch: Any) -> Any:
-        if not self.model.training:
-            _observer.heartbeat()
-        return super()._forward_pass(batch)
+        if self.model.training:
+            return self._forward_and_backward(microbatch.split(batch, self._micro.limit))
+        _observer.heartbeat()
+        report = super()._forward_pass(batch)
+        # The scores of the whole set are kept until its end.
+        return report if _observer.request.eval_batch is None else _on_cpu(report)
+
+    def _forward_and_backward(self, parts: list[tuple[float, Any]]) -> Any:
+        """The report of an update whose gradients are made, with losses that MMF may call ``backward`` of."""
+        self._micro.update_begins()
+        self.optimizer.zero_grad()
+        report = self._part(*parts[0], last=len(parts) == 1)
+        for number, (share, rows) in enumerate(parts[1:], start=2):
+            last = number == len(parts)
+            microbatch.add_to_report(report, self._part(share, rows, last=last), self.metrics.required_params)
+        report.losses = {key: loss.requires_grad_() for key, loss in report.losses.items()}
+        return report
+
+    def _part(self, share: float, rows: Any, *, last: bool) -> Any:
+        with microbatch.synchronized(self.model, last):
+            report = super()._forward_pass(rows)
+            check_losses(report.losses, self.num_updates + 1)
+            (self._extract_loss(report) * share).backward()
+        for key in self.metrics.required_params:
+            if torch.is_tensor(report.get(key)):
+                report[key] = report[key].detach()
+        report.losses = {key: loss.detach().mean() * share for key, loss in report.losses.items()}
+        return report
+
+    def _backward(self, loss: Any) -> None:
+        with microbatch.gradients_kept(self.optimizer):
+            super()._backward(loss)
+        if self._micro.update_ends():
+            _observer.micro_batch_changed(self._micro)
 
     def _logistics(self, report: Any) -> bool:
         should_break = bool(super()._logistics(report))
@@ -85,3 +133,9 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _save(self) -> None:
         self.checkpoint.save(self.num_updates, self.current_iteration, update_best=False)
+
+
+def _on_cpu(report: Any) -> Any:
+    for key, value in report.items():
+        report[key] = value.to("cpu") if hasattr(value, "to") else value
+    return report

@@ -3,16 +3,18 @@
 The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each an object::
 
     at      forward, backward      of a training batch (or of a part of one)
-            validation             a forward pass without gradients, in a prediction, too
+            validation             a layer of a model that is not in training, in a prediction, too
             step, stepped          before and after the optimizer's step
             loader                 a DataLoader is made
             loader_worker          one of its workers starts, in the worker's own process
             writing                a checkpoint has its bytes, but not its name
             saved                  MMF's Checkpoint.save is done
+            meter                  a fake one says that the memory holds as many rows as ``above``
     do      wait                   makes the file ``once`` and goes on when there is one of that name and .go
             connect                holds a connection to ``port`` until the process is dead
             linger                 starts a thread that keeps the process from ending
             cuda_oom               raises torch's own OutOfMemoryError
+            allocate               takes ``bytes`` of the GPU for each row, until the next batch
             memory_error           raises MemoryError
             kill                   kill -9 of the own process
             nan                    makes the losses NaN (at forward)
@@ -32,6 +34,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import socket
@@ -45,16 +48,18 @@ import small_resnet  # noqa: F401 - beside this package; MMF puts their folder o
 import torch
 from mmf.models.base_model import BaseModel
 from mmf.utils.checkpoint import Checkpoint
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from mmf_win.bridge.hooks import single_write
+from mmf_win.bridge.hooks import fitting, single_write
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1}
 _held: list[socket.socket] = []
+_memory: list[torch.Tensor] = []
 
 
 def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None) -> None:
@@ -87,6 +92,11 @@ def _linger(*_: Any) -> None:
 
 def _cuda_oom(*_: Any) -> None:
     raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (a test's fault)")
+
+
+def _allocate(fault: Any, *_: Any) -> None:
+    _memory.clear()
+    _memory.append(torch.empty(fault["bytes"] * _state["rows"], dtype=torch.uint8, device="cuda"))
 
 
 def _memory_error(*_: Any) -> None:
@@ -132,6 +142,7 @@ _ACTIONS = {
     "connect": _connect,
     "linger": _linger,
     "cuda_oom": _cuda_oom,
+    "allocate": _allocate,
     "memory_error": _memory_error,
     "kill": _kill,
     "nan": _nan,
@@ -147,12 +158,16 @@ def _forward(
     self: Any, sample_list: Any, *args: Any, _original: Any = BaseModel.__call__, **kwargs: Any
 ) -> Any:
     rows = _state["rows"] = sample_list.get_batch_size()
-    if not self.training:
-        strike("validation", rows)
-        return _original(self, sample_list, *args, **kwargs)
     output = _original(self, sample_list, *args, **kwargs)
-    strike("forward", rows, model=self, output=output)
+    if self.training:
+        strike("forward", rows, model=self, output=output)
     return output
+
+
+def _layer(layer: torch.nn.Module, inputs: Any) -> None:
+    """Sees what reaches the layers, which may be less than what the model was called with."""
+    if isinstance(layer, torch.nn.Linear) and not layer.training:
+        strike("validation", len(inputs[0]))
 
 
 def _backward(self: Any, *args: Any, _original: Any = torch.Tensor.backward, **kwargs: Any) -> None:
@@ -194,8 +209,29 @@ def _make_loader(
     _original(self, *args, **kwargs)
 
 
+class _FakeMeter:
+    """Of a GPU on which the weights take 1000 bytes, and each row 100."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def restart(self) -> None:
+        """Begin to measure."""
+
+    def peak(self) -> int:
+        return 1000 + 100 * _state["rows"]
+
+    def limit(self) -> int:
+        return math.ceil((1000 + 100 * self._rows) / 0.9)
+
+
+for _fault in _FAULTS:
+    if _fault["at"] == "meter":
+        fitting.meter_of = lambda _device, rows=_fault["above"]: _FakeMeter(rows)  # type: ignore[misc]
+
 if _FAULTS:
     BaseModel.__call__ = _forward
+    register_module_forward_pre_hook(_layer)
     torch.Tensor.backward = _backward  # type: ignore[method-assign]
     register_optimizer_step_pre_hook(lambda *_: strike("step", _state["rows"]))
     register_optimizer_step_post_hook(_stepped)

@@ -1,0 +1,126 @@
+"""A batch in parts that fit into memory, with the gradients of the undivided batch.
+
+The DataLoader goes on to yield whole batches, so that epochs, updates, the order of the rows and the
+learning-rate schedule are those of the undivided run. Each part's loss is weighted by its share of the rows,
+and the gradients add up: to floating-point accuracy they are the batch's own, for every layer that treats its
+rows one by one. (Batch normalization does not: while it trains, it sees the part's statistics.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from mmf.common.sample import SampleList
+from torch import nn
+
+
+def sizes(rows: int, limit: int | None) -> list[int]:
+    """How many rows each part of a batch has: at most ``limit``, in as few and as equal parts as can be.
+
+    Equal, because a last part of a row or two makes layers fail that need several.
+    """
+    parts = math.ceil(rows / limit) if limit else 1
+    each, more = divmod(rows, max(1, parts))
+    return [each + (number < more) for number in range(max(1, parts))]
+
+
+def split(batch: SampleList, limit: int | None) -> list[tuple[float, SampleList]]:
+    """The parts of a batch, each with its share of the rows; tensors are views, nothing is copied."""
+    rows = batch.get_batch_size()
+    parts = sizes(rows, limit)
+    if len(parts) == 1:
+        return [(1.0, batch)]
+    starts = [sum(parts[:number]) for number in range(len(parts))]
+    return [
+        (size / rows, _rows_of(batch, slice(start, start + size), rows))
+        for start, size in zip(starts, parts, strict=True)
+    ]
+
+
+def _rows_of(value: Any, wanted: slice, rows: int) -> Any:
+    """``wanted`` of each thing in ``value`` that has one entry a row; all else as it is."""
+    if isinstance(value, Mapping):
+        part = SampleList()
+        for key, entry in value.items():
+            part.add_field(key, _rows_of(entry, wanted, rows))
+        return part
+    if torch.is_tensor(value):
+        return value[wanted] if value.dim() and len(value) == rows else value
+    return value[wanted] if isinstance(value, (list, tuple)) and len(value) == rows else value
+
+
+def add_to_report(report: Any, part: Any, fields: Iterable[str]) -> None:
+    """Add the report of another part of the batch: ``fields`` row by row, losses as sums.
+
+    Args:
+        report: of the parts so far; it keeps what else there was in the first one's.
+        part: with losses that are weighted by its share of the rows.
+        fields: what metrics are computed from.
+    """
+    for key in fields:
+        if key in report and key in part:
+            report[key] = _joined([report[key], part[key]], [report.batch_size, part.batch_size])
+    for key, loss in part.losses.items():
+        report.losses[key] = report.losses[key] + loss if key in report.losses else loss
+    report.batch_size += part.batch_size
+
+
+def synchronized(model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
+    """For the duration of a backward pass, whether ranks exchange gradients; once an update is enough."""
+    no_sync: Callable[[], AbstractContextManager[Any]] | None = getattr(model, "no_sync", None)
+    return nullcontext() if wanted or no_sync is None else no_sync()
+
+
+@contextmanager
+def gradients_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """``optimizer.zero_grad`` does nothing meanwhile."""
+    optimizer.zero_grad = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del optimizer.zero_grad
+
+
+def evaluate_in_parts(model: nn.Module, limit: int) -> None:
+    """Let ``model`` score at most ``limit`` rows at once when it is not in training.
+
+    Args:
+        model: the outermost module, so that one that spreads its rows over GPUs gets parts to spread.
+        limit: rows.
+    """
+    forward = model.forward
+
+    def in_parts(sample_list: Any, *args: Any, **kwargs: Any) -> Any:
+        parts = [] if model.training else split(sample_list, limit)
+        if len(parts) < 2:
+            return forward(sample_list, *args, **kwargs)
+        outputs = [forward(part, *args, **kwargs) for _, part in parts]
+        return _joined(outputs, [part.get_batch_size() for _, part in parts])
+
+    model.forward = in_parts
+
+
+def _joined(values: Sequence[Any], rows: Sequence[int]) -> Any:
+    """One output from those of the parts; what has no entry a row is the first part's.
+
+    Args:
+        values: what each part has in the same place.
+        rows: how many rows each part has.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: _joined([value[key] for value in values], rows) for key in first}
+    pairs = list(zip(values, rows, strict=True))
+    if torch.is_tensor(first):
+        by_row = all(value.dim() and len(value) == count for value, count in pairs)
+        return torch.cat(list(values)) if by_row else first
+    if not isinstance(first, (list, tuple)):
+        return first
+    if first and all(torch.is_tensor(entry) and entry.dim() and len(entry) == rows[0] for entry in first):
+        return type(first)(_joined(entries, rows) for entries in zip(*values, strict=True))
+    by_row = all(len(value) == count for value, count in pairs)
+    return type(first)(entry for value in values for entry in value) if by_row else first

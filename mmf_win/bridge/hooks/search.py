@@ -1,0 +1,96 @@
+"""Finds how many rows fit into a GPU's memory, by measuring the first updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+# The allocator cannot use the last bit, as what is free lies in pieces.
+_USABLE = 0.9
+
+
+class Meter(Protocol):
+    """Measures the memory of this process's GPU, in bytes."""
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+
+    def peak(self) -> int:
+        """The most that was in use since."""
+
+    def limit(self) -> int:
+        """What can be in use."""
+
+
+@dataclass(frozen=True)
+class CudaMeter:
+    """Torch's own figures for a GPU."""
+
+    device: torch.device
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """The most that was allocated since."""
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def limit(self) -> int:
+        """What is free, and what torch holds already."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device)
+
+
+def meter_of(device: torch.device) -> Meter | None:
+    """What measures a device; None for a CPU, whose memory has no limit that could be measured."""
+    return CudaMeter(device) if device.type == "cuda" else None
+
+
+@dataclass
+class Search:
+    """Finds the most rows that fit, from the peaks of two ordinary updates.
+
+    Memory grows in a straight line with the rows. The first update, during which the optimizer makes its
+    state, is not measured. The next update tries what is found; should it not fit, a retry has less.
+
+    Args:
+        batch: rows of the whole batch.
+        meter: of the GPU.
+
+    Attributes:
+        rows: to put through at once in the update to come.
+        peaks: bytes, by rows.
+    """
+
+    batch: int
+    meter: Meter
+    rows: int = field(init=False)
+    peaks: dict[int, int] = field(default_factory=dict)
+    _warm: bool = False
+
+    def __post_init__(self) -> None:
+        self.rows = max(1, self.batch // 8)
+
+    def update_begins(self) -> None:
+        """Measure from here."""
+        self.meter.restart()
+
+    def update_ends(self) -> bool:
+        """Measure to here; True when it is found."""
+        if not self._warm:
+            self._warm = True
+            return self.batch == 1
+        self.peaks[self.rows] = self.meter.peak()
+        self.rows = self.rows * 2 if len(self.peaks) == 1 else self._most()
+        return len(self.peaks) == 2
+
+    def _most(self) -> int:
+        (few, low), (many, high) = self.peaks.items()
+        a_row = (high - low) / (many - few)
+        usable = self.meter.limit() * _USABLE
+        divisors = [rows for rows in range(1, self.batch + 1) if self.batch % rows == 0]
+        fitting = [rows for rows in divisors if low + (rows - few) * a_row <= usable]
+        return max(fitting, default=1)

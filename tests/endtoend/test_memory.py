@@ -1,0 +1,194 @@
+"""A run that runs out of memory: what it goes on with, and that its result is the one it would have had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win import fits
+from mmf_win.protocol import Event, read_events
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import all_runs
+from tests.endtoend.conftest import Tool
+
+pytestmark = pytest.mark.torch
+
+Faulty = Callable[..., None]
+
+
+def without_dropout(tool: Tool, **training: Any) -> str:
+    """A ViLBERT without chance and batch normalization, with large steps that grow with the gradients."""
+    names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    settings = tool.settings("vilbert")
+    settings["model_config"]["vilbert"] |= {f"{v}{name}": 0.0 for v in ("", "v_") for name in names}
+    settings["training"] |= {"log_interval": 1, **training}
+    # Adam's step is (nearly) the same for every gradient, unless a large eps drowns its denominator.
+    settings["optimizer"] = {"params": {"lr": 1.0, "eps": 1.0}}
+    settings["scheduler"] = {"params": {"num_warmup_steps": 1}}
+    return tool.preset("vilbert", settings=settings)
+
+
+def weights(run: Run) -> dict[str, Any]:
+    """Of the last checkpoint."""
+    import torch
+
+    return dict(torch.load(run.checkpoints / "current.ckpt", weights_only=True)["model"])
+
+
+def assert_same_weights(run: Run, other: Run) -> None:
+    """To floating-point accuracy."""
+    import torch
+
+    here, there = weights(run), weights(other)
+    assert here.keys() == there.keys()
+    for name, value in there.items():
+        torch.testing.assert_close(here[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def events(run: Run, kind: str) -> list[Event]:
+    """Of one kind, of all attempts."""
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(tool: Tool, faulty: Faulty) -> None:
+    """14 rows are a batch of 13, which goes through row by row, and one of a single row."""
+    words = ("train", without_dropout(tool), "--updates", "5", "--seed", "3", "--batch-size", "13")
+    whole = tool.run_of(tool(*words, "--name", "whole"))
+    faulty({"at": "forward", "do": "cuda_oom", "above": 1})
+    parts = tool.run_of(tool(*words, "--name", "parts"))
+    assert [event["micro_batch"] for event in events(parts, "train_started")] == [13, 1]
+    scores = [event["metrics"] for event in events(whole, "val")]
+    assert scores[0] != pytest.approx(scores[-1], rel=0.1), "the weights have to move for what follows"
+    assert_same_weights(parts, whole)
+    losses = [[event["loss"] for event in events(run, "train")] for run in (whole, parts)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert scores[-1] == pytest.approx(events(parts, "val")[-1]["metrics"], rel=1e-3)
+
+
+def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(tool: Tool, faulty: Faulty) -> None:
+    """And in prediction it changes nothing but the rows at once."""
+    faulty({"at": "validation", "do": "cuda_oom", "above": 2})
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
+    (failed,) = events(run, "attempt_failed")
+    assert (failed["reason"], failed["phase"], failed["next"]) == ("cuda_oom", "val", {"eval_batch": 2})
+    assert [(e["update"], e["micro_batch"]) for e in events(run, "train_started")] == [(0, 4), (1, 4)]
+    assert [event["update"] for event in events(run, "val") if not event["final"]] == [1, 2]
+    assert "metrics on the CPU" in tool.errors
+
+    parts = Path(tool("predict")["csv"]).read_text(encoding="utf-8")
+    assert "out of GPU memory with 4 rows at once; trying 2" in tool.errors
+    faulty()
+    whole = Path(tool("predict")["csv"]).read_text(encoding="utf-8")
+    rows = [[float(cell) for cell in line.split(",")] for line in whole.splitlines()[1:]]
+    again = [[float(cell) for cell in line.split(",")] for line in parts.splitlines()[1:]]
+    assert len(rows) == 5
+    for row, other in zip(rows, again, strict=True):
+        assert row == pytest.approx(other, abs=1e-6)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights(
+    tool: Tool, faulty: Faulty
+) -> None:
+    faulty({"at": "forward", "do": "nan", "update": 3})
+    words = ("train", tool.preset("vilbert"), "--updates", "4", "training.checkpoint_interval=1")
+    assert tool.code(*words) == 7
+    assert "the loss of update 3 is not a number" in tool.errors
+    assert "--resume last" in tool.errors and "--detect-anomaly" in tool.errors
+    assert tool("runs")[0]["updates"] == 2
+    faulty()
+    assert tool("train", "--resume", "last")["state"] == "done"
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tool: Tool, faulty: Faulty) -> None:
+    faulty({"at": "forward", "do": "spoil", "update": 2})
+    words = ("train", tool.preset("vilbert"), "--updates", "3", "training.checkpoint_interval=1")
+    assert tool.code(*words) == 7
+    assert "after update 2 the weights are not finite any more" in tool.errors
+    (run,) = all_runs(tool.save_dir)
+    assert all(bool(value.isfinite().all()) for value in weights(run).values())
+    assert [event["update"] for event in events(run, "checkpoint")][-1] == 1
+
+
+def test_a_killed_data_loader_worker_means_fewer_of_them(tool: Tool, faulty: Faulty) -> None:
+    """As Linux does it when memory runs out, with kill -9."""
+    faulty({"at": "loader_worker", "do": "kill", "above": 1})
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1", "training.num_workers=2"))
+    assert [event["workers"] for event in events(run, "train_started")] == [2, 1]
+    assert events(run, "attempt_failed")[0]["reason"] == "host_oom"
+    assert "with 2 DataLoader workers; trying 1" in tool.errors
+
+
+def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, faulty: Faulty) -> None:
+    def micro_batches(*words: str) -> list[int]:
+        run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1", *words))
+        return [event["micro_batch"] for event in events(run, "train_started")]
+
+    faulty({"at": "backward", "do": "cuda_oom", "above": 2})
+    assert micro_batches("--name", "first") == [4, 2]
+    assert micro_batches("--name", "second") == [2]
+    assert "2 rows at once, which fitted before (--no-memory forgets it)" in tool.errors
+    faulty()
+    assert micro_batches("--name", "third", "--no-memory", "--batch-size", "auto") == [4]
+    assert "4 rows at once (on a CPU there is no limit to look for)" in tool.errors
+    assert fits.load() == {}, "the whole batch fits, so there is nothing to remember"
+
+
+def test_no_retry_fails_at_once(tool: Tool, faulty: Faulty) -> None:
+    faulty({"at": "step", "do": "cuda_oom", "above": 2})
+    assert tool.code("train", tool.preset("vilbert"), "--updates", "1", "--no-retry") == 7
+    (run,) = all_runs(tool.save_dir)
+    assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"]
+
+
+@pytest.mark.usefixtures("only_rc12")
+def test_mmfs_own_accumulation_is_right_at_an_epochs_end_in_parts_and_in_a_run_that_goes_on(
+    tool: Tool, faulty: Faulty
+) -> None:
+    """14 rows are five batches, of which an update takes three: the last one of an epoch has two."""
+    words = ("--epochs", "2", "--batch-size", "3", "--seed", "3", "training.update_frequency=3")
+    whole = tool("train", without_dropout(tool), "--name", "whole", *words)
+    assert whole["updates"] == 4
+    faulty({"at": "forward", "do": "cuda_oom", "above": 1}, {"at": "stepped", "do": "stop", "update": 3})
+    assert tool.code("train", without_dropout(tool), "--name", "parts", *words) == 130
+    parts = tool("train", "--resume", "parts")
+    began = [(e["update"], e["micro_batch"]) for e in events(tool.run_of(parts), "train_started")]
+    assert began == [(0, 3), (0, 1), (3, 1)]
+    losses = [[event["loss"] for event in events(tool.run_of(run), "train")] for run in (whole, parts)]
+    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert_same_weights(tool.run_of(parts), tool.run_of(whole))
+
+
+@pytest.mark.parametrize("fitting", [13, 6])
+def test_auto_takes_the_rows_that_a_fake_gpus_memory_holds(tool: Tool, faulty: Faulty, fitting: int) -> None:
+    """The machine has no GPU: what measures one is replaced, everything else is real."""
+    faulty({"at": "meter", "above": fitting})
+    words = ("--updates", "5", "--batch-size", "auto", "--no-retry", "training.batch_size=12")
+    run = tool.run_of(tool("train", tool.preset("vilbert"), *words))
+    rows = [(event["rows"], event["found"]) for event in events(run, "micro_batch")]
+    assert rows == [(2, False), (12 if fitting > 12 else 6, True)]
+    assert events(run, "train_started")[0]["micro_batch"] == 1
+    assert list(fits.load().values()) == ([] if fitting > 12 else [6])
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_full_is_trained_on_with_fewer_rows(
+    tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA itself runs out: this process holds 6/16 of the GPU, and each row of a batch takes 1/16."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    part = torch.cuda.mem_get_info()[1] // 16
+    held = torch.empty(6 * part, dtype=torch.uint8, device="cuda")
+    faulty({"at": "forward", "do": "allocate", "bytes": part})
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "3", "--batch-size", "14"))
+    del held
+    assert [event["micro_batch"] for event in events(run, "train_started")] == [14, 7]
+    (failed,) = events(run, "attempt_failed")
+    assert (failed["reason"], failed["phase"]) == ("cuda_oom", "train")
+    assert list(fits.load().values()) == [7]

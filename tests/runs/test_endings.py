@@ -1,0 +1,62 @@
+"""What each ending of an attempt is to the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.protocol import Exit, Outcome, Request
+from mmf_win.runs.attempts import exit_of
+from mmf_win.runs.endings import as_error
+from mmf_win.runs.folder import Run
+from mmf_win.supervise import Ended
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        ("interrupted", 130),
+        ("cuda_oom", 7),
+        ("host_oom", 5),
+        ("disk", 5),
+        ("nan", 7),
+        ("killed", 7),
+        ("data", 3),
+        ("checkpoint", 3),
+        ("config", 2),
+        ("mmf", 6),
+        ("network", 6),
+        ("busy", 2),
+        ("internal", 7),
+    ],
+)
+def test_each_ending_has_its_exit_code_and_names_the_log(tmp_path: Path, outcome: Outcome, code: int) -> None:
+    error = as_error(Exit(outcome, "why"), Run(tmp_path), "train")
+    assert error.exit_code == code
+    assert str(error) == "why"
+    assert error.hint is not None and ("log.txt" in error.hint or "--resume last" in error.hint)
+
+
+def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
+    end = Exit("internal", "ValueError: x", where="base_trainer.py:253")
+    assert str(as_error(end, Run(tmp_path), "train")) == "ValueError: x (at base_trainer.py:253)"
+
+
+@pytest.mark.parametrize(
+    ("ended", "memory_ran_out", "outcome"),
+    [
+        (Ended(-9, stop_requested=False, killed=False), True, "host_oom"),
+        (Ended(-9, stop_requested=False, killed=False), False, "killed"),
+        (Ended(-9, stop_requested=True, killed=True), True, "interrupted"),
+        (Ended(-7, stop_requested=False, killed=False), False, "host_oom"),
+        (Ended(1, stop_requested=False, killed=False), True, "internal"),
+    ],
+)
+def test_a_worker_that_could_not_say_how_it_ended(
+    tmp_path: Path, ended: Ended, memory_ran_out: bool, outcome: Outcome
+) -> None:
+    request = Request("train", "mmbt", "mmf", str(tmp_path), str(tmp_path / "1"))
+    request.attempt.path.mkdir()
+    assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
+    assert Run(tmp_path).exit() is not None, "the run remembers it"
