@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 
 from mmf_win.archives.hashing import Digest, HashingBeside
-from mmf_win.archives.inflate import crc32
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
+from mmf_win.crc import crc32
 from mmf_win.errors import ArchiveError, PasswordError
 
 BLOCK = 1 << 20

@@ -1,7 +1,7 @@
-"""Deflate, gzip and CRC-32 by the fastest library that is installed.
+"""Deflate and gzip by the fastest library that is installed.
 
 zlib-ng unpacks what is mostly stored, as images in a zip are, three times as fast as the zlib that most
-Pythons are built with, and has the checksum six times as fast; docs/benchmarks.md has the figures.
+Pythons are built with; docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -53,9 +53,3 @@ def gunzip(stream: IO[bytes]) -> IO[bytes]:
     """What a gzip file unpacks to; it raises EOFError, OSError or one of ``Inflater.error`` for damage."""
     content: IO[bytes] = _open_gzip(stream)
     return content
-
-
-def crc32(data: bytes | memoryview, value: int = 0) -> int:
-    """The CRC-32 of ``data`` after data whose CRC-32 was ``value``."""
-    result: int = _library.crc32(data, value)
-    return result

@@ -14,11 +14,11 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from mmf_win.archives.base import Advance, Archive, Extracted, Member, with_problems
-from mmf_win.archives.inflate import crc32
 from mmf_win.archives.winzip_aes import METHOD, AesField
 from mmf_win.archives.zip_extract import extract
 from mmf_win.archives.zip_reader import ENCRYPTED, LOCAL_HEADER, Task, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
+from mmf_win.crc import crc32
 from mmf_win.errors import ArchiveError, PasswordError
 
 _STRONG_ENCRYPTION, _UTF8 = 1 << 6, 1 << 11

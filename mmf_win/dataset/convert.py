@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.archives import Archive, Digest, Extracted
-from mmf_win.archives.inflate import crc32
 from mmf_win.console import Progress, say
+from mmf_win.crc import crc32
 from mmf_win.dataset import known
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows, splits_on_disk
 from mmf_win.dataset.check import SplitSummary, require_images, require_unique_ids, shared_ids

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mmf_win.crc import crc32
+
 # The first bytes of torch's file format before 1.6: its magic number, pickled.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _LOCAL_HEADER = b"PK\x03\x04"  # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7
@@ -81,8 +83,6 @@ def _pickled(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
 
 def _whole(file: BinaryIO, member: zipfile.ZipInfo, advance: Callable[[int], object]) -> bool:
     """Whether a member is where the directory says, of that length and with that checksum."""
-    from zlib_ng import zlib_ng
-
     file.seek(member.header_offset)
     header = file.read(30)
     if header[:4] != _LOCAL_HEADER or member.compress_type != zipfile.ZIP_STORED:
@@ -92,7 +92,7 @@ def _whole(file: BinaryIO, member: zipfile.ZipInfo, advance: Callable[[int], obj
     piece = memoryview(bytearray(_PIECE))
     left, checksum = member.file_size, 0
     while left and (size := file.readinto(piece[: min(left, _PIECE)])):  # type: ignore[attr-defined]
-        checksum = zlib_ng.crc32(piece[:size], checksum)
+        checksum = crc32(piece[:size], checksum)
         left -= size
         advance(size)
     return not left and checksum == member.CRC

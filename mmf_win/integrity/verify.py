@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmf_win.console import Progress
+from mmf_win.crc import crc32
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Check, Entry, Manifest, Vouching
 from mmf_win.integrity.parallel import hash_files, read_files
@@ -167,15 +168,13 @@ def adopt(
 
 def _checksums(path: Path, advance: Callable[[int], None]) -> tuple[str, int]:
     """The SHA-256 and the CRC-32 of a file."""
-    from zlib_ng import zlib_ng
-
-    crc32 = 0
+    checksum = 0
 
     def observe(piece: bytes) -> None:
-        nonlocal crc32
-        crc32 = zlib_ng.crc32(piece, crc32)
+        nonlocal checksum
+        checksum = crc32(piece, checksum)
 
-    return file_digest(path, progress=advance, observe=observe).hex(), crc32
+    return file_digest(path, progress=advance, observe=observe).hex(), checksum
 
 
 def settled(

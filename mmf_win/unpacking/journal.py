@@ -7,7 +7,6 @@ file is believed before its size and checksum were compared again: the system ma
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import TracebackType
 
 from mmf_win.archives import Extracted
 from mmf_win.console import Progress
+from mmf_win.crc import crc32
 from mmf_win.integrity import file_digest
 
 _BLOCK = 1 << 20
@@ -90,7 +90,7 @@ def _crc32(path: Path, bar: Progress) -> int:
     crc = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            crc = zlib.crc32(block, crc)
+            crc = crc32(block, crc)
             bar.advance(len(block))
     return crc
 

@@ -31,7 +31,8 @@ from tests.worlds.memes import Files, lay_out
 FILES: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 40, "с пробелом/文件.txt": b"x", "empty": b""}
 DATA = "detectron.lmdb/data.mdb"
 LONG_AGO = 1_600_000_000_000_000_000
-DAY = 86_400_000_000_000
+SECOND = 1_000_000_000
+DAY = 86_400 * SECOND
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_only_some_files_are_looked_at_when_only_these_are_wanted(folder: Path) 
 def test_a_touched_file_is_read_once_more_and_then_trusted_again(folder: Path, read: list[str]) -> None:
     record(folder, FILES)
     read.clear()
-    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + 1))
+    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
     for _ in range(2):
         assert verify(loaded(folder)) == []
     assert read == [DATA]
@@ -228,7 +229,7 @@ def test_the_oldest_check_that_holds_is_told(folder: Path) -> None:
     old = manifest.checks[DATA]
     manifest.checks[DATA] = Check(old.size, old.mtime_ns, old.change_ns, old.file_id, LONG_AGO + DAY)
     assert last_check(manifest) == (LONG_AGO + DAY) / 1e9
-    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + 1))
+    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
     assert last_check(manifest) is None
     (folder / "empty").unlink()
     assert last_check(manifest) is None
@@ -254,7 +255,7 @@ def test_nothing_is_remembered_while_another_process_changes_the_folder(
 ) -> None:
     record(folder, FILES)
     read.clear()
-    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + 1))
+    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
     with locked(folder / LOCK):
         assert verify(loaded(folder)) == []
     assert verify(loaded(folder)) == []
