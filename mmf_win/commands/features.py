@@ -193,7 +193,8 @@ def _fetcher(
     save_dir: Path | None,
 ) -> tuple[dict[Need, list[str]], Fetcher]:
     """What is needed, and who gets it."""
-    from mmf_win.bridge.needs.fetch import Fetcher, Mirror
+    from mmf_win.bridge.needs.fetch import Fetcher
+    from mmf_win.bridge.needs.mirror import Mirror
 
     places, needs = _needs(presets, data_dir, save_dir)
     return needs, Fetcher(places, Mirror.of(source), keep_archives)

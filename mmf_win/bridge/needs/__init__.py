@@ -10,6 +10,7 @@
     keys.py      of which images there are region features
     state.py     a need → there or not, whole or not, and who vouches for that
     hub.py       models of the Hugging Face Hub
+    mirror.py    another place to get archives from
     fetch.py     bring in what is missing, mend what is broken
     check.py     all of it before a run
 """

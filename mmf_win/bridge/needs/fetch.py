@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,13 @@ from mmf_win.bridge.download import download, remote_size
 from mmf_win.bridge.needs import hub
 from mmf_win.bridge.needs.caches import hash_in_name
 from mmf_win.bridge.needs.listing import Need
+from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.bridge.needs.state import State, Status, examine
 from mmf_win.console import say, size
 from mmf_win.dataset.features import mark_built
 from mmf_win.errors import ArchiveError, DataError, MmfError, UsageError
 from mmf_win.files import replacing
-from mmf_win.integrity import Manifest, file_digest, verify
+from mmf_win.integrity import Manifest, Source, file_digest, verify
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, repair
@@ -35,52 +36,6 @@ _ASKED_AT_ONCE = 8
 
 # MMF's features take 7 GB packed and 14 GB unpacked, and weights less than that.
 _GROWTH = 2
-
-
-@dataclass(frozen=True)
-class Mirror:
-    """Another place to get archives from than those that MMF's zoo names.
-
-    Attributes:
-        where: the URL of a folder or a file, or a folder or file on this machine.
-    """
-
-    where: str
-
-    @classmethod
-    def of(cls, where: str | None) -> Mirror | None:
-        """The place that a user names.
-
-        Raises:
-            UsageError: there is no such folder or file.
-        """
-        if where is None:
-            return None
-        mirror = cls(where)
-        if not mirror.is_remote and not Path(where).expanduser().exists():
-            raise UsageError(f"{where}: no such file or folder", hint="--source takes one of them, or a URL")
-        return mirror
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is a URL."""
-        return self.where.startswith(("http://", "https://"))
-
-    def files(self, names: Sequence[str]) -> Iterator[Path]:
-        """The files of these names that are on this machine."""
-        if self.is_remote:
-            return
-        place = Path(self.where).expanduser()
-        found = [place] if place.name in names else [place / name for name in names]
-        yield from (path for path in found if path.is_file())
-
-    def urls(self, names: Sequence[str]) -> list[str]:
-        """Where files of these names may be on the web."""
-        if not self.is_remote:
-            return []
-        if self.where.rpartition("/")[2] in names:
-            return [self.where]
-        return [f"{self.where.rstrip('/')}/{name}" for name in names]
 
 
 @dataclass(frozen=True)
@@ -174,7 +129,7 @@ class Fetcher:
 
     @staticmethod
     def _has_source(need: Need) -> bool:
-        return need.entry is not None or need.url is not None
+        return bool(need.entry or need.url or _source(need))
 
     def _bring(self, need: Need) -> None:
         if need.is_of_hub and need.library:
@@ -232,14 +187,14 @@ class Fetcher:
         Raises:
             DataError: they came out of another archive than the zoo's.
         """
-        manifest = _loaded(need)
-        if manifest is None or manifest.vouched != "archive" or manifest.source is None or not need.entry:
+        manifest, published = _loaded(need), need.entry.resource.sha256 if need.entry else None
+        source = manifest.source if manifest else None
+        if manifest is None or source is None or need.url or source.sha256 == published:
             return
-        if manifest.source.sha256 != need.entry.resource.sha256:
-            name = manifest.source.name
+        if manifest.vouched != "published":  # else they are those of another version of MMF
             raise DataError(
-                f"{need.folder}: the {need.title} were made of {name}, which is not the archive of MMF's zoo",
-                hint=f"give {name} or its folder with --source, or unpack another archive with "
+                f"{need.folder}: made of {source.name}, which is not an archive of MMF's zoo",
+                hint=f"give {source.name} or its folder with --source, or unpack another archive with "
                 "`mmfw features extract --force`",
             )
 
@@ -295,13 +250,13 @@ class Fetcher:
         if need.entry:
             # The configuration may read from another folder than the one that the zoo's key stands for.
             return need.entry.archive
-        return need.folder / str(need.url).rpartition("/")[2]
+        source = _source(need)
+        return need.folder / (source.name if source and not need.url else str(need.url).rpartition("/")[2])
 
     def _names(self, need: Need) -> tuple[str, ...]:
         names = need.entry.resource.names if need.entry else (self._archive(need).name,)
-        manifest = _loaded(need)
-        used = manifest.source.name if manifest and manifest.source else None
-        return tuple(dict.fromkeys(name for name in (used, *names) if name))
+        source = _source(need)
+        return tuple(dict.fromkeys((*([source.name] if source else []), *names)))
 
     def _urls(self, need: Need) -> list[str]:
         if need.is_of_hub:
@@ -316,3 +271,9 @@ def _loaded(need: Need) -> Manifest | None:
         return Manifest.load(need.folder)
     except DataError:
         return None
+
+
+def _source(need: Need) -> Source | None:
+    """The archive that the files were made of, as far as that is known."""
+    manifest = _loaded(need) if need.is_ours else None
+    return manifest.source if manifest else None

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mmf_win.bridge.needs.fetch import Fetcher, Mirror
+from mmf_win.bridge.needs.fetch import Fetcher
 from mmf_win.bridge.needs.listing import Need
+from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.bridge.needs.state import Status, examine, look
 from mmf_win.errors import ArchiveError, DataError, MmfError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
@@ -275,18 +277,22 @@ def test_a_flipped_byte_behind_an_old_time_is_found(zoo: Zoo) -> None:
     assert status.problems == ("changed: detectron.lmdb/data.mdb (other content)",)
 
 
-def test_features_of_an_own_archive_are_mended_from_it_or_not_at_all(zoo: Zoo, user_dir: Path) -> None:
+@pytest.mark.parametrize("in_zoo", [True, False])
+def test_features_of_an_own_archive_are_mended_from_it_or_not_at_all(
+    zoo: Zoo, user_dir: Path, in_zoo: bool
+) -> None:
     from mmf_win.dataset.features import extract_features
 
     own = user_dir / "my features.tar.gz"
     own.write_bytes(features_archive(b"mine" * 9999))
     extract_features(own, zoo.places, version="1.0")
     hostile.cut(data_of(zoo))
-    with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not the archive") as raised:
-        fetch(zoo, zoo.features)
+    need = zoo.features if in_zoo else replace(zoo.features, entry=None)
+    with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not an archive") as raised:
+        fetch(zoo, need)
     assert "--source" in str(raised.value.hint)
     assert zoo.server.gets == []
-    assert fetch(zoo, zoo.features, source=own)[0].state == "ok"
+    assert fetch(zoo, need, source=own)[0].state == "ok"
     assert data_of(zoo).read_bytes() == b"mine" * 9999
 
 
