@@ -14,7 +14,7 @@ import pytest
 # In CI everything else has to run: a missing tool must not turn a test off unseen. Not so on Windows, which
 # may be Wine, where hardly any tool is to be had.
 _MUST_RUN = bool(os.environ.get("CI")) and sys.platform != "win32"
-_MAY_SKIP = re.compile(r"MMFW_TEST_MMF|CUDA|GPU|Windows|right to mount")
+_MAY_SKIP = re.compile(r"MMFW_TEST_MMF|CUDA|GPU|Windows|right to (mount|limit)")
 _KEPT = {"MMFW_HOME", "MMFW_TEST_MMF"}
 
 
