@@ -51,14 +51,14 @@ def attempt(
             stop_file=files.stop,
             exit_file=files.exit,
             watch=watcher.poll,
-            on_stop=lambda: say(f"\n{_stopping(request)} … press Ctrl+C again to end at once"),
+            on_stop=lambda: say(f"\n{_stopping(request)}… press Ctrl+C again to end at once"),
             patience=stop_timeout(),
         )
     return exit_of(request, ended, memory_ran_out=oom_killer.kills() != kills)
 
 
 def _stopping(request: Request) -> str:
-    return "saving a checkpoint and stopping" if request.action == "train" else "stopping"
+    return "saving" if request.action == "train" else "stopping"
 
 
 def exit_of(request: Request, ended: Ended, *, memory_ran_out: bool) -> Exit:

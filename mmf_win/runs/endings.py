@@ -43,7 +43,9 @@ def as_error(end: Exit, run: Run, action: Action) -> MmfwError:
     message = end.message or end.outcome
     resume = as_typed("mmfw", "train", "--resume", "last", "--save-dir", run.path.parent.parent)
     if end.outcome == "interrupted":
-        return Interrupted(message, hint=f"go on with: {resume}" if action == "train" else None)
+        saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
+        again = f"go on with: {resume}" if saved else "nothing is saved yet; the same command begins again"
+        return Interrupted(message, hint=again if action == "train" else None)
     kind, hint = _ENDINGS.get(end.outcome, (TrainingError, None))
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"

@@ -107,7 +107,7 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, name: 
         run = somebody.sees("train")
         somebody.sends(getattr(signal, name))
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "saving a checkpoint" in somebody.read and "press Ctrl+C again" in somebody.read
+    assert "saving… press Ctrl+C again to end at once" in somebody.read
     assert "--resume last" in somebody.read
     assert summarize(run).state == "interrupted"
     goes_on(tool, run)
@@ -118,7 +118,7 @@ def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
         run = somebody.sees("run_started")
         somebody.sends(signal.SIGINT)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "nothing new to save" in somebody.read
+    assert "nothing new to save" in somebody.read and "--resume" not in somebody.read
     assert {e["kind"] for e in read_events(run.events)} == {"run_started", "run_ended"}
 
 

@@ -11,6 +11,7 @@ from mmf_win.runs.attempts import exit_of
 from mmf_win.runs.endings import as_error
 from mmf_win.runs.folder import Run
 from mmf_win.supervise import Ended
+from tests.worlds.torch_files import checkpoint
 
 
 @pytest.mark.parametrize(
@@ -32,10 +33,17 @@ from mmf_win.supervise import Ended
     ],
 )
 def test_each_ending_has_its_exit_code_and_names_the_log(tmp_path: Path, outcome: Outcome, code: int) -> None:
-    error = as_error(Exit(outcome, "why"), Run(tmp_path), "train")
+    run = Run(tmp_path)
+    checkpoint(run.checkpoints / "current.ckpt", 3)
+    error = as_error(Exit(outcome, "why"), run, "train")
     assert error.exit_code == code
     assert str(error) == "why"
     assert error.hint is not None and ("log.txt" in error.hint or "--resume last" in error.hint)
+
+
+def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path: Path) -> None:
+    error = as_error(Exit("interrupted", "stopped"), Run(tmp_path), "train")
+    assert error.hint == "nothing is saved yet; the same command begins again"
 
 
 def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mmf_win.runs import retry
 from mmf_win.runs.folder import Run
 from mmf_win.runs.retry import Start, Trial, following, smaller_rows, until_it_fits
 from mmf_win.supervise import gpus
+from tests.worlds.torch_files import checkpoint
 
 STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "workers": 4, "seed": 7}
 
@@ -198,6 +199,7 @@ def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: py
     def pressed(_before: list[int]) -> None:
         raise KeyboardInterrupt
 
+    checkpoint(run.checkpoints / "current.ckpt", 3)
     monkeypatch.setattr(retry, "_wait_until_free", pressed)
     with pytest.raises(Interrupted) as caught:
         until_it_fits(run, Attempts(run, lambda trial: False), Start())
