@@ -61,6 +61,12 @@ def hub_snapshot(name: str, environ: Mapping[str, str] = os.environ) -> Path | N
     return snapshot if commit and snapshot.is_dir() else None
 
 
+def hub_is_offline(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the variables forbid transformers to download anything (huggingface_hub.constants)."""
+    chosen = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
+    return chosen.upper() in {"1", "ON", "YES", "TRUE"}
+
+
 def bert_in(folder: Path, *, weights: bool) -> list[Path]:
     """The files of a BERT in a folder that transformers would read; the weights last, if they are wanted."""
     there = [folder / name for name in BERT_FILES if (folder / name).is_file()]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmf_win.bridge.needs import caches
 from mmf_win.bridge.needs.config import DATASET, Tree
 from mmf_win.bridge.needs.keys import image_keys, without_features
 from mmf_win.bridge.needs.listing import Need, needs_of, paths_of
@@ -102,10 +103,10 @@ def check(
 def _require_whole(statuses: Sequence[Status], hint_words: Sequence[str], offline: bool) -> None:
     broken = [status for status in statuses if status.state == "broken"]
     missing = [status for status in statuses if status.state == "missing"]
-    for status in list(missing) if not (offline or os.environ.get("HF_HUB_OFFLINE")) else ():
-        if status.need.library:
-            say(f"note: {status.need.title} is not here yet; {status.need.library} will download it")
-            missing.remove(status)
+    for need in [status.need for status in missing if not offline]:
+        if need.library and not (need.is_of_hub and caches.hub_is_offline()):
+            say(f"note: {need.title} is not here yet; {need.library} will download it")
+            missing = [status for status in missing if status.need != need]
     if broken:
         raise DataError(_told(broken), hint=as_typed("mmfw", "features", "repair", *hint_words))
     if missing:

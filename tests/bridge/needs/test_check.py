@@ -51,8 +51,8 @@ class Dataset:
         gone = {Path(row.img).stem for row in rows}
         tiny_mmf.build_features(self.lmdb, [stem for stem in self.stems if stem not in gone])
 
-    def check(self, *slots: str, regions: bool = True, **options: Any) -> Inputs:
-        """Check what a run on these slots of MMF's would read."""
+    def check(self, *slots: str, regions: bool = True, model: Any = None, **options: Any) -> Inputs:
+        """Check what a run on these slots of MMF's, with this model, would read."""
         root = self.places.dataset.root
         splits = {"train": "train", "val": "dev", "test": "test"}
         dataset = {
@@ -68,7 +68,7 @@ class Dataset:
             "env": {"dataset_zoo": str(empty), "model_zoo": str(empty)},
             "checkpoint": {},
             "dataset": dataset,
-            "model": {},
+            "model": model or {},
         }
         return check(Path("unused"), self.places, config, slots=slots or ("train", "val"), **options)
 
@@ -208,6 +208,34 @@ def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: P
     with pytest.raises(DataError, match="the list of its keys wants"):
         dataset.check()
     assert not (tmp_path / "done").exists()
+
+
+MODELS = {
+    "torchvision": {"modal_encoder": {"type": "resnet152", "params": {"pretrained": True}}},
+    "transformers": {"bert_model_name": "owner/tiny"},
+}
+
+
+@pytest.mark.parametrize("library", MODELS)
+def test_what_others_fetch_by_themselves_may_be_left_to_them_unless_they_must_not(
+    dataset: Dataset, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset.features_without()
+    for name in ("TORCH_HOME", "HF_HOME"):
+        monkeypatch.setenv(name, str(dataset.places.cache_dir / name))
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    dataset.check(model=MODELS[library])
+    assert f"is not here yet; {library} will download it" in capsys.readouterr().err
+    with pytest.raises(DataError, match="missing: ") as raised:
+        dataset.check(model=MODELS[library], offline=True, hint_words=["mine"])
+    assert raised.value.hint == "mmfw features fetch mine"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if library == "transformers":
+        with pytest.raises(DataError, match="missing: "):
+            dataset.check(model=MODELS[library])
+    else:
+        dataset.check(model=MODELS[library])
 
 
 def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
