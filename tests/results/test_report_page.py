@@ -164,10 +164,13 @@ def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
 
 def test_attempts_are_marked_and_explained(world: World) -> None:
     run = world.run()
-    events = [*attempt("1", 0, 60, "cuda_oom"), *attempt("2", 30, 120, "ok", batch=16)]
+    events = [*attempt("1", 0, 60, "cuda_oom"), *attempt("2", 30, 120, "ok", micro_batch=16)]
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
-    assert "Attempt 2 began at update 30, after the GPU&#39;s memory had run out; batch 16." in page
+    assert (
+        "Attempt 2 began at update 30, after the GPU&#39;s memory had run out; batch 32, 16 at once." in page
+    )
+    assert "Batch 32, 16 at once" in page
 
 
 def test_ten_thousand_rows_are_no_trouble(world: World) -> None:

@@ -31,6 +31,7 @@ class Attempt:
         number: counted from 1.
         update: where it began.
         batch: rows an update, where it is known.
+        micro_batch: rows that go through the model at once, where it is known.
         device: what it ran on, where it is known.
         why: for a later attempt, what had happened before.
     """
@@ -38,8 +39,16 @@ class Attempt:
     number: int
     update: int
     batch: int | None
+    micro_batch: int | None
     device: str | None
     why: str
+
+    @property
+    def batching(self) -> str:
+        """The batch, and how many of its rows go through the model at once where that is not all."""
+        if self.micro_batch in (None, self.batch):
+            return str(self.batch or "unknown")
+        return f"{self.batch or 'unknown'}, {self.micro_batch} at once"
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,7 @@ def _attempt(event: Event, number: int, outcome: str | None) -> Attempt:
         number=number,
         update=_whole(event.get("update")) or 0,
         batch=_whole(event.get("batch")),
+        micro_batch=_whole(event.get("micro_batch")),
         device=device if isinstance(device, str) else None,
         why=why if number > 1 else "",
     )

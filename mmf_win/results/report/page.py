@@ -258,7 +258,7 @@ def _facts(
     ]
     if last is not None:
         facts += [
-            Fact.above("Batch", str(last.batch or "unknown")),
+            Fact.above("Batch", last.batching),
             Fact.above("Device", last.device or "unknown"),
         ]
     facts.append(Fact("Validated on", request.splits.get("val", "unknown")))
