@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmf_win.dataset.predictions import read_predictions
+from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 
 ROOT = Path(__file__).parents[1]
-SPLIT = "test_unseen"
+SPLIT = "many"  # a split of its own
 
 
 def mmfw(*words: str | Path) -> str:
@@ -85,12 +86,13 @@ def compare(folder: Path, rows: int, runs: int) -> None:
 
 
 def lengthen(data_dir: Path, rows: int) -> None:
-    """Repeat the rows of the split under new ids until there are so many."""
-    annotations = data_dir / "datasets" / "hateful_memes" / "defaults" / "annotations" / f"{SPLIT}.jsonl"
-    lines = annotations.read_text(encoding="utf-8").splitlines()
-    known = [json.loads(line) for line in lines]
+    """Make a split of the memes of the test set, repeated under new ids until there are so many."""
+    dataset = Places.resolve(data_dir).dataset
+    known = [
+        json.loads(line) for line in dataset.split("test_unseen").read_text(encoding="utf-8").splitlines()
+    ]
     longer = [{**known[number % len(known)], "id": 100_000 + number} for number in range(rows)]
-    annotations.write_text("".join(json.dumps(row) + "\n" for row in longer), encoding="utf-8")
+    dataset.split(SPLIT).write_text("".join(json.dumps(row) + "\n" for row in longer), encoding="utf-8")
 
 
 if __name__ == "__main__":
