@@ -81,8 +81,12 @@ def _dataset(places: Places, full: bool) -> Iterator[Part]:
     elif wrong:
         against = manifest.vouched_by if manifest else f"the archive {archive}"
         yield Part(what, where, "broken", against, tuple(map(str, wrong)), cure)
-    else:
+    elif manifest is not None:
         yield _right(what, where, manifest)
+    elif record is not None and record.vouched == "archive":  # and the folder is read-only
+        yield Part(what, where, "ok", f"the archive {archive}")
+    else:
+        yield Part(what, where, "not vouched for", _NOTHING)
 
 
 def _downloads(places: Places, full: bool) -> Iterator[Part]:
@@ -178,9 +182,7 @@ def _was_set_up() -> bool:
         return True
 
 
-def _right(what: str, where: str, manifest: Manifest | None) -> Part:
-    if manifest is None:  # the folder is read-only, so the first reading could not be kept
-        return Part(what, where, "ok", "its archive")
+def _right(what: str, where: str, manifest: Manifest) -> Part:
     state: State = "not vouched for" if manifest.vouched == "recorded" else "ok"
     return Part(what, where, state, manifest.vouched_by)
 
