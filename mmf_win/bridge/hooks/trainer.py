@@ -86,6 +86,12 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         # The scores of the whole set are kept until its end.
         return report if _observer.request.eval_batch is None else _on_cpu(report)
 
+    def _update_meter(self, report: Any, meter: Any = None, eval_mode: bool = False) -> None:
+        if _observer.request.eval_batch is not None and hasattr(report, "metrics"):
+            # Several ranks exchange them through their GPUs.
+            report.metrics = {key: value.to(self.device) for key, value in report.metrics.items()}
+        super()._update_meter(report, meter, eval_mode)
+
     def _forward_and_backward(self, parts: list[tuple[float, Any]]) -> Any:
         """The report of an update whose gradients are made, with losses that MMF may call ``backward`` of."""
         self._micro.update_begins()
