@@ -16,7 +16,7 @@ from mmf_win.errors import DataError
 if TYPE_CHECKING:
     from mmf_win.bridge.needs.fetch import Fetcher
     from mmf_win.bridge.needs.listing import Need
-    from mmf_win.bridge.needs.state import Status
+    from mmf_win.bridge.needs.state import State, Status
     from mmf_win.dataset.features import Version
     from mmf_win.paths import Places
 
@@ -74,7 +74,7 @@ def status(presets: tuple[str, ...], data_dir: Path | None, save_dir: Path | Non
 
     places, needs = _needs(presets, data_dir, save_dir)
     found = [look(need, places) for need in needs]
-    _show(found, needs, as_json, Fetcher(places))
+    _show(found, needs, places, as_json, Fetcher(places))
 
 
 @command.command(
@@ -100,7 +100,7 @@ def fetch(
     Interrupted downloads go on where they were. Nothing gets its name before its hash is right.
     """
     needs, fetcher = _fetcher(presets, source, keep_archives, data_dir, save_dir)
-    _show(fetcher.fetch(needs), needs, as_json)
+    _show(fetcher.fetch(needs), needs, fetcher.places, as_json)
 
 
 @command.command(
@@ -119,9 +119,10 @@ def verify(
 
     places, needs = _needs(presets, data_dir, save_dir)
     found = [examine(need, places, full=full) for need in needs]
-    _show(found, needs, as_json)
-    if any(status.state == "broken" for status in found):
-        raise DataError("some files are broken", hint=as_typed("mmfw", "features", "repair", *presets))
+    _show(found, needs, places, as_json)
+    if broken := _of(found, needs, "broken"):
+        hint = as_typed("mmfw", "features", "repair", *(presets or broken), *places.data_option)
+        raise DataError("some files are broken", hint=hint)
 
 
 @command.command(
@@ -146,7 +147,7 @@ def repair(
     Only files that are wrong are written again; what is missing altogether is left to fetch.
     """
     needs, fetcher = _fetcher(presets, source, keep_archives, data_dir, save_dir)
-    _show(fetcher.repair(needs), needs, as_json)
+    _show(fetcher.repair(needs), needs, fetcher.places, as_json)
 
 
 @command.command(
@@ -218,7 +219,8 @@ def _needs(
         return places, inputs.needs_of_presets(mmf, every, places)
     request = newest.request()
     say(f"for preset {request.preset}, that of the newest run")
-    return places, inputs.needs_of_run(mmf, request, Places.resolve(data_dir or Path(request.data_dir)))
+    places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
+    return places, inputs.needs_of_run(mmf, request, places)
 
 
 _SAID = {
@@ -233,6 +235,7 @@ _SAID = {
 def _show(
     found: Sequence[Status],
     needs: dict[Need, list[str]],
+    places: Places,
     as_json: bool,
     fetcher: Fetcher | None = None,
 ) -> None:
@@ -258,13 +261,15 @@ def _show(
     for need, (to_download, on_disk) in costs.items():
         if to_download:
             room = f", and {size(on_disk)} on the disk" if on_disk else ""
-            say(f"{need.title}: {size(to_download)} to download{room} ({', '.join(needs[need])})")
-    if any(status.state == "missing" for status in found):
-        say(f"next: {as_typed('mmfw', 'features', 'fetch', *dict.fromkeys(_of(found, needs, 'missing')))}")
+            say(f"{need.title}: {size(to_download)} to download{room}")
+    if missing := _of(found, needs, "missing"):
+        say(f"next: {as_typed('mmfw', 'features', 'fetch', *missing, *places.data_option)}")
 
 
-def _of(found: Sequence[Status], needs: dict[Need, list[str]], state: str) -> list[str]:
-    return [name for status in found if status.state == state for name in needs[status.need]]
+def _of(found: Sequence[Status], needs: dict[Need, list[str]], state: State) -> list[str]:
+    """The presets that need something in this state."""
+    named = (name for status in found if status.state == state for name in needs[status.need])
+    return list(dict.fromkeys(named))
 
 
 def _checked(status: Status) -> str | None:

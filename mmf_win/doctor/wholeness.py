@@ -68,7 +68,7 @@ def _dataset(places: Places, full: bool) -> Iterator[Part]:
     what, where = "dataset", str(paths.root)
     record = Record.load(paths.record)
     archive = record.source.name if record else "ARCHIVE"
-    cure = as_typed("mmfw", "convert", "--zip", archive, *_data_dir(places))
+    cure = as_typed("mmfw", "convert", "--zip", archive, *places.data_option)
     try:
         wrong = verify_dataset(paths, full=full)
         manifest = Manifest.load(paths.root)
@@ -101,7 +101,7 @@ def _downloads(places: Places, full: bool) -> Iterator[Part]:
             yield Part(what, str(folder), "broken", _NOTHING, (str(error),), error.hint)
             continue
         if wrong:
-            cure = as_typed("mmfw", "features", "repair", *_data_dir(places))
+            cure = as_typed("mmfw", "features", "repair", *places.data_option)
             yield Part(what, str(folder), "broken", manifest.vouched_by, tuple(map(str, wrong)), cure)
         else:
             yield _right(what, str(folder), manifest)
@@ -121,7 +121,7 @@ def _shared(places: Places, full: bool) -> Iterator[Part]:
     vouched = all(hash_in_name(path) or git_id_in_name(path) for path in files)
     against = "the hashes in their names" if vouched else FIRST_READING
     if wrong:
-        cure = as_typed("mmfw", "features", "repair", *_data_dir(places))
+        cure = as_typed("mmfw", "features", "repair", *places.data_option)
         yield Part(what, where, "broken", against, tuple(map(str, wrong)), cure)
     else:
         yield Part(what, where, "ok" if vouched else "not vouched for", against)
@@ -185,8 +185,3 @@ def _was_set_up() -> bool:
 def _right(what: str, where: str, manifest: Manifest) -> Part:
     state: State = "not vouched for" if manifest.vouched == "recorded" else "ok"
     return Part(what, where, state, manifest.vouched_by)
-
-
-def _data_dir(places: Places) -> list[str]:
-    """The option that a command needs to find this data folder."""
-    return [] if places.data_dir == Places.resolve().data_dir else ["--data-dir", str(places.data_dir)]

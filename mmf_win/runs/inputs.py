@@ -34,7 +34,7 @@ def for_training(mmf: Installed, request: RunRequest, places: Places, resume_fil
         slots=("train", "val"),
         allow_missing=request.allow_missing,
         offline=request.offline,
-        hint_words=hint_words(request.preset, places),
+        hint_words=[*(_typed(request) or ["PRESET"]), *places.data_option],
     )
 
 
@@ -63,7 +63,7 @@ def for_prediction(
         slots=("test",),
         may_leave_out=False,
         offline=request.offline,
-        hint_words=hint_words(request.preset, places),
+        hint_words=[*(_typed(request) or ["PRESET"]), *places.data_option],
     )
 
 
@@ -90,20 +90,19 @@ def needs_of_presets(mmf: Installed, names: Sequence[str], places: Places) -> di
             offline=preset.offline,
         )
         for need in needs_of(mmf.root, places, config):
-            found.setdefault(need, []).append(preset.name)
+            found.setdefault(need, []).append(name)
     return found
 
 
 def needs_of_run(mmf: Installed, request: RunRequest, places: Places) -> dict[Need, list[str]]:
-    """What training a run again would need → its preset."""
+    """What training a run again would need → its preset, as one would type it."""
     config = _resolved(mmf, request, places, [request.settings], lasting(request.overrides))
-    return {need: [request.preset] for need in needs_of(mmf.root, places, config)}
+    return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
 
 
-def hint_words(preset: str, places: Places) -> list[str]:
-    """What to type after ``mmfw features fetch`` and the like for a preset."""
-    chosen = places.data_dir != Places.resolve().data_dir
-    return [preset, *(["--data-dir", str(places.data_dir)] if chosen else [])]
+def _typed(request: RunRequest) -> list[str]:
+    """The run's preset if one can name it; where the user's own lies, nobody has noted."""
+    return [request.preset] if request.preset in presets.names() else []
 
 
 def _resolved(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
+from mmf_win.console import as_typed
 from mmf_win.paths import Places
 from tests.worlds import hostile, zoo
 from tests.worlds.memes import tar_gz
@@ -105,7 +106,7 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     assert features == {
         "what": "region features",
         "kind": "features",
-        "presets": ["mine"],
+        "presets": [str(shop.preset)],
         "state": "missing",
         "folder": str(shop.places.dataset.features),
         "files": [str(shop.places.dataset.features / "detectron.lmdb" / "data.mdb")],
@@ -124,7 +125,8 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     said = capsys.readouterr()
     assert "detectron fc7" in said.out
     assert "to download" in said.err
-    assert "next: mmfw features fetch" in said.err
+    next_step = as_typed("mmfw", "features", "fetch", shop.preset, "--data-dir", shop.places.data_dir)
+    assert f"next: {next_step}\n" in said.err
 
 
 @pytest.mark.torch
