@@ -44,6 +44,8 @@ _DAMAGE: tuple[type[Exception], ...] = (
     *Inflater.error,
     lzma.LZMAError,
     OSError,
+    ValueError,  # a number of tarfile's that is none, or too large
+    RecursionError,  # headers that each stand before another header
 )
 
 
@@ -94,7 +96,7 @@ class TarArchive(Archive):
                 sha256 = hashlib.sha256()
                 done = self._write(member, target, _observed(content, sha256), ignore)
                 # Else a file would look as if it were changed while it was hashed, and be hashed once more.
-                with suppress(OSError, OverflowError):
+                with suppress(OSError, OverflowError, ValueError):
                     os.utime(target, (mtime, mtime))
                 yield replace(done, sha256=sha256.hexdigest())
 

@@ -297,6 +297,34 @@ def test_a_tar_whose_headers_would_fill_the_memory_is_refused(kind: bytes, user_
     assert peak < 30 << 20
 
 
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [hostile.tar_member("x", told={"GNU.sparse.map": "here,there"})],
+        [hostile.tar_member("x", told={"size": str(1 << 90)})],
+        [hostile.tar_member("x", tarfile.GNUTYPE_LONGNAME)] * 5000,
+    ],
+    ids=["a number that is none", "a size beyond all files", "a header before a header, and so on"],
+)
+@pytest.mark.parametrize("compression", ["", "gz"])
+def test_a_tar_whose_headers_make_no_sense_is_refused(
+    infos: list[tarfile.TarInfo], compression: str, user_dir: Path
+) -> None:
+    path = hostile.tar_with(user_dir / "a.tar", *infos)
+    if compression:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ArchiveError, match=r"a\.tar: not a whole tar"):
+        open_archive(path)
+
+
+def test_a_member_of_a_tar_whose_time_is_no_number_comes_out(user_dir: Path) -> None:
+    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member("x", told={"mtime": "nan"}))
+    with open_archive(path, listed=False) as archive:
+        assert isinstance(archive, TarArchive)
+        (done,) = archive.extract_in_order(lambda _: user_dir / "x")
+    assert done.target.read_bytes() == b""
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "C:\\x"])
 def test_an_attack_by_names_in_a_tar_is_refused_at_once(name: str, user_dir: Path) -> None:
     with pytest.raises(ArchiveError, match="is refused"):

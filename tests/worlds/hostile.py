@@ -126,11 +126,14 @@ def tar_gz_with_large_header(path: Path, kind: bytes, size: int) -> Path:
     return path
 
 
-def tar_member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "") -> tarfile.TarInfo:
+def tar_member(
+    name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", told: dict[str, str] | None = None
+) -> tarfile.TarInfo:
     """A member for :func:`tar_with`."""
     info = tarfile.TarInfo(name)
     info.type = kind
     info.linkname = link
+    info.pax_headers = told or {}
     return info
 
 
