@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,13 +33,14 @@ def _train(rank: int, folder: str, asked: int) -> None:
     stop = Stop(root / f"stop-of-{rank}")
     observer = Observer(Request("train", "m", "mmf", str(root), str(root)), stop)
     trainer = SimpleNamespace(num_updates=0, device="cpu", model=torch.nn.Linear(1, 1))
-    trainer.config = SimpleNamespace(training=SimpleNamespace(batch_size=1, seed=1))
+    trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1))
+    micro: Any = SimpleNamespace(batch=1, rows=1, remembered=False, fit="", search=None)
 
     def save() -> None:
         if rank == 0:  # as MMF does
             (root / "saved").write_text(str(trainer.num_updates), encoding="utf-8")
 
-    observer.training_started(trainer, None, save)
+    observer.training_started(trainer, None, micro, save)
     try:
         while True:
             trainer.num_updates += 1
