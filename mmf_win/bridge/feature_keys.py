@@ -22,7 +22,7 @@ def main(folder: Path, output: Path, *, walk: bool) -> int:
     """Write what was found, and return the exit code."""
     try:
         found: dict[str, Any] = {"keys": read(folder, walk=walk)}
-    except (lmdb.Error, pickle.UnpicklingError, ValueError, EOFError) as error:
+    except (lmdb.Error, ValueError) as error:
         found = {"problem": f"{type(error).__name__}: {error}"}
     write_json(output, found)
     return 0
@@ -49,7 +49,7 @@ def read(folder: Path, *, walk: bool) -> list[str]:
             listed = transaction.get(b"keys")
             if listed is None:
                 raise ValueError("the list of its keys is missing")
-            keys = [_text(key) for key in _Plain(io.BytesIO(listed)).load()]
+            keys = _keys(listed)
             if walk:
                 _walk(transaction, environment.stat()["entries"])
             absent = next((key for key in keys if transaction.get(key.encode()) is None), None)
@@ -65,8 +65,16 @@ def _walk(transaction: Any, entries: int) -> None:
             progress.advance(1)
 
 
-def _text(key: bytes | str) -> str:
-    return key.decode() if isinstance(key, bytes) else key
+def _keys(pickled: bytes) -> list[str]:
+    try:
+        listed = [
+            key.decode() if isinstance(key, bytes) else key for key in _Plain(io.BytesIO(pickled)).load()
+        ]
+    except Exception as error:  # whatever a damaged pickle leads to
+        raise ValueError(f"the list of its keys cannot be read: {error}") from error
+    if not all(isinstance(key, str) for key in listed):
+        raise ValueError("the list of its keys holds something else")
+    return listed
 
 
 class _Plain(pickle.Unpickler):

@@ -195,6 +195,24 @@ def test_features_that_do_not_hold_what_they_list_are_found(
         dataset.check()
 
 
+@pytest.mark.parametrize(
+    "pickled",
+    [pickle.dumps([1, 2]), pickle.dumps(None), pickle.dumps(["a key"])[:-3], b"\0", b""],
+    ids=["numbers", "no list", "cut off", "no pickle", "empty"],
+)
+def test_a_damaged_list_of_keys_is_one_kind_of_error(
+    dataset: Dataset, pickled: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import lmdb
+
+    dataset.features_without()
+    with lmdb.open(str(dataset.lmdb), map_size=1 << 28) as opened, opened.begin(write=True) as transaction:
+        transaction.put(b"keys", pickled)
+    with pytest.raises(DataError, match=r"not whole: .*the list of its keys"):
+        dataset.check()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: Path) -> None:
     import lmdb
 
