@@ -133,12 +133,13 @@ class _Team:
     def results(self, split: str, validation: str | None) -> Iterator[Result]:
         """Of every member, then of the ensemble; the threshold is chosen on ``validation``."""
         alone = self.options.kind is None
+        # The validation split comes first, so that the newest predictions of a run are those asked for.
+        blended = self._threshold(self.members, validation) if validation and not alone else None
         for member in self.members:
             threshold = self._threshold([member], validation) if alone and validation else None
             yield self._finished(self._csv(member, split), [member], split, threshold)
         if not alone:
-            threshold = self._threshold(self.members, validation) if validation else None
-            yield self._finished(self._blended_csv(split), self.members, split, threshold)
+            yield self._finished(self._blended_csv(split), self.members, split, blended)
 
     def _threshold(self, members: Sequence[Member], split: str) -> float:
         """The threshold that is best on the validation split.

@@ -15,7 +15,8 @@ from mmf_win.dataset.predictions import COLUMNS, Prediction
 from mmf_win.errors import DataError
 
 _BOM = "\ufeff"
-_INTEGER = re.compile(r"-?[0-9]+")
+_INTEGER = re.compile(r"-?[0-9]{1,18}")  # 64 bits, as whoever scores it reads ids
+_FLOAT = re.compile(r"[0-9a-z+.-]+", re.IGNORECASE)  # no digits of other scripts, no 1_000 as in Python
 _SHOWN = 3
 
 
@@ -70,7 +71,7 @@ def check(path: Path, ids: Sequence[int]) -> Submission:
         return Submission((), (Problem("it is not a text file in UTF-8"),))
     parser = _Parser(text)
     predictions = tuple(parser.predictions())
-    problems = [*parser.problems(), *_compare(parser.ids, ids)]
+    problems = [*parser.problems(), *(_compare(parser.ids, ids) if parser.has_rows else ())]
     return Submission(predictions, tuple(sorted(problems, key=lambda problem: not problem.fatal)))
 
 
@@ -134,14 +135,19 @@ class _Parser:
         if self._torn:
             yield Problem(self._torn)
         for what, lines in self._faults.items():
-            places = _first(lines, "line")
-            yield Problem(f"{len(lines)} rows {what} ({places})" if len(lines) > 1 else f"{places}: {what}")
+            rows = f"{len(lines)} rows" if len(lines) > 1 else "1 row"
+            yield Problem(f"{rows} {what} ({_first(lines, 'line')})")
         if self._has_bom:
             yield Problem("it begins with a byte order mark, which not every reader skips", fatal=False)
         if "\r" in self._text:
             yield Problem(r"its lines end with \r\n or \r instead of \n", fatal=False)
         if self._blank:
             yield Problem(f"{self._blank} lines are blank", fatal=False)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether its rows could be told apart from its header, and their columns from each other."""
+        return self._header_fits()
 
     def _header_fits(self) -> bool:
         return self._header.split(self._delimiter) == list(COLUMNS)
@@ -194,7 +200,7 @@ def _compare(found: Sequence[int], wanted: Sequence[int]) -> Iterator[Problem]:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        return float(text) if _FLOAT.fullmatch(text.strip(" ")) else None
     except ValueError:
         return None
 

@@ -40,7 +40,7 @@ def test_all_problems_are_told_and_the_exit_code_is_that_of_data(
 ) -> None:
     assert check(data_dir, "id,proba,label\r\n1,nan,0\r\n2,0.9,1\r\n") == 3
     said = capsys.readouterr().err
-    assert "error: line 2: whose proba is NaN" in said
+    assert "error: 1 row whose proba is NaN (line 2)" in said
     assert "error: 1 id is missing (id 3)" in said
     assert "warning: its lines end with" in said
     assert "predictions.csv: 2 things must be put right before it can be scored on test_seen" in said

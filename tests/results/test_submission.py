@@ -36,17 +36,20 @@ def test_what_mmfw_writes_is_right(tmp_path: Path) -> None:
         ("12,1.0,1\n", "", "1 id is missing (id 12)"),
         ("12,1.0,1\n", "13,1.0,1\n", "1 id is not of this split (id 13)"),
         ("12,1.0,1\n", "12,1.0,1\n12,1.0,1\n", "1 id is there more than once (id 12)"),
-        ("12,1.0,1", "12.0,1.0,1", "line 4: whose id is not a whole number"),
-        ("12,1.0,1", "x,1.0,1", "line 4: whose id is not a whole number"),
-        ("0.25", "nan", "line 2: whose proba is NaN"),
-        ("0.25", "high", "line 2: whose proba is not a number"),
-        ("0.25", "", "line 2: whose proba is not a number"),
-        ("0.25", "1.01", "line 2: whose proba is not within 0 and 1"),
-        ("0.25", "-0.1", "line 2: whose proba is not within 0 and 1"),
-        ("0.25", "inf", "line 2: whose proba is not within 0 and 1"),
-        ("12,1.0,1", "12,1.0,2", "line 4: whose label is neither 0 nor 1"),
-        ("12,1.0,1", "12,1.0,1.0", "line 4: whose label is neither 0 nor 1"),
-        ("12,1.0,1", "12,1.0", "line 4: without exactly 3 values"),
+        ("12,1.0,1", "12.0,1.0,1", "1 row whose id is not a whole number (line 4)"),
+        ("12,1.0,1", "x,1.0,1", "1 row whose id is not a whole number (line 4)"),
+        ("0.25", "nan", "1 row whose proba is NaN (line 2)"),
+        ("0.25", "high", "1 row whose proba is not a number (line 2)"),
+        ("0.25", "0_2", "1 row whose proba is not a number (line 2)"),
+        ("0.25", "٠.٢٥", "1 row whose proba is not a number (line 2)"),
+        ("12,1.0,1", f"{'9' * 5000},1.0,1", "1 row whose id is not a whole number (line 4)"),
+        ("0.25", "", "1 row whose proba is not a number (line 2)"),
+        ("0.25", "1.01", "1 row whose proba is not within 0 and 1 (line 2)"),
+        ("0.25", "-0.1", "1 row whose proba is not within 0 and 1 (line 2)"),
+        ("0.25", "inf", "1 row whose proba is not within 0 and 1 (line 2)"),
+        ("12,1.0,1", "12,1.0,2", "1 row whose label is neither 0 nor 1 (line 4)"),
+        ("12,1.0,1", "12,1.0,1.0", "1 row whose label is neither 0 nor 1 (line 4)"),
+        ("12,1.0,1", "12,1.0", "1 row without exactly 3 values (line 4)"),
         ("id,proba,label", "id,label,proba", "its first line must be id,proba,label, not 'id,label,proba'"),
         ("id,proba,label\n", "", "its first line must be id,proba,label, not '8291,0.25,0'"),
         (",", ";", "its values are separated by semicolons instead of commas"),
@@ -56,6 +59,12 @@ def test_what_mmfw_writes_is_right(tmp_path: Path) -> None:
 def test_what_is_fatal_is_told_with_its_place(tmp_path: Path, old: str, new: str, told: str) -> None:
     fatal, _ = checked(tmp_path, GOOD.replace(old, new))
     assert told in fatal
+
+
+@pytest.mark.parametrize("content", ["", "8291,0.25,0\n", GOOD.replace("id,proba", "id, proba")])
+def test_no_id_is_called_missing_where_the_header_is_wrong(tmp_path: Path, content: str) -> None:
+    fatal, _ = checked(tmp_path, content)
+    assert fatal and not any("missing" in text for text in fatal)
 
 
 def test_a_file_in_another_encoding_or_of_nothing_is_told(tmp_path: Path) -> None:
@@ -85,16 +94,16 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     content = "\ufeffid,proba,label\r\n8291,nan,0\r\n8291,0.5,0\r\nx,2,7\r\n99,0.1,1,\r\n"
     fatal, warnings = checked(tmp_path, content)
     assert fatal == [
-        "line 2: whose proba is NaN",
-        "line 4: whose id is not a whole number",
-        "line 4: whose proba is not within 0 and 1",
-        "line 4: whose label is neither 0 nor 1",
-        "line 5: without exactly 3 values",
+        "1 row whose proba is NaN (line 2)",
+        "1 row whose id is not a whole number (line 4)",
+        "1 row whose proba is not within 0 and 1 (line 4)",
+        "1 row whose label is neither 0 nor 1 (line 4)",
+        "1 row without exactly 3 values (line 5)",
         "2 ids are missing (ids 42953, 12)",
         "1 id is there more than once (id 8291)",
     ]
     assert len(warnings) == 2
-    with pytest.raises(DataError, match=r"predictions.csv: .*NaN; .*whole number"):
+    with pytest.raises(DataError, match=r"predictions.csv: .*NaN.*; .*whole number"):
         submission.load(tmp_path / "predictions.csv", IDS)
 
 
