@@ -54,11 +54,15 @@ def folded(name: str) -> str:
 
 
 def find_twins(names: Iterable[str]) -> dict[str, str]:
-    """Names that would land on one file, each with the reason."""
+    """Names that would land on one file, or on a folder of others, each with the reason."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(folded(name), []).append(name)
-    return {
+    folders = _folders(groups)
+    also_folders = {
+        name: "it is the name of a folder, too" for key in groups.keys() & folders for name in groups[key]
+    }
+    return also_folders | {
         name: "the archive holds it twice"
         if len(set(group)) == 1
         else f"it differs only by case from {other}"
@@ -66,3 +70,13 @@ def find_twins(names: Iterable[str]) -> dict[str, str]:
         if len(group) > 1
         for name, other in zip(group, reversed(group), strict=True)
     }
+
+
+def _folders(names: Iterable[str]) -> set[str]:
+    folders: set[str] = set()
+    for name in names:
+        folder = name.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    return folders

@@ -56,3 +56,9 @@ def test_twins_are_names_for_one_file() -> None:
     assert twins.keys() == {"a/x.png", "A/x.png", "b", "é", "e\u0301"}
     assert "A/x.png" in twins["a/x.png"]
     assert "twice" in twins["b"]
+
+
+def test_a_name_that_is_a_folder_of_others_too_is_told() -> None:
+    clashes = find_twins(["a/b/c.png", "A/b", "a/bc", "x", "x/y/z", "alone"])
+    assert clashes.keys() == {"A/b", "x"}
+    assert "folder" in clashes["x"]
