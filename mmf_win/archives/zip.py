@@ -79,14 +79,20 @@ class ZipArchive(Archive):
 
     def _opens(self, members: list[Member], secret: bytes) -> bool:
         with contextlib.closing(ZipReader(self.path, secret)) as reader:
-            try:
-                for member in members[:_MEMBERS_TRIED]:
-                    next(reader.packed(member.name, self._infos[member.name]), b"")
-            except PasswordError:
-                return False
-            if len(members) >= _MEMBERS_SUFFICIENT or not members or members[0].size > _READ_WHOLE_UP_TO:
+            tried = members[:_MEMBERS_TRIED]
+            opened = sum(self._opens_one(member, reader) for member in tried)
+            if opened < len(tried):  # a few that do not open are damaged, if the others do
+                return opened >= _MEMBERS_SUFFICIENT and opened > len(tried) // 2
+            if opened >= _MEMBERS_SUFFICIENT or not tried or tried[0].size > _READ_WHOLE_UP_TO:
                 return True
-            return self._reads_whole(members[0], reader)
+            return self._reads_whole(tried[0], reader)
+
+    def _opens_one(self, member: Member, reader: ZipReader) -> bool:
+        try:
+            next(reader.packed(member.name, self._infos[member.name]), b"")
+        except PasswordError:
+            return False
+        return True
 
     def _reads_whole(self, member: Member, reader: ZipReader) -> bool:
         crc = 0

@@ -191,7 +191,10 @@ class ZipReader:
         return damaged(self._path, reason, name)
 
     def _wrong_password(self, name: str) -> PasswordError:
-        return PasswordError(f"{self._path}: the password does not open member {name}")
+        return PasswordError(
+            f"{self._path}: the password does not open member {name}",
+            hint="it opens others; this one is damaged, or was encrypted with another password",
+        )
 
 
 def _has_aes(info: zipfile.ZipInfo) -> bool:

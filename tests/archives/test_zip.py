@@ -180,6 +180,19 @@ def test_a_wrong_password_is_noticed_before_anything_is_written(files: Files, us
             archive.check_password()
 
 
+@pytest.mark.parametrize("count", [4, 20])
+def test_one_damaged_header_does_not_make_the_password_wrong(count: int, user_dir: Path) -> None:
+    path = user_dir / "a.zip"
+    write_encrypted_zip(path, {f"{number}": FOX for number in range(count)}, "right")
+    hostile.flip_byte(path, path.read_bytes().index(b"0") + 12)  # the one that is compared
+    with open_archive(path, "right") as archive:
+        (done,) = archive.extract({"1": user_dir / "1"})
+        with pytest.raises(PasswordError, match="does not open member 0") as caught:
+            list(archive.extract({"0": user_dir / "0"}))
+    assert done.target.read_bytes() == FOX
+    assert "damaged" in str(caught.value.hint) and not (user_dir / "0").exists()
+
+
 def test_a_missing_password_is_another_error_than_a_wrong_one(encrypted: Path) -> None:
     with open_archive(encrypted) as archive, pytest.raises(PasswordError, match="no password was given"):
         archive.check_password()
@@ -240,6 +253,14 @@ def test_names_that_windows_refuses_are_refused_when_wanted(user_dir: Path) -> N
 def test_twins_are_refused_when_wanted(user_dir: Path) -> None:
     assert "twice" in refusal(hostile.zip_with_twins(user_dir / "a.zip", "x", "x"), "x")
     assert "differs only by case" in refusal(hostile.zip_with_twins(user_dir / "b.zip", "x", "X"), "x")
+
+
+def test_a_file_that_is_a_folder_too_is_refused_when_wanted(user_dir: Path) -> None:
+    path = hostile.zip_with_twins(user_dir / "a.zip", "x/y", "x")
+    assert "folder" in refusal(path, "x")
+    with open_archive(path) as archive:
+        (done,) = archive.extract({"x/y": user_dir / "y"})
+    assert done.target.read_bytes() == b"x/y"
 
 
 def test_refused_members_do_not_spoil_the_others(user_dir: Path) -> None:
