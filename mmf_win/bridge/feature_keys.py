@@ -65,7 +65,7 @@ def _walk(transaction: Any, entries: int) -> None:
             progress.advance(1)
 
 
-def _keys(pickled: bytes) -> list[str]:
+def _keys(pickled: memoryview) -> list[str]:
     try:
         listed = [
             key.decode() if isinstance(key, bytes) else key for key in _Plain(io.BytesIO(pickled)).load()
