@@ -74,9 +74,14 @@ def exit_of(request: Request, ended: Ended, *, memory_ran_out: bool) -> Exit:
     except (OSError, ValueError, TypeError, AttributeError):
         end = _died(ended, memory_ran_out)
     else:
-        if not (end.outcome == "killed" and memory_ran_out):
+        said = end
+        if end.outcome == "killed" and memory_ran_out:
+            end = Exit("host_oom", "memory ran out, and the system killed a rank")
+        if ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):
+            # Whoever asked for the prompt must not get another attempt.
+            end = Exit("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
+        if end is said:
             return end
-        end = Exit("host_oom", "memory ran out, and the system killed a rank")
     end.save(request.attempt.exit)
     if request.action == "train":
         end.save(request.run_exit)

@@ -16,16 +16,19 @@ from mmf_win.errors import (
 from mmf_win.protocol import Action, Exit, Outcome
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
+from mmf_win.runs.history import all_runs
+
+_BEGIN = "the same command begins again"
 
 _ENDINGS: dict[Outcome, tuple[type[MmfwError], str | None]] = {
     "cuda_oom": (TrainingError, "see who else uses the GPU (nvidia-smi), or choose a smaller model"),
     "host_oom": (ResourceError, "try a smaller --batch-size, or end other programs"),
-    "disk": (ResourceError, "free some space; {resume} goes on from the last whole checkpoint"),
+    "disk": (ResourceError, "free some space; {on}"),
     "nan": (
         TrainingError,
-        "{again} finds the operation that makes it; else try a smaller optimizer.params.lr",
+        "{again} --detect-anomaly finds the operation that makes it; else try a smaller optimizer.params.lr",
     ),
-    "killed": (TrainingError, "{resume} goes on from the last checkpoint"),
+    "killed": (TrainingError, "{on}"),
     "data": (DataError, None),
     "checkpoint": (CheckpointError, None),
     "config": (UsageError, "check the KEY=VALUE words and the preset against MMF's configuration"),
@@ -41,21 +44,33 @@ _ENDINGS: dict[Outcome, tuple[type[MmfwError], str | None]] = {
 def as_error(end: Exit, run: Run, action: Action) -> MmfwError:
     """The ending as an error whose class gives the exit code."""
     message = end.message or end.outcome
-    resume = as_typed("mmfw", "train", "--resume", "last", "--save-dir", run.path.parent.parent)
     if end.outcome == "interrupted":
         saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
-        again = f"go on with: {resume}" if saved else "nothing is saved yet; the same command begins again"
+        again = f"go on with: {_resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
         return Interrupted(message, hint=again if action == "train" else None)
     kind, hint = _ENDINGS.get(end.outcome, (TrainingError, None))
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"
-    hint = end.hint or hint
+    if hint is not None and "{" in hint:
+        hint = _filled_in(hint, run) if action == "train" else None
     log = f"the whole output is in {run.log}"
-    if hint is None or (action == "predict" and "{" in hint):
-        return kind(message, hint=log)
-    again = f"{resume} --detect-anomaly" if _can_go_on(run) else "the same command with --detect-anomaly"
-    resume = resume if _can_go_on(run) else "the same command"
-    return kind(message, hint=f"{hint.format(resume=resume, again=again)}; {log}")
+    hint = end.hint or hint
+    return kind(message, hint=f"{hint}; {log}" if hint else log)
+
+
+def _filled_in(hint: str, run: Run) -> str:
+    if _can_go_on(run):
+        resume = _resume(run)
+        return hint.format(on=f"{resume} goes on from the last whole checkpoint", again=resume)
+    return hint.format(on=_BEGIN, again="the same command")
+
+
+def _resume(run: Run) -> str:
+    """The command that goes on with this very run, which need not be the newest."""
+    save_dir = run.path.parent.parent
+    newest = next(iter(all_runs(save_dir)), run)
+    which = "last" if newest.path == run.path else run.id
+    return as_typed("mmfw", "train", "--resume", which, "--save-dir", save_dir)
 
 
 def _can_go_on(run: Run) -> bool:

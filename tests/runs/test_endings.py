@@ -46,6 +46,34 @@ def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path: Path) -> None:
     assert error.hint == "nothing is saved yet; the same command begins again"
 
 
+@pytest.mark.parametrize("outcome", ["disk", "nan", "killed"])
+def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: Outcome) -> None:
+    error = as_error(Exit(outcome, "why"), Run(tmp_path), "train")
+    assert error.hint is not None and "the same command" in error.hint
+    assert "--resume" not in error.hint and "checkpoint" not in error.hint
+
+
+@pytest.mark.parametrize("outcome", ["interrupted", "killed"])
+def test_an_older_run_that_went_on_is_named_since_the_newest_is_another(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    older, newest = (
+        Run(tmp_path / "mmbt" / "2026-01-01T00-00-00"),
+        Run(tmp_path / "mmbt" / "2026-01-02T00-00-00"),
+    )
+    for run in (older, newest):
+        checkpoint(run.checkpoints / "current.ckpt", 3)
+        run.request_file.write_text("{}")
+    hints = [as_error(Exit(outcome, "why"), run, "train").hint for run in (older, newest)]
+    assert hints[0] is not None and "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
+    assert hints[1] is not None and "--resume last " in hints[1]
+
+
+def test_braces_in_a_workers_hint_are_no_placeholders(tmp_path: Path) -> None:
+    error = as_error(Exit("data", "why", "see {folder}"), Run(tmp_path), "train")
+    assert error.hint is not None and error.hint.startswith("see {folder}; ")
+
+
 def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
     end = Exit("internal", "ValueError: x", where="base_trainer.py:253")
     assert str(as_error(end, Run(tmp_path), "train")) == "ValueError: x (at base_trainer.py:253)"
@@ -68,3 +96,16 @@ def test_a_worker_that_could_not_say_how_it_ended(
     request.attempt.path.mkdir()
     assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
     assert Run(tmp_path).exit() is not None, "the run remembers it"
+
+
+@pytest.mark.parametrize("outcome", ["cuda_oom", "host_oom"])
+def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhile(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    request = Request("train", "mmbt", "mmf", str(tmp_path), str(tmp_path / "1"))
+    request.attempt.path.mkdir()
+    Exit(outcome, "no memory").save(request.attempt.exit)
+    stopped = Ended(1, stop_requested=True, killed=False)
+    assert exit_of(request, stopped, memory_ran_out=False).outcome == "interrupted"
+    end = Run(tmp_path).exit()
+    assert end is not None and end.outcome == "interrupted", "the run remembers it"
