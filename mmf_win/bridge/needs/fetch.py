@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -74,10 +75,12 @@ class Fetcher:
         with locked(self.places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: say(waiting)):
             statuses = [examine(need, self.places) for need in needs]
             wanted = [status.need for status in statuses if status.state in states]
+            _tell_mmf(status.need for status in statuses if status.state in ("ok", "recorded"))
             self._require_usable_source(wanted)
             self._require_space(wanted)
             for need in sorted(wanted, key=lambda need: not self._has_source(need)):
                 self._bring(need)
+                _tell_mmf([need])
             return [
                 examine(status.need, self.places) if status.need in wanted else status for status in statuses
             ]
@@ -231,8 +234,6 @@ class Fetcher:
         )
         if not need.is_there:
             raise ArchiveError(f"{archive}: it does not hold the {need.title}", hint="get another copy of it")
-        if need.entry:
-            mark_built(need.entry.marker, need.entry.version)
 
     def _mend(self, need: Need, archive: Path) -> bool:
         """Unpack only what is wrong; False where nothing says what that is."""
@@ -263,6 +264,13 @@ class Fetcher:
             return []
         own = need.entry.resource.url if need.entry else need.url
         return [*(self.mirror.urls(self._names(need)) if self.mirror else ()), *([own] if own else [])]
+
+
+def _tell_mmf(needs: Iterable[Need]) -> None:
+    """Note for MMF that these are there and right; without that, it downloads them again."""
+    for entry in (need.entry for need in needs if need.entry):
+        with suppress(OSError):  # of a folder that is read-only
+            mark_built(entry.marker, entry.version)
 
 
 def _loaded(need: Need) -> Manifest | None:

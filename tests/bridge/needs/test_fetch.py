@@ -19,6 +19,7 @@ from mmf_win.bridge.needs.fetch import Fetcher
 from mmf_win.bridge.needs.listing import Need
 from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.bridge.needs.state import Status, examine, look
+from mmf_win.dataset.features import built_version
 from mmf_win.errors import ArchiveError, DataError, MmfError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
 from mmf_win.integrity import Manifest
@@ -254,6 +255,19 @@ def test_a_half_extraction_is_found_and_mended_from_the_archive_that_lies_there(
     assert fetch(zoo, zoo.features)[0].state == "ok"
     assert data_of(zoo).read_bytes() == DATA
     assert zoo.server.gets == []
+
+
+@pytest.mark.parametrize("note", [None, "", '{"version": "0.9"}', "[]"])
+def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note: str | None) -> None:
+    fetch(zoo, zoo.features)
+    assert zoo.features.entry is not None
+    marker = zoo.features.entry.marker
+    marker.unlink()
+    if note is not None:
+        marker.write_text(note, encoding="utf-8")
+    fetch(zoo, zoo.features)
+    assert built_version(marker) == "1.0"
+    assert len(zoo.server.gets) == 1
 
 
 def test_files_of_which_no_archive_is_left_are_recorded_and_not_vouched_for(zoo: Zoo) -> None:
