@@ -12,7 +12,6 @@ from mmf_win.console import print_json, say
 
 if TYPE_CHECKING:
     from mmf_win.results.prediction import Result
-    from mmf_win.runs.folder import Run
 
 # As in mmf_win.results.ensemble.KINDS, which a test compares; that is imported only when there is work.
 KINDS = ("mean", "rank", "logit")
@@ -59,7 +58,9 @@ Examples:
     "--batch-size", type=click.IntRange(1), metavar="N", help="Memes a batch.  [default: the run's]"
 )
 @click.option(
-    "--report/--no-report", default=True, help="Whether to make the run's report.html, which takes seconds."
+    "--report/--no-report",
+    default=True,
+    help="Whether to make a report.html beside the predictions, which takes seconds.",
 )
 @options.stop_timeout
 @options.no_retry
@@ -84,11 +85,11 @@ def command(
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
     runs or checkpoints each is predicted by itself, and with --ensemble they are blended too. The
-    page report.html beside the predictions is what `mmfw report` makes.
+    page report.html beside the predictions is about the split that was named first. --json prints an object
+    for each prediction file, which names the page that shows it.
     """
     from mmf_win.paths import Places
     from mmf_win.results import members, prediction
-    from mmf_win.runs import history
     from mmf_win.runs.overrides import split_runs
 
     runs, overrides = split_runs(words)
@@ -102,33 +103,39 @@ def command(
         batch_size=batch_size,
         retry=retry,
     )
-    predicted: dict[Run, str] = {}
+    shown: set[Path] = set()  # the folders whose page is made; it is about what was named first
     for result in prediction.predict(members.choose(save, runs, checkpoint), save, chosen):
-        if as_json:
-            print_json({"csv": str(result.csv), **result.record})
-        else:
+        if not as_json:
             _tell(result)
-            print(result.csv)
-        run = history.owner(result.csv)
-        if run is not None:  # an ensemble's lie in none
-            predicted.setdefault(run, result.record["split"])
-    if report:
-        for run, its_split in predicted.items():
-            _report(run, its_split, data_dir)
+            print(result.csv, flush=True)
+        page = _page(result, data_dir) if report and result.csv.parent not in shown else None
+        shown.add(result.csv.parent)
+        if as_json:
+            print_json(
+                {"csv": str(result.csv), "report": None if page is None else str(page), **result.record}
+            )
 
 
-def _report(run: Run, split: str, data_dir: Path | None) -> None:
+def _page(result: Result, data_dir: Path | None) -> Path | None:
+    """The page about a prediction; None where something that it needs is not installed."""
     from mmf_win.bridge.install import require_packages
     from mmf_win.errors import MmfError
+    from mmf_win.runs import history
 
     try:
         require_packages("jinja2", "matplotlib", "pillow")
     except MmfError as error:  # the predictions are there, and that is what was asked for
         say(f"no report: {error}")
-        return
+        return None
     from mmf_win.results.report import pages
 
-    say(f"report: {pages.of_run(run, split=split, data_dir=data_dir)}")
+    run = history.owner(result.csv)
+    if run is None:  # an ensemble's lie in none
+        page = pages.of_ensemble(result.csv)
+    else:
+        page = pages.of_run(run, split=result.record["split"], data_dir=data_dir)
+    say(f"report: {page}")
+    return page
 
 
 def _tell(result: Result) -> None:

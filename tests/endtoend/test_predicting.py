@@ -56,7 +56,8 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
         assert result["annotations_sha256"] == sha256(annotations / "test.jsonl")
         beside = Path(result["csv"]).with_suffix(".metrics.json")
         record = json.loads(beside.read_text(encoding="utf-8"))
-        assert {**record, "csv": result["csv"]} == result
+        assert {**record, "csv": result["csv"], "report": result["report"]} == result
+        assert Path(result["report"]) == Path(result["csv"]).with_name("report.html")
         assert {"mmfw", "mmf", "torch", "python"} <= set(result["versions"])
     for result, run in zip(results, runs, strict=False):
         assert Path(result["csv"]).parent == run.reports
@@ -66,6 +67,8 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     def probas(*results: dict[str, Any]) -> list[list[float]]:
         return [[row.proba for row in read_predictions(Path(result["csv"]))] for result in results]
 
+    page = Path(blended["report"]).read_text(encoding="utf-8")
+    assert all(run.id in page for run in runs)
     assert probas(blended)[0] == blend("mean", probas(first, second))
     val = [read_predictions(next(run.reports.glob("*_dev_*.csv"))) for run in runs]
     labels = [int(row.label or 0) for row in read_rows(annotations / "dev.jsonl")]
@@ -97,7 +100,8 @@ def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
     by_id = {row.id: row for row in own}
     assert [row.proba for row in mine] == pytest.approx([by_id[row.id].proba for row in mine], abs=1e-6)
     assert [row.label for row in mine] == [by_id[row.id].label for row in mine]
-    page = (run.reports / "report.html").read_text(encoding="utf-8")
+    page = Path(results[0]["report"]).read_text(encoding="utf-8")
+    assert [result["report"] for result in results[1:]] == [None] * 3
     assert results[0]["annotations_sha256"] in page, "the page is about the split that was named first"
 
 

@@ -85,6 +85,33 @@ def test_the_threshold_of_the_predictions_is_the_one_that_is_shown(world: World)
     assert "The broken line is the threshold, 0.375" in text_of(pages.of_run(run).read_text(encoding="utf-8"))
 
 
+def test_a_threshold_that_was_chosen_says_where(world: World) -> None:
+    run = world.run()
+    told = {"threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}
+    write_json(world.predict(run).with_suffix(".metrics.json"), told)
+    page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
+    assert "Threshold 0.375, best accuracy on dev_unseen" in page
+
+
+def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: World) -> None:
+    csv = world.save / "ensembles" / "2026-01-01T00-00-00" / f"hateful_memes_mean_{SPLIT}.csv"
+    csv.parent.mkdir(parents=True)
+    world.predict(world.run()).rename(csv)
+    members = [
+        {"run": f"{name}/x", "checkpoint": f"{name}/best.ckpt", "checkpoint_sha256": sha * 32}
+        for name, sha in (("a", "ab"), ("b", "cd"))
+    ]
+    told = {"split": SPLIT, "annotations": str(world.dataset.split(SPLIT)), "threshold": 0.5}
+    write_json(csv.with_suffix(".metrics.json"), {**told, "members": members, "ensemble": "mean"})
+    written = pages.of_ensemble(csv)
+    assert written == csv.with_name("report.html")
+    page = written.read_text(encoding="utf-8")
+    for word in ("Mean of 2 on test_unseen", "Member a/x", "Member b/x", "The ensemble", "Do not publish"):
+        assert word in text_of(page), word
+    assert "cd" * 32 in page and 'id="roc"' in page
+    assert 'id="loss"' not in page and "No published baseline" not in page
+
+
 def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
     evil = '<script>alert("1")</script>"\' onload=alert(2) \ud800'
     memes = [

@@ -125,36 +125,71 @@ def write(
     """
     request, summary = run.request(), history.summarize(run)
     curves = read_curves(read_events(run.events))
-    values: dict[str, Any] = {
-        "run": run,
-        "request": request,
-        "summary": summary,
-        "curves": curves,
-        "scored": scored,
-        "paper": PAPER,
-        "facts": _facts(run, request, summary, curves, scored),
-        "training": plots.training(curves),
-        "resources": plots.resources(curves),
-        "images": images,
-        "metrics": None,
-        "decisions": [],
-    }
-    if scored is not None:
-        values |= _about(scored, request, dataset, images=images)
-    return write_page("run.html", output, **values)
+    published = {} if scored is None else request.published.get(_kind(scored.split, request), {})
+    return write_page(
+        "run.html",
+        output,
+        id=run.id,
+        name=request.preset,
+        summary=summary,
+        curves=curves,
+        published=request.published,
+        facts=_facts(run, request, summary, curves, scored),
+        training=plots.training(curves),
+        resources=plots.resources(curves),
+        **_about(scored, published, dataset, images=images),
+    )
 
 
-def _about(scored: Scored, request: RunRequest, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
-    """What there is to say of predictions."""
+def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, *, images: bool = True) -> Path:
+    """Write the page of an ensemble: all that is on a run's but its training.
+
+    Args:
+        scored: its predictions.
+        dataset: where the memes are.
+        output: the page.
+        images: whether the page holds small copies of the memes.
+    """
+    told = scored.record
+    members = told.get("members", [])
+    versions = told.get("versions", {})
+    return write_page(
+        "run.html",
+        output,
+        id=f"{output.parent.parent.name}/{output.parent.name}",
+        name=f"{told.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
+        summary=None,
+        curves=None,
+        published={},
+        facts=[
+            *(Fact.above("Member", member["run"]) for member in members),
+            *(Fact(name, version) for name, version in versions.items()),
+            *_facts_of(scored),
+            Fact("Folder", str(scored.csv.parent)),
+        ],
+        training=[],
+        resources=[],
+        **_about(scored, {}, dataset, images=images),
+    )
+
+
+def _about(
+    scored: Scored | None, published: dict[str, Any], dataset: DatasetPaths, *, images: bool
+) -> dict[str, Any]:
+    """What there is to say of predictions, beside what is published for such a split."""
+    always = {"scored": scored, "paper": PAPER, "images": images, "metrics": None}
+    if scored is None:
+        return {**always, "decisions": []}
     labels = scored.labels
     if labels is None:
-        return {"decisions": [plots.histogram(scored.probas, scored.threshold)]}
+        return {**always, "decisions": [plots.histogram(scored.probas, scored.threshold)]}
     metrics = measure(labels, scored.probas, threshold=scored.threshold)
     found = pairs(scored.memes, _alike(scored, dataset) if images else {})
     cards = _Cards(dataset, images)
     return {
+        **always,
         "metrics": metrics,
-        "tiles": _tiles(metrics, request, scored.split),
+        "tiles": _tiles(metrics, published),
         "confusion": _confusion(scored.memes),
         "decisions": plots.decisions(labels, scored.probas, metrics),
         "alarms": cards.of(worst(scored.memes, 0, MISTAKES)),
@@ -205,8 +240,12 @@ def _shown(found: list[Pair]) -> list[Pair]:
     return shown
 
 
-def _tiles(metrics: Metrics, request: RunRequest, split: str) -> list[Tile]:
-    kind = "val" if split.startswith("dev") or split == request.splits.get("val") else "test"
+def _kind(split: str, request: RunRequest) -> str:
+    """Which of the paper's numbers stand beside those of a split."""
+    return "val" if split.startswith("dev") or split == request.splits.get("val") else "test"
+
+
+def _tiles(metrics: Metrics, published: dict[str, Any]) -> list[Tile]:
     about = {
         "auroc": ("AUROC", "what the challenge ranked by"),
         "accuracy": ("Accuracy", f"at the threshold {metrics.threshold:.3g}"),
@@ -218,14 +257,11 @@ def _tiles(metrics: Metrics, request: RunRequest, split: str) -> list[Tile]:
     tiles = []
     for key, (name, word) in about.items():
         score = getattr(metrics, key)
-        tiles.append(
-            Tile(name, word, score.value, score.low, score.high, _published(request.published, kind, key))
-        )
+        tiles.append(Tile(name, word, score.value, score.low, score.high, _published(published.get(key))))
     return tiles
 
 
-def _published(numbers: dict[str, Any], kind: str, metric: str) -> Published | None:
-    value = numbers.get(kind, {}).get(metric)
+def _published(value: Any) -> Published | None:
     if isinstance(value, (list, tuple)) and len(value) == 2:
         return Published(value[0] / 100, value[1] / 100)
     return Published(value / 100, None) if isinstance(value, (int, float)) else None
@@ -276,4 +312,6 @@ def _facts_of(scored: Scored) -> list[Fact]:
     for member in scored.record.get("members", []):
         name, weights = Path(member["checkpoint"]).name, member["checkpoint_sha256"]
         facts.append(Fact("Checkpoint", f"{name}, sha256 {weights}", f"{name} {weights[:8]}…"))
-    return [*facts, Fact("Predictions", scored.csv.name)]
+    origin = scored.record.get("threshold_from", "default")
+    chosen = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")
+    return [*facts, Fact.above("Threshold", chosen), Fact("Predictions", scored.csv.name)]

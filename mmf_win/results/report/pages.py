@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import DatasetPaths, Places
+from mmf_win.results import record
 from mmf_win.results.report import comparison, page
 from mmf_win.results.report.scored import Scored, predictions_of, read_scored
 from mmf_win.runs.folder import Run
@@ -41,6 +42,20 @@ def of_run(
         )
     scored = None if csv is None else read_scored(csv[1], csv[0], dataset)
     return page.write(run, scored, dataset, output or run.reports / "report.html", images=images)
+
+
+def of_ensemble(csv: Path) -> Path:
+    """Write the page of an ensemble as ``report.html`` beside its predictions, and return it.
+
+    Args:
+        csv: the blended predictions, with their record beside them.
+
+    Raises:
+        DataError: predictions or annotations cannot be read.
+    """
+    told = record.read(csv)
+    dataset = DatasetPaths(Path(told["annotations"]).parents[1])
+    return page.write_blended(read_scored(csv, told["split"], dataset), dataset, csv.with_name("report.html"))
 
 
 def of_runs(
