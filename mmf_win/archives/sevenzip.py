@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import lzma
 import tempfile
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -14,7 +12,6 @@ from typing import IO, Any
 
 import py7zr
 import py7zr.compressor
-from py7zr.exceptions import ArchiveError as Py7zrError
 from py7zr.exceptions import CrcError, PasswordRequired
 from py7zr.io import Py7zIO, WriterFactory
 
@@ -30,6 +27,7 @@ from mmf_win.archives.base import (
 )
 from mmf_win.archives.crew import Crew, share_out, worker_count
 from mmf_win.archives.names import safe_name
+from mmf_win.errors import MmfwError
 
 # DOC/Methods.txt of the 7-Zip source: 7zAES
 _AES = b"\x06\xf1\x07\x01"
@@ -39,8 +37,6 @@ _AES = b"\x06\xf1\x07\x01"
 py7zr.compressor.calculate_key = lru_cache(maxsize=4)(py7zr.compressor.calculate_key)
 
 _SMALLEST_SHARE = 8 << 20
-
-_DAMAGE = (Py7zrError, lzma.LZMAError, zlib.error, EOFError, ValueError)
 
 
 class SevenZipArchive(Archive):
@@ -97,7 +93,9 @@ class SevenZipArchive(Archive):
         assert self._cheapest is not None
         try:
             self._unpack([self._cheapest.name], lambda _: _Sink(lambda block: None))
-        except (*_DAMAGE, OSError):  # OSError is how bz2 speaks of damage
+        except Exception as error:
+            if not _is_damage(error):
+                raise
             return False
         return True
 
@@ -124,9 +122,8 @@ class SevenZipArchive(Archive):
                 return
             except CrcError as error:
                 raise self._error("its checksum (CRC-32) is wrong", error.args[2]) from error
-            except (*_DAMAGE, OSError) as error:
-                # For bz2, damage is an OSError; unlike those of the system it has no number.
-                if getattr(error, "errno", None) is not None:
+            except Exception as error:
+                if not _is_damage(error):
                     raise
                 raise self._error(f"damaged: {error}") from error
 
@@ -140,6 +137,14 @@ class SevenZipArchive(Archive):
             targets = {self._raw_names[name] for name in names}
             with self._open(file) as archive:
                 archive.extract(path=root, targets=targets, factory=factory)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether py7zr, or a library below it, stumbled over the content: each has errors of its own for that.
+
+    For bz2, damage is an OSError; unlike those of the system it has no number.
+    """
+    return not isinstance(error, (MmfwError, MemoryError)) and getattr(error, "errno", None) is None
 
 
 def _hides_names(file: IO[bytes]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import errno
 import gzip
 import lzma
@@ -152,6 +153,43 @@ def test_7z_with_a_damaged_bzip2_stream_is_said_so(user_dir: Path) -> None:
     with open_archive(path) as opened, pytest.raises(ArchiveError, match=r"a\.7z: damaged"):
         list(opened.extract({"x": user_dir / "out" / "x"}))
     assert tree(user_dir / "out") == {}
+
+
+CODECS = {
+    "LZMA2": {"id": py7zr.FILTER_LZMA2, "preset": 1},
+    "BZip2": {"id": py7zr.FILTER_BZIP2},
+    "Deflate": {"id": py7zr.FILTER_DEFLATE},
+    "Zstandard": {"id": py7zr.FILTER_ZSTD, "level": 3},
+    "Brotli": {"id": py7zr.FILTER_BROTLI, "level": 3},
+}
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_damage_of_any_codec_of_a_7z_is_told_as_such(codec: dict[str, int], user_dir: Path) -> None:
+    path = user_dir / "a.7z"
+    with py7zr.SevenZipFile(path, "w", filters=[codec]) as archive:
+        archive.writestr(b"words " * 1000, "x")
+    data = path.read_bytes()
+    header = 32 + int.from_bytes(data[12:20], "little")
+    for at in range(32, header):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        with contextlib.suppress(ArchiveError), open_archive(path) as opened:
+            list(opened.extract({"x": user_dir / "out" / "x"}))
+            assert tree(user_dir / "out") == {"x": b"words " * 1000}  # not all bits matter to all codecs
+
+
+@pytest.mark.parametrize(
+    "codec", sorted(CODECS.keys() - {"Brotli"})
+)  # which py7zr 1.1 cannot read when encrypted
+def test_a_wrong_password_of_a_7z_of_any_codec(codec: str, user_dir: Path) -> None:
+    path = user_dir / "a.7z"
+    filters = [CODECS[codec], {"id": py7zr.FILTER_CRYPTO_AES256_SHA256}]
+    with py7zr.SevenZipFile(path, "w", filters=filters, password="secret") as archive:
+        archive.writestr(b"words " * 1000, "x")
+    with open_archive(path, "secret") as opened:
+        opened.check_password()
+    with open_archive(path, "wrong") as opened, pytest.raises(PasswordError, match="the password is wrong"):
+        opened.check_password()
 
 
 def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
