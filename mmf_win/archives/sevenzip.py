@@ -29,8 +29,8 @@ from mmf_win.archives.crew import Crew, share_out, worker_count
 from mmf_win.archives.names import safe_name
 from mmf_win.errors import MmfwError
 
-# DOC/Methods.txt of the 7-Zip source: 7zAES
-_AES = b"\x06\xf1\x07\x01"
+# DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD
+_AES, _PPMD = b"\x06\xf1\x07\x01", b"\x03\x04\x01"
 
 # py7zr 1.0 and 1.1 derive the key, half a million steps of SHA-256, anew for each solid block and for each
 # pass over the archive. The function that they call for it is a pure one, so here it remembers.
@@ -72,25 +72,31 @@ class SevenZipArchive(Archive):
             if file.is_directory:
                 continue
             stream = None if file.emptystream else file.folder
-            encrypted = stream is not None and any(coder["method"] == _AES for coder in stream.coders)
-            link = file.is_symlink or file.is_junction
+            methods = set() if stream is None else {coder["method"] for coder in stream.coders}
+            encrypted = _AES in methods
+            problem = "it is a link" if file.is_symlink or file.is_junction else None
+            if _PPMD in methods:  # pyppmd 1.3 ends the whole process on damage, or on a wrong password
+                problem = "it is compressed by PPMd, whose decoder may crash; pack it anew by LZMA2"
             member = Member(
                 self._safe_name(file.filename),
                 file.uncompressed,
                 encrypted,
                 file.crc32,
-                "it is a link" if link else None,
+                problem,
             )
             self._raw_names[member.name] = file.filename
             self._streams[member.name] = id(stream)
-            if encrypted and id(stream) not in tried:  # only the first of a stream can be read cheaply
+            if (
+                encrypted and not problem and id(stream) not in tried
+            ):  # only the first of a stream can be read cheaply
                 tried.add(id(stream))
                 if self._cheapest is None or member.size < self._cheapest.size:
                     self._cheapest = member
             yield member
 
     def _password_fits(self) -> bool:
-        assert self._cheapest is not None
+        if self._cheapest is None:  # nothing of it will be extracted
+            return True
         try:
             self._unpack([self._cheapest.name], lambda _: _Sink(lambda block: None))
         except Exception as error:

@@ -178,9 +178,8 @@ def test_damage_of_any_codec_of_a_7z_is_told_as_such(codec: dict[str, int], user
             assert tree(user_dir / "out") == {"x": b"words " * 1000}  # not all bits matter to all codecs
 
 
-@pytest.mark.parametrize(
-    "codec", sorted(CODECS.keys() - {"Brotli"})
-)  # which py7zr 1.1 cannot read when encrypted
+# py7zr 1.1 cannot read what it has itself packed by Brotli and encrypted.
+@pytest.mark.parametrize("codec", sorted(CODECS.keys() - {"Brotli"}))
 def test_a_wrong_password_of_a_7z_of_any_codec(codec: str, user_dir: Path) -> None:
     path = user_dir / "a.7z"
     filters = [CODECS[codec], {"id": py7zr.FILTER_CRYPTO_AES256_SHA256}]
@@ -190,6 +189,19 @@ def test_a_wrong_password_of_a_7z_of_any_codec(codec: str, user_dir: Path) -> No
         opened.check_password()
     with open_archive(path, "wrong") as opened, pytest.raises(PasswordError, match="the password is wrong"):
         opened.check_password()
+
+
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_ppmd_in_a_7z_is_refused_before_it_is_decoded(password: str | None, user_dir: Path) -> None:
+    path, filters = user_dir / "a.7z", [{"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16}]
+    if password:
+        filters.append({"id": py7zr.FILTER_CRYPTO_AES256_SHA256})
+    with py7zr.SevenZipFile(path, "w", filters=filters, password=password and "right") as archive:
+        archive.writestr(b"words " * 1000, "x")
+    with open_archive(path, password) as opened:
+        opened.check_password()
+        with pytest.raises(ArchiveError, match=r"a\.7z: member x: .*PPMd"):
+            opened.extract({"x": user_dir / "x"})
 
 
 def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
