@@ -144,10 +144,12 @@ def repair(
 ) -> None:
     """Mend what is broken: from the archive if that is whole, by a download otherwise.
 
-    Only files that are wrong are written again; what is missing altogether is left to fetch.
+    Only files that are wrong are written again; what is missing altogether is left to fetch. Without a
+    PRESET, it is all that the newest run or any of the presets needs.
     """
-    needs, fetcher = _fetcher(presets, source, keep_archives, data_dir, save_dir)
-    _show(fetcher.repair(needs), needs, fetcher.places, as_json)
+    needs, fetcher = _fetcher(presets, source, keep_archives, data_dir, save_dir, widely=True)
+    found = [status for status in fetcher.repair(needs) if presets or status.state != "missing"]
+    _show(found, needs, fetcher.places, as_json)
 
 
 @command.command(
@@ -192,19 +194,20 @@ def _fetcher(
     keep_archives: bool,
     data_dir: Path | None,
     save_dir: Path | None,
+    widely: bool = False,
 ) -> tuple[dict[Need, list[str]], Fetcher]:
     """What is needed, and who gets it."""
     from mmf_win.bridge.needs.fetch import Fetcher
     from mmf_win.bridge.needs.mirror import Mirror
 
-    places, needs = _needs(presets, data_dir, save_dir)
+    places, needs = _needs(presets, data_dir, save_dir, widely)
     return needs, Fetcher(places, Mirror.of(source), keep_archives)
 
 
 def _needs(
-    presets: Sequence[str], data_dir: Path | None, save_dir: Path | None
+    presets: Sequence[str], data_dir: Path | None, save_dir: Path | None, widely: bool = False
 ) -> tuple[Places, dict[Need, list[str]]]:
-    """What the presets need, else the newest run, else all presets."""
+    """What the presets need, else the newest run, else – or ``widely``, too – all presets."""
     from mmf_win.bridge.install import find
     from mmf_win.paths import Places
     from mmf_win.runs import history, inputs
@@ -213,14 +216,17 @@ def _needs(
     places, mmf = Places.resolve(data_dir, save_dir), find()
     if presets:
         return places, inputs.needs_of_presets(mmf, presets, places)
+    every = [name for name in names() if name != "demo"]
     newest = next(iter(history.all_runs(places.save_dir)), None)
     if newest is None:
-        every = [name for name in names() if name != "demo"]
         return places, inputs.needs_of_presets(mmf, every, places)
     request = newest.request()
-    say(f"for preset {request.preset}, that of the newest run")
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
-    return places, inputs.needs_of_run(mmf, request, places)
+    needs = inputs.needs_of_run(mmf, request, places)
+    if widely:
+        return places, inputs.needs_of_presets(mmf, every, places) | needs
+    say(f"for preset {request.preset}, that of the newest run")
+    return places, needs
 
 
 _SAID = {

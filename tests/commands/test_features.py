@@ -12,6 +12,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.console import as_typed
 from mmf_win.paths import Places
+from mmf_win.runs.folder import Run, RunRequest
 from tests.worlds import hostile, zoo
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer
@@ -155,6 +156,26 @@ def test_repair_downloads_nothing_that_was_never_there(
     assert shop("repair", "--json") == 0
     assert states(capsys) == {"features": "missing", "fc7": "missing", "bert": "recorded"}
     assert shop.server.gets == []
+
+
+@pytest.mark.torch
+def test_without_a_preset_repair_mends_what_the_newest_run_has_not_read_too(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shop("fetch") == 0
+    places = shop.places
+    monkeypatch.setattr("mmf_win.runs.presets.names", lambda: (str(shop.preset),))
+    config = "projects/others/unimodal/configs/hateful_memes/image.yaml"
+    run = Run(places.save_dir / "image_grid" / "2026-01-01T00-00-00")
+    run.path.mkdir(parents=True)
+    run.save_request(RunRequest("image_grid", "unimodal_image", config, {}, [], {}, str(places.data_dir)))
+    hostile.cut(places.dataset.features / "detectron.lmdb" / "data.mdb")
+    capsys.readouterr()
+    where = ["--data-dir", str(places.data_dir), "--save-dir", str(places.save_dir)]
+    assert main(["features", "repair", "--json", *where]) == 0
+    assert states(capsys)["features"] == "ok"
+    shop.server.files.clear()
+    assert shop("verify") == 0
 
 
 @pytest.mark.torch
