@@ -13,9 +13,10 @@ Files need no signals and no sockets, so both systems behave alike, a killed par
 An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what belongs to its kind::
 
     run_started      action, pid, and the versions that a result depends on
-    train_started    update (where it begins), max_updates, device, batch, micro_batch, workers (of the
-                     DataLoader), seed, parameters (how many), remembered (whether the micro-batch is what
-                     fitted before), fit (what a fitting one depends on)
+    train_started    update (where it begins), max_updates, device, batch, micro_batch, searching (whether
+                     that is only to measure with), workers (of the DataLoader), seed, parameters (how many),
+                     remembered (whether the micro-batch is what fitted before), fit (what a fitting one
+                     depends on)
     micro_batch      rows (that go through at once from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
     val              update, metrics, final (whether with the best checkpoint, after training)

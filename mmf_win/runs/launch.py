@@ -142,9 +142,12 @@ def train(
 
 
 def _remember_fit(events: list[Event]) -> None:
-    """Keep the micro-batch that training managed with, or that none is needed."""
+    """Keep the micro-batch that training managed with, or that none is needed.
+
+    A search that was stopped leaves nothing: what it measured with is not what fits.
+    """
     began = what_began(events)
-    if began is None or not any(event["kind"] == "train" for event in events):
+    if began is None or began["searching"] or not any(event["kind"] == "train" for event in events):
         return
     with suppress(OSError):  # a finished run is worth more than a note about it
         fits.remember(began["fit"], began["micro_batch"] if began["micro_batch"] < began["batch"] else None)

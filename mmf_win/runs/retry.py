@@ -123,7 +123,7 @@ def what_began(events: list[Event]) -> Event | None:
         if event["kind"] in ("train_started", "predict_started"):
             began = dict(event)
         elif event["kind"] == "micro_batch" and began is not None:
-            began["micro_batch"] = event["rows"]
+            began["micro_batch"], began["searching"] = event["rows"], not event["found"]
     return began
 
 

@@ -173,6 +173,16 @@ def test_auto_takes_the_rows_that_a_fake_gpus_memory_holds(tool: Tool, faulty: F
     assert list(fits.load().values()) == ([] if fitting > 12 else [6])
 
 
+def test_a_search_that_was_stopped_is_not_remembered(tool: Tool, faulty: Faulty) -> None:
+    """The second update goes through row by row to be measured, which is not what fits the fake GPU."""
+    faulty({"at": "meter", "above": 13}, {"at": "stepped", "do": "stop", "update": 2})
+    words = ("--updates", "5", "--batch-size", "auto", "training.batch_size=12", "training.log_interval=1")
+    assert tool.code("train", tool.preset("vilbert"), *words) == 130
+    (run,) = all_runs(tool.save_dir)
+    assert [event["update"] for event in events(run, "train")] == [1, 2]
+    assert fits.load() == {}
+
+
 @pytest.mark.gpu
 def test_a_gpu_that_is_full_is_trained_on_with_fewer_rows(
     tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch

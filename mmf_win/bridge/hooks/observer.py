@@ -64,6 +64,7 @@ class Observer:
             device=str(trainer.device),
             batch=micro.batch,
             micro_batch=micro.rows,
+            searching=micro.search is not None,
             workers=trainer.config.training.num_workers,
             seed=trainer.config.training.seed,
             parameters=sum(p.numel() for p in trainer.model.parameters()),
