@@ -115,6 +115,7 @@ def prepare(request: Request, stop: Stop) -> None:
 
 def run(request: Request, stop: Stop) -> None:
     """Call MMF's ``run``, and order the predictions that it wrote."""
+    import torch
     from mmf_cli.run import run as mmf_run
 
     from mmf_win.bridge.settings import as_pairs
@@ -124,7 +125,8 @@ def run(request: Request, stop: Stop) -> None:
         updates = updates_of(request.epochs, [*options, *as_pairs(request.overrides)])
         options += ["training.max_updates", str(updates), "training.max_epochs", "None"]
     predicting = request.action == "predict"
-    mmf_run([*options, *as_pairs(request.overrides)], predict=predicting)
+    with torch.inference_mode(predicting):  # MMF's own no_grad still counts versions of tensors
+        mmf_run([*options, *as_pairs(request.overrides)], predict=predicting)
     if predicting:
         from mmf_win.bridge.predictions import collect
 
