@@ -27,7 +27,7 @@ class Options:
         batch_size: rows an update, over all GPUs; ``auto`` leaves them, and finds how many fit at once.
         updates: the run's total, also when it resumes.
         epochs: the same as passes over the training rows.
-        detect_anomaly: autograd's anomaly detection, which makes training slower.
+        detect_anomaly: autograd's anomaly detection, which makes training slower; for this time only.
         keep: how many older checkpoints stay beside the best and the current one.
         allow_missing: leave out rows without features or image.
         memory: what to do about it.
@@ -63,7 +63,7 @@ class Options:
             auto_batch=request.auto_batch if self.batch_size is None else self.batch_size == "auto",
             updates=self.updates if total else request.updates,
             epochs=self.epochs if total else request.epochs,
-            detect_anomaly=self.detect_anomaly or request.detect_anomaly,
+            detect_anomaly=self.detect_anomaly,
             keep=request.keep if self.keep is None else self.keep,
             allow_missing=self.allow_missing or request.allow_missing,
             overrides=[*lasting(request.overrides, replaced), *self.overrides],
