@@ -69,7 +69,7 @@ def _require(needed: int, path: Path, *, at_least: int | None = None) -> None:
     if free is not None and free < (needed if at_least is None else at_least):
         raise ResourceError(
             f"{path}: a checkpoint needs {size(needed)} of disk space, and {size(free)} are free; "
-            "the one before it is whole"
+            "earlier ones stay as they are"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,10 @@ def resolve(
         layers += [_load(root, root / "mmf" / own)] if own else []
         layers.append(_load(root, root / "mmf" / _DATASET_CONFIG))
         layers += [_load(root, named)] if named else []
-        merged: Any = OmegaConf.merge(*layers, OmegaConf.create(dict(settings)))
+        with warnings.catch_warnings():
+            # Of the empty default in MMF's own "${oc.env:MMF_USER_DIR,}".
+            warnings.filterwarnings("ignore", "In the sequence", UserWarning)
+            merged: Any = OmegaConf.merge(*layers, OmegaConf.create(dict(settings)))
         for word in overrides:
             key, _, value = word.partition("=")
             OmegaConf.update(merged, key, _decoded(value), force_add=True)
