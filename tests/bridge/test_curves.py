@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.paths import is_portable
-from tests.worlds.tensorboard import steps
+from tests.worlds.event_files import steps
 
 with suppress(ImportError):  # where the extra `train` is not installed, these tests are not run
     from mmf_win.bridge.hooks.curves import Curves

@@ -13,7 +13,7 @@ from mmf_win.paths import is_portable
 from mmf_win.protocol import read_events
 from tests.endtoend.conftest import Tool
 from tests.worlds import tiny_mmf
-from tests.worlds.tensorboard import steps
+from tests.worlds.event_files import steps
 
 pytestmark = pytest.mark.torch
 
