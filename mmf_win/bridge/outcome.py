@@ -23,6 +23,7 @@ _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
     ("nan", re.compile(r"(?i)\bnan\b")),
 )
+_LOADER_WORKER_KILLED = re.compile(r"^DataLoader worker .* is killed by signal: (Killed|Bus error)")
 _KILLED = (-9, -7)  # SIGKILL and SIGBUS, as Linux's exit codes say them
 # torch.multiprocessing.spawn hands a rank's error on as its traceback in words, the error itself last.
 _RANK = re.compile(r"-- Process \d+ terminated with the following error:\n")
@@ -132,8 +133,14 @@ def _lacks_memory(error: BaseException) -> bool:
 def _lost_a_loader_worker(error: BaseException) -> bool:
     """Whether the system killed a DataLoader's worker, as it does when memory or /dev/shm run out.
 
-    Torch says so from within a signal handler, where it may get lost, and then names those it misses only.
+    Torch says so from within a signal handler. What that interrupts may stumble over it and raise an error of
+    its own, or swallow it; then torch names only those that it misses.
     """
+    below: BaseException | None = error
+    while below is not None:
+        if _LOADER_WORKER_KILLED.search(str(below)):
+            return True
+        below = below.__cause__ or below.__context__
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -89,6 +89,17 @@ def test_how_a_loaders_worker_died_may_be_told_by_the_cause_alone() -> None:
     assert classify(caught(error)).outcome == "host_oom"
 
 
+def test_how_a_loaders_worker_died_may_stand_below_an_error_of_what_that_interrupted() -> None:
+    threads: dict[str, int] = {}
+    try:
+        try:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+        finally:
+            del threads["of a queue"]
+    except KeyError as error:
+        assert classify(error).outcome == "host_oom"
+
+
 @pytest.mark.parametrize(("exit_code", "outcome"), [(-9, "host_oom"), (-7, "host_oom"), (-11, "internal")])
 def test_a_loaders_worker_that_is_missed_is_asked_how_it_died(exit_code: int, outcome: Outcome) -> None:
     """Where torch's own words about it got lost in a signal handler."""
