@@ -15,7 +15,7 @@ from typing import IO, Any
 assert sys.platform != "win32"
 
 _KEEPER = Path(__file__).with_name("keeper.py")
-_MOMENT = 1.0
+_MOMENTS = (1.0, 0.6)  # seconds; with a poll, less than the two that a second Ctrl+C may take
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -79,9 +79,9 @@ class Tree:
         """
         with suppress(ConnectionError), self._line:
             self._line.sendall(b"!")
-        for _ in range(2):
+        for moment in _MOMENTS:
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(_MOMENT)
+                self.process.wait(moment)
             # For where nobody is adopted, and for a keeper that was itself killed, stopped, or waits for a
             # process that hangs in the kernel.
             with suppress(ProcessLookupError, PermissionError):
