@@ -1,16 +1,11 @@
-"""7z, tar, folders, and telling them apart by content."""
+"""7z: what is read, refused, and shared among threads."""
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import errno
-import gzip
-import lzma
 import sys
-import tarfile
 import threading
-import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
@@ -19,33 +14,13 @@ import py7zr
 import pytest
 from py7zr.io import Py7zIO
 
-from mmf_win.archives import Archive, open_archive, sevenzip
+from mmf_win.archives import open_archive, sevenzip
 from mmf_win.archives.base import Output
-from mmf_win.archives.tar import TarArchive
-from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
-from tests.worlds.memes import Files, lay_out, memes, tar_gz, tree
+from tests.worlds.memes import Files, lay_out, tree
+from tests.worlds.packing import FILES, unpack, write_7z, write_tar
 from tests.worlds.tools import call, requires_tool
-
-FILES: Files = {**memes(), "data/empty": b""}
-
-
-def unpack(path: Path, out: Path, password: str | None = None) -> Files:
-    """Everything in the archive, through disk."""
-    with open_archive(path, password) as archive:
-        archive.check_password()
-        done = list(archive.extract({m.name: out / m.name for m in archive.members}))
-    assert len(done) == len(tree(out))
-    return tree(out)
-
-
-def write_7z(path: Path, files: Files, password: str | None = None, *, hide_names: bool = False) -> Path:
-    """A solid 7z."""
-    with py7zr.SevenZipFile(path, "w", password=password, header_encryption=hide_names) as archive:
-        for name, content in files.items():
-            archive.writestr(content, name)
-    return path
 
 
 @pytest.mark.parametrize("password", [None, "пароль 密码"])
@@ -252,201 +227,3 @@ def test_7z_does_not_care_about_links_in_the_current_folder(
     (user_dir / "here" / "data").symlink_to(user_dir.parent, target_is_directory=True)
     monkeypatch.chdir(user_dir / "here")
     assert unpack(path, user_dir / "out") == FILES
-
-
-def write_tar(path: Path, files: Files, compression: str) -> Path:
-    """A tar, compressed or not."""
-    plain = gzip.decompress(tar_gz(files))
-    compress = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[compression]
-    path.write_bytes(compress(plain))
-    return path
-
-
-@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
-def test_tar(compression: str, user_dir: Path) -> None:
-    path = write_tar(user_dir / "мемы.bin", FILES, compression)
-    with open_archive(path) as archive:
-        assert archive.format == ("tar." + compression).rstrip(".")
-    assert unpack(path, user_dir / "out") == FILES
-
-
-@requires_tool("tar")
-def test_tar_of_the_real_program_with_dots_and_long_names(user_dir: Path) -> None:
-    files = {"deep/" + "folder with a long name/" * 6 + "мем.png": b"x" * 5000}
-    lay_out(files, user_dir / "in")
-    call("tar", "-czf", "a.tar.gz", "-C", "in", ".", cwd=user_dir)
-    assert unpack(user_dir / "a.tar.gz", user_dir / "out") == files
-
-
-@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
-def test_a_truncated_tar(compression: str, user_dir: Path) -> None:
-    path = hostile.cut(write_tar(user_dir / "a.tar", FILES, compression), 0.4)
-    with pytest.raises(ArchiveError, match="not a whole tar"):
-        open_archive(path)
-
-
-@pytest.mark.parametrize("into_the_header", [0, 100])
-def test_a_tar_that_was_cut_off_at_a_member_is_not_taken_for_whole(
-    into_the_header: int, user_dir: Path
-) -> None:
-    path = user_dir / "cut.tar"
-    path.write_bytes(gzip.decompress(tar_gz(FILES)))
-    with tarfile.open(path) as tar:
-        last = tar.getmembers()[-1].offset
-    path.write_bytes(path.read_bytes()[: last + into_the_header])
-    with pytest.raises(ArchiveError, match=r"cut\.tar: not a whole tar: its end is missing"):
-        open_archive(path)
-
-
-def test_a_damaged_tar_bz2_is_noticed_when_it_is_opened(user_dir: Path) -> None:
-    path = write_tar(user_dir / "a.tar.bz2", FILES, "bz2")
-    hostile.flip_byte(path, 12)  # the checksum of its first block
-    with pytest.raises(ArchiveError, match=r"not a whole tar\.bz2"):
-        open_archive(path)
-
-
-def test_a_damaged_tar_gz_is_noticed_when_it_is_opened(user_dir: Path) -> None:
-    path = write_tar(user_dir / "a.tar.gz", {"x": memes()["data/img/00001.png"] * 50}, "gz")
-    hostile.flip_byte(path, path.stat().st_size - 6)  # gzip's own checksum
-    with pytest.raises(ArchiveError, match=r"not a whole tar\.gz"):
-        open_archive(path)
-
-
-def test_listing_a_compressed_tar_reports_its_bytes(user_dir: Path) -> None:
-    path = write_tar(user_dir / "a.tar.gz", FILES, "gz")
-    seen: list[int] = []
-    open_archive(path, progress=seen.append).close()
-    assert sum(seen) == path.stat().st_size
-
-
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [
-        (tarfile.SYMTYPE, "link"),
-        (tarfile.LNKTYPE, "link"),
-        (tarfile.FIFOTYPE, "device"),
-        (tarfile.CHRTYPE, "device"),
-    ],
-)
-def test_links_and_devices_in_a_tar_are_refused_when_wanted(
-    kind: bytes, problem: str, user_dir: Path
-) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member("x", kind, link="/etc/passwd"))
-    with open_archive(path) as archive, pytest.raises(ArchiveError, match=problem):
-        list(archive.extract({"x": user_dir / "x"}))
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME], ids=repr)
-def test_a_tar_whose_headers_would_fill_the_memory_is_refused(kind: bytes, user_dir: Path) -> None:
-    path = hostile.tar_gz_with_large_header(user_dir / "a.tar.gz", kind, 50 << 20)
-    tracemalloc.start()
-    with pytest.raises(ArchiveError, match=r"a\.tar\.gz: .* header"):
-        open_archive(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 30 << 20
-
-
-@pytest.mark.parametrize(
-    "infos",
-    [
-        [hostile.tar_member("x", told={"GNU.sparse.map": "here,there"})],
-        [hostile.tar_member("x", told={"size": str(1 << 90)})],
-        [hostile.tar_member("x", tarfile.GNUTYPE_LONGNAME)] * 5000,
-    ],
-    ids=["a number that is none", "a size beyond all files", "a header before a header, and so on"],
-)
-@pytest.mark.parametrize("compression", ["", "gz"])
-def test_a_tar_whose_headers_make_no_sense_is_refused(
-    infos: list[tarfile.TarInfo], compression: str, user_dir: Path
-) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", *infos)
-    if compression:
-        path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(ArchiveError, match=r"a\.tar: not a whole tar"):
-        open_archive(path)
-
-
-def test_a_member_of_a_tar_whose_time_is_no_number_comes_out(user_dir: Path) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member("x", told={"mtime": "nan"}))
-    with open_archive(path, listed=False) as archive:
-        assert isinstance(archive, TarArchive)
-        (done,) = archive.extract_in_order(lambda _: user_dir / "x")
-    assert done.target.read_bytes() == b""
-
-
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "C:\\x"])
-def test_an_attack_by_names_in_a_tar_is_refused_at_once(name: str, user_dir: Path) -> None:
-    with pytest.raises(ArchiveError, match="is refused"):
-        open_archive(hostile.tar_with(user_dir / "a.tar", hostile.tar_member(name)))
-
-
-def test_a_folder_is_read_like_an_archive(user_dir: Path) -> None:
-    lay_out(FILES, user_dir / "in")
-    with open_archive(user_dir / "in") as archive:
-        assert (archive.format, archive.encrypted) == ("folder", False)
-    assert unpack(user_dir / "in", user_dir / "out") == FILES
-
-
-def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
-    if sys.platform == "win32":
-        pytest.skip("links need rights on Windows")
-    lay_out({"a/x": b"1"}, user_dir / "in")
-    (user_dir / "in" / "a" / "again").symlink_to(user_dir / "in", target_is_directory=True)
-    with open_archive(user_dir / "in") as archive:
-        assert [member.name for member in archive.members] == ["a/x"]
-
-
-def write_zip(path: Path) -> None:
-    write_encrypted_zip(path, FILES, "x")
-
-
-@pytest.mark.parametrize(
-    ("write", "expected"),
-    [
-        (write_zip, "zip"),
-        (lambda path: write_7z(path, FILES), "7z"),
-        (lambda path: write_tar(path, FILES, ""), "tar"),
-        (lambda path: write_tar(path, FILES, "gz"), "tar.gz"),
-    ],
-    ids=["zip", "7z", "tar", "tar.gz"],
-)
-def test_the_content_decides_not_the_suffix(write: object, expected: str, user_dir: Path) -> None:
-    path = user_dir / "download.rar"
-    write(path)  # type: ignore[operator]
-    archive: Archive
-    with open_archive(path) as archive:
-        assert archive.format == expected
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "empty"),
-        (b"just text", "not an archive"),
-        (b"\n<!DOCTYPE html><html>please log in", "web page"),
-        (bytes(2048), "not an archive"),
-        (b"PK\x03\x04" + bytes(500), "not a whole zip"),
-        (b"7z\xbc\xaf\x27\x1c" + bytes(500), "not a whole 7z"),
-        (b"\x1f\x8b" + bytes(500), "not a whole tar.gz"),
-        (gzip.compress(b"a text that is no tar", mtime=0), "not a whole tar.gz"),
-    ],
-)
-def test_what_is_no_archive_is_said_so(content: bytes, reason: str, user_dir: Path) -> None:
-    path = user_dir / "не архив.zip"
-    path.write_bytes(content)
-    with pytest.raises(ArchiveError, match=reason) as caught:
-        open_archive(path)
-    assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_is_said_so(user_dir: Path) -> None:
-    with pytest.raises(ArchiveError, match="no such file"):
-        open_archive(user_dir / "nowhere.zip")
-
-
-def test_a_tar_with_a_damaged_header_is_not_taken_for_one_that_ends_there(user_dir: Path) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", *(hostile.tar_member(name) for name in "abc"))
-    hostile.flip_byte(path, 512)
-    with pytest.raises(ArchiveError, match="its end is missing"):
-        list(TarArchive(path, None, listed=False).extract_in_order(lambda member: user_dir / member.name))

@@ -1,0 +1,40 @@
+"""Archives in formats other than zip, and all that comes out of one."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from pathlib import Path
+
+import py7zr
+
+from mmf_win.archives import open_archive
+from tests.worlds.memes import Files, memes, tar_gz, tree
+
+FILES: Files = {**memes(), "data/empty": b""}
+
+
+def unpack(path: Path, out: Path, password: str | None = None) -> Files:
+    """Everything in the archive, through disk."""
+    with open_archive(path, password) as archive:
+        archive.check_password()
+        done = list(archive.extract({m.name: out / m.name for m in archive.members}))
+    assert len(done) == len(tree(out))
+    return tree(out)
+
+
+def write_7z(path: Path, files: Files, password: str | None = None, *, hide_names: bool = False) -> Path:
+    """A solid 7z."""
+    with py7zr.SevenZipFile(path, "w", password=password, header_encryption=hide_names) as archive:
+        for name, content in files.items():
+            archive.writestr(content, name)
+    return path
+
+
+def write_tar(path: Path, files: Files, compression: str) -> Path:
+    """A tar, compressed or not."""
+    plain = gzip.decompress(tar_gz(files))
+    compress = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[compression]
+    path.write_bytes(compress(plain))
+    return path
