@@ -21,6 +21,7 @@ from mmf_win.paths import Places
 from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.staging import Staging, staging_folder
 from tests.worlds import hostile
+from tests.worlds.journals import noted
 from tests.worlds.memes import PASSWORD, PHASE_1, encrypted_zip, laid_out, memes, tree, with_packed_images
 from tests.worlds.tools import call, requires_tool
 
@@ -37,19 +38,6 @@ def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         note(self, done)
 
     monkeypatch.setattr(Journal, "note", noting)
-
-
-def extracted_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the images that are extracted from now on."""
-    names: list[str] = []
-    note = Journal.note
-
-    def noting(self: Journal, done: Extracted) -> None:
-        names.append(done.target.name)
-        note(self, done)
-
-    monkeypatch.setattr(Journal, "note", noting)
-    return names
 
 
 def test_ctrl_c_leaves_nothing_that_looks_finished(
@@ -80,7 +68,7 @@ def test_an_interrupted_conversion_goes_on_where_it_ended(
         interrupt_after(5, patch)
         convert(archive, places, password=PASSWORD)
 
-    again = extracted_by(monkeypatch)
+    again = noted(monkeypatch)
     result = convert(archive, places, password=PASSWORD)
     assert len(again) == 16 - 5
     assert tree(places.dataset.root) == laid_out(memes())
@@ -101,7 +89,7 @@ def test_what_changed_after_an_interruption_is_extracted_again(
     with (here / "journal").open("a", encoding="utf-8") as journal:
         journal.write('{"name": "img/00004.png", "si')  # torn by a power cut
 
-    again = extracted_by(monkeypatch)
+    again = noted(monkeypatch)
     convert(archive, places, password=PASSWORD)
     assert sorted(again) == ["00001.png", "00002.png", "00003.png"]
     assert tree(places.dataset.root) == laid_out(memes())
@@ -124,7 +112,7 @@ def test_what_another_archive_has_left_is_not_used(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(5, patch)
         convert(encrypted_zip(user_dir / "old.zip", memes(PHASE_1)), places, password=PASSWORD)
-    again = extracted_by(monkeypatch)
+    again = noted(monkeypatch)
     convert(archive, places, password=PASSWORD)
     assert len(again) == 16
     assert tree(places.dataset.root) == laid_out(memes())
@@ -137,7 +125,7 @@ def test_packed_images_are_not_unpacked_twice(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(6, patch)
         convert(path, places, password=PASSWORD)
-    again = extracted_by(monkeypatch)
+    again = noted(monkeypatch)
     result = convert(path, places, password=PASSWORD)
     assert "img.tar.gz" not in again and len(again) == 16 - 5
     assert tree(places.dataset.root) == laid_out(memes())
@@ -190,7 +178,7 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
     assert not places.dataset.split("train").exists()
     assert (places.dataset.images / "img").exists() == (when == "moving")
 
-    again = extracted_by(monkeypatch)
+    again = noted(monkeypatch)
     result = convert(archive, places, password=PASSWORD)
     assert not result.already_done
     assert len(again) == left

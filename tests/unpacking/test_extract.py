@@ -25,6 +25,7 @@ from mmf_win.unpacking.extract import extract_verified, manifest_of, repair
 from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds import hostile
+from tests.worlds.journals import noted
 from tests.worlds.memes import Files, lay_out, tar_gz, tree
 from tests.worlds.tools import call, requires_tool
 
@@ -52,15 +53,7 @@ def folder(user_dir: Path) -> Path:
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are written."""
-    names: list[str] = []
-    note = Journal.note
-
-    def remembering(self: Journal, done: Extracted) -> None:
-        names.append(done.target.name)
-        note(self, done)
-
-    monkeypatch.setattr(Journal, "note", remembering)
-    return names
+    return noted(monkeypatch)
 
 
 def packed(path: Path, files: Files) -> Path:
