@@ -87,6 +87,11 @@ def size(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
+def moment(seconds: float) -> str:
+    """A time since the epoch for people, by the local clock."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
 def duration(seconds: float) -> str:
     """A time span for people: ``7 s``, ``3 min 20 s``, ``2 h 5 min``."""
     whole = round(seconds)

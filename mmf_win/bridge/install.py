@@ -118,6 +118,14 @@ def chosen() -> Installed | None:
         raise MmfError(f"{_note()} cannot be read: {error}", hint="run `mmfw setup --mmf pypi`") from error
 
 
+def was_set_up() -> bool:
+    """Whether ``mmfw setup`` ever ran, as far as can be told."""
+    try:
+        return chosen() is not None
+    except MmfError:  # the note of it cannot be read
+        return True
+
+
 def install(source: Source, *, force: bool = False) -> Installed:
     """Put a copy from ``source`` in force; one that is there and whole is not fetched again.
 

@@ -31,15 +31,11 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     that are no numbers or not within 0 and 1, labels, encoding and line ends. What cannot be scored is an
     error, the rest a warning.
     """
-    from mmf_win.dataset.annotations import read_rows, splits_on_disk
+    from mmf_win.dataset.annotations import read_rows, require_split
     from mmf_win.paths import Places
     from mmf_win.results.submission import check
 
-    dataset = Places.resolve(data_dir).dataset
-    annotations = dataset.split(split)
-    if not annotations.is_file():
-        there = ", ".join(splits_on_disk(dataset)) or "none"
-        raise DataError(f"{annotations}: there is no such split", hint=f"there are: {there}")
+    annotations = require_split(Places.resolve(data_dir).dataset, split)
     found = check(file, [row.id for row in read_rows(annotations)])
     if as_json:
         problems = [{"text": problem.text, "fatal": problem.fatal} for problem in found.problems]

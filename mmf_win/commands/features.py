@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import as_typed, print_json, say, size, table
+from mmf_win.console import as_typed, moment, print_json, say, size, table
 from mmf_win.errors import DataError
 
 if TYPE_CHECKING:
@@ -281,7 +280,7 @@ def _of(found: Sequence[Status], needs: dict[Need, list[str]], state: State) -> 
 def _checked(status: Status) -> str | None:
     if status.checked is None:
         return status.against or None
-    when = datetime.fromtimestamp(status.checked).strftime("%Y-%m-%d %H:%M")
+    when = moment(status.checked)
     return f"{when}, against {status.against}"
 
 

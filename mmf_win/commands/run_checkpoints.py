@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import print_json, say, size, table
+from mmf_win.console import moment, print_json, say, size, table
 
 if TYPE_CHECKING:
     from mmf_win.runs.checkpoint_list import Checkpoint
@@ -53,7 +52,7 @@ def command(run: str | None, save_dir: Path | None, as_json: bool) -> None:
 
 
 def _line(c: Checkpoint) -> tuple[object, ...]:
-    written = datetime.fromtimestamp(c.written).strftime("%Y-%m-%d %H:%M")
+    written = moment(c.written)
     shared = ", ".join(c.same_as) or None
     return (c.name, c.update, c.epoch, c.auroc, size(c.size), written, shared, c.problem or "yes")
 

@@ -6,14 +6,13 @@ import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mmf_win.commands import options, run_checkpoints
-from mmf_win.console import duration, print_json, say, size, table
+from mmf_win.console import duration, moment, print_json, say, size, table
 from mmf_win.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,11 +85,7 @@ def _save_dir(chosen: Path | None) -> Path:
 
 def _line(s: Summary) -> tuple[object, ...]:
     done = f"{s.updates or 0}/{s.max_updates or '?'}"
-    return (s.id, s.preset, s.state, done, s.best_auroc, _when(s.started), duration(s.seconds), size(s.size))
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    return (s.id, s.preset, s.state, done, s.best_auroc, moment(s.started), duration(s.seconds), size(s.size))
 
 
 def _print_csv(found: Sequence[Summary]) -> None:
@@ -133,7 +128,7 @@ def _shown(value: object, key: str = "") -> str:
     if value is None:
         return "-"
     if isinstance(value, float) and key in ("started", "t"):
-        return _when(value)
+        return moment(value)
     if isinstance(value, float):
         return duration(value) if key == "seconds" else f"{value:.4f}"
     return size(value) if key == "size" and isinstance(value, int) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,26 @@ def keep_rows(path: Path, rows: list[Row]) -> None:
 def splits_on_disk(paths: DatasetPaths) -> list[str]:
     """The splits whose annotation files lie in MMF's layout."""
     return [split for split in SPLITS if paths.split(split).is_file()]
+
+
+def require_split(paths: DatasetPaths, split: str) -> Path:
+    """The annotation file of a split.
+
+    Raises:
+        DatasetError: there is none.
+    """
+    file = paths.split(split)
+    if not file.is_file():
+        there = ", ".join(splits_on_disk(paths)) or "none"
+        raise DatasetError(f"{file}: there is no such split", hint=f"there are: {there}")
+    return file
+
+
+def labels_of(rows: Iterable[Row]) -> list[int] | None:
+    """The label of each row; None where there are no rows, or one was published without."""
+    labels = [row.label for row in rows]
+    known = [label for label in labels if label is not None]
+    return known if known and len(known) == len(labels) else None
 
 
 def choose_splits(paths: DatasetPaths) -> dict[str, str]:

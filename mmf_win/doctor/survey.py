@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmf_win import __version__, fits
 from mmf_win.archives.zip_extract import engine
-from mmf_win.bridge.install import Installed, chosen, find, pip_hint, verify
+from mmf_win.bridge.install import Installed, find, pip_hint, verify, was_set_up
 from mmf_win.doctor.machine import Machine, survey_machine
 from mmf_win.errors import MmfError
 from mmf_win.files import free_space
@@ -153,18 +153,11 @@ def _mmf() -> MmfState:
     try:
         installed = find()
     except MmfError as error:
-        return MmfState(None, (str(error),) if _was_set_up() else (), str(error), error.hint)
+        return MmfState(None, (str(error),) if was_set_up() else (), str(error), error.hint)
     problems = tuple(verify(installed))
     if not problems:
         return MmfState(installed)
     return MmfState(installed, problems, f"{len(problems)} files of MMF are not as they were", "mmfw setup")
-
-
-def _was_set_up() -> bool:
-    try:
-        return chosen() is not None
-    except MmfError:  # the note of it cannot be read
-        return True
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:

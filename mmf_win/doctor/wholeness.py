@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from mmf_win.bridge.install import chosen, find, source_of
+from mmf_win.bridge.install import find, source_of, was_set_up
 from mmf_win.bridge.install import verify as verify_mmf
 from mmf_win.bridge.needs.caches import git_id_in_name, hash_in_name, hub_cache
 from mmf_win.bridge.needs.ledger import Ledger
@@ -161,7 +161,7 @@ def _mmf() -> Iterator[Part]:
     try:
         installed = find()
     except MmfError as error:
-        if _was_set_up():
+        if was_set_up():
             yield Part("MMF", "", "broken", _NOTHING, (str(error),), error.hint)
         return
     what, where = f"MMF {installed.version}", str(installed.root)
@@ -173,13 +173,6 @@ def _mmf() -> Iterator[Part]:
     yield Part(
         what, where, "broken" if problems else "ok", against, problems, "mmfw setup" if problems else None
     )
-
-
-def _was_set_up() -> bool:
-    try:
-        return chosen() is not None
-    except MmfError:  # the note of it cannot be read
-        return True
 
 
 def _right(what: str, where: str, manifest: Manifest) -> Part:

@@ -14,7 +14,7 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.bridge.install import usable_mmf
 from mmf_win.console import Progress, say
-from mmf_win.dataset.annotations import read_rows, splits_on_disk
+from mmf_win.dataset.annotations import labels_of, read_rows, require_split
 from mmf_win.dataset.predictions import Prediction, read_predictions, write_predictions
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import write_json
@@ -117,12 +117,7 @@ class _Team:
             DatasetError: it is not there, or not the same everywhere.
         """
         for member in self.members:
-            dataset = self._places(member).dataset
-            if not dataset.split(split).is_file():
-                there = ", ".join(splits_on_disk(dataset)) or "none"
-                raise DatasetError(
-                    f"{dataset.split(split)}: there is no such split", hint=f"there are: {there}"
-                )
+            require_split(self._places(member).dataset, split)
         files = {self._annotations(member, split) for member in self.members}
         if self.options.kind and len({self._sha256(file) for file in files}) > 1:
             raise DatasetError(
@@ -148,11 +143,10 @@ class _Team:
             DatasetError: the split has no labels to choose by.
         """
         annotations = self._annotations(members[0], split)
-        labels = [row.label for row in read_rows(annotations)]
-        known = [value for value in labels if value is not None]
-        if len(known) < len(labels) or not labels:
+        labels = labels_of(read_rows(annotations))
+        if labels is None:
             raise DatasetError(f"{annotations}: without labels no threshold can be chosen on it")
-        return best_accuracy(known, self._probas(members, split))
+        return best_accuracy(labels, self._probas(members, split))
 
     def _finished(self, csv: Path, members: Sequence[Member], split: str, threshold: float | None) -> Result:
         """Label, score and record the predictions in ``csv``."""

@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.annotations import Row, labels_of
 from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
 
@@ -52,10 +52,10 @@ def scores(rows: Sequence[Row], predictions: Sequence[Prediction], threshold: fl
         predictions: one for each row, in the same order.
         threshold: a probability above it counts as hateful.
     """
-    labels = [row.label for row in rows if row.label is not None]
+    labels = labels_of(rows)
     record: dict[str, Any] = dict.fromkeys(METRICS)
     record |= {"intervals": {}, "rows": len(rows), "hateful": None, "threshold": threshold}
-    if len(labels) < len(rows) or not rows:
+    if labels is None:
         return record
     from mmf_win.results.metrics import Score, measure
 

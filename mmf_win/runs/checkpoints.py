@@ -78,7 +78,7 @@ def checked(path: Path) -> Path:
 
 
 def carry_best(checkpoint: Path, run: Run) -> None:
-    """Give a new run that begins from ``checkpoint`` the best that had been reached by then.
+    """Give a new run that begins from ``checkpoint``, which is whole, the best that had been reached by then.
 
     So a run that never gets better still predicts with its best. One that was reached later, or is not whole,
     is of no use; the new run then finds its own.
@@ -86,7 +86,8 @@ def carry_best(checkpoint: Path, run: Run) -> None:
     here = counts(checkpoint)
     for best in (checkpoint, checkpoint.parent / "best.ckpt", checkpoint.parent.parent / "best.ckpt"):
         there = counts(best)
-        if here and there and there.update == here.best_update and problem(best) is None:
+        is_it = here and there and there.update == here.best_update
+        if is_it and (best == checkpoint or problem(best) is None):
             run.checkpoints.mkdir(exist_ok=True)
             share(best, run.checkpoints / "best.ckpt")
             return

@@ -44,20 +44,18 @@ class Zoo:
     def features(self) -> Need:
         """An LMDB of region features, as far as its bytes go."""
         folder = self.places.dataset.features
-        entry = self._entry("hateful_memes.defaults.features", folder, "features.tar.gz")
+        entry = self._entry(folder, "features.tar.gz")
         return Need("features", "region features", folder, (_LMDB,), entry)
 
     @property
     def fc7(self) -> Need:
         """The detector's last layer, two files."""
         folder = self.places.data_dir / "models" / "detectron.defaults"
-        return Need(
-            "fc7", "detectron fc7", folder, tuple(FC7), self._entry("detectron", folder, "fc7.tar.gz")
-        )
+        return Need("fc7", "detectron fc7", folder, tuple(FC7), self._entry(folder, "fc7.tar.gz"))
 
-    def _entry(self, key: str, folder: Path, name: str) -> Entry:
+    def _entry(self, folder: Path, name: str) -> Entry:
         url = f"{self.server.url}/{name}"
-        return Entry(key, folder, "1.0", Resource(url, name, sha256(self.server.files[name])))
+        return Entry(folder, "1.0", Resource(url, name, sha256(self.server.files[name])))
 
 
 _LMDB = "detectron.lmdb/data.mdb"

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from mmf_win.bridge.hooks import row_order
+from mmf_win.bridge.hooks.observer import distributed
 from mmf_win.bridge.hooks.random_state import State, random_state, set_random_state
 
 
@@ -44,8 +43,7 @@ class Continuation:
         Each of several ranks has random generators of its own, of which a checkpoint holds only those of the
         first: there, all keep what they have.
         """
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        self._random = state["random"] if alone else random_state()
+        self._random = random_state() if distributed() else state["random"]
         self._validated = state["validated"]
         return self._order is not None and self._order.go_on(state["position"], lambda: self._random)
 

@@ -18,17 +18,17 @@ from mmf.common.sample import SampleList
 from torch import nn
 
 
-def sizes(rows: int, limit: int | None) -> list[int]:
+def sizes(rows: int, limit: int) -> list[int]:
     """How many rows each part of a batch has: at most ``limit``, in as few and as equal parts as can be.
 
     Equal, because a last part of a row or two makes layers fail that need several.
     """
-    parts = math.ceil(rows / limit) if limit else 1
-    each, more = divmod(rows, max(1, parts))
-    return [each + (number < more) for number in range(max(1, parts))]
+    parts = max(1, math.ceil(rows / limit))
+    each, more = divmod(rows, parts)
+    return [each + (number < more) for number in range(parts)]
 
 
-def split(batch: SampleList, limit: int | None) -> list[tuple[float, SampleList]]:
+def split(batch: SampleList, limit: int) -> list[tuple[float, SampleList]]:
     """The parts of a batch, each with its share of the rows; tensors are views, nothing is copied."""
     rows = batch.get_batch_size()
     parts = sizes(rows, limit)

@@ -148,16 +148,17 @@ class Observer:
         raise StopRequested(f"stopped at update {self._trainer.num_updates}, which is saved")
 
 
-def _distributed() -> bool:
+def distributed() -> bool:
+    """Whether this process is one of several ranks."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _rank() -> int:
-    return torch.distributed.get_rank() if _distributed() else 0
+    return torch.distributed.get_rank() if distributed() else 0
 
 
 def _ranks() -> int:
-    return torch.distributed.get_world_size() if _distributed() else 1
+    return torch.distributed.get_world_size() if distributed() else 1
 
 
 def _agreed(asked: bool) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,34 +24,32 @@ _RESNET152 = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.[a-z]+$")
 
 
-def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
+def hub_cache() -> Path:
     """Where transformers looks for models of the Hugging Face Hub, as its own variables say."""
-    home = environ.get("HF_HOME")
+    home = os.environ.get("HF_HOME")
     if home is None:
-        home = str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+        home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     names = ("TRANSFORMERS_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
-    chosen = next((environ[name] for name in names if environ.get(name)), str(Path(home, "hub")))
+    chosen = next((os.environ[name] for name in names if os.environ.get(name)), str(Path(home, "hub")))
     return Path(os.path.expandvars(chosen)).expanduser()
 
 
-def hub_model(name: str, environ: Mapping[str, str] = os.environ) -> Path:
+def hub_model(name: str) -> Path:
     """The folder in Hugging Face's cache that holds all versions of a model.
 
     Args:
         name: such as ``bert-base-uncased`` or ``owner/name``.
-        environ: the environment's variables.
     """
-    return hub_cache(environ) / f"models--{name.replace('/', '--')}"
+    return hub_cache() / f"models--{name.replace('/', '--')}"
 
 
-def hub_snapshot(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+def hub_snapshot(name: str) -> Path | None:
     """The folder of a model's newest version in Hugging Face's cache; None where it is not there.
 
     Args:
         name: as for :func:`hub_model`.
-        environ: the environment's variables.
     """
-    model = hub_model(name, environ)
+    model = hub_model(name)
     try:
         commit = (model / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
@@ -61,9 +58,9 @@ def hub_snapshot(name: str, environ: Mapping[str, str] = os.environ) -> Path | N
     return snapshot if commit and snapshot.is_dir() else None
 
 
-def hub_is_offline(environ: Mapping[str, str] = os.environ) -> bool:
+def hub_is_offline() -> bool:
     """Whether the variables forbid transformers to download anything (huggingface_hub.constants)."""
-    chosen = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
+    chosen = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return chosen.upper() in {"1", "ON", "YES", "TRUE"}
 
 
@@ -95,9 +92,9 @@ def resnet152_url() -> str:
     return _RESNET152
 
 
-def torch_checkpoints(environ: Mapping[str, str] = os.environ) -> Path:
+def torch_checkpoints() -> Path:
     """Where PyTorch Hub keeps weights."""
-    home = environ.get("TORCH_HOME") or str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache", "torch"))
+    home = os.environ.get("TORCH_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch"))
     return Path(home, "hub", "checkpoints").expanduser()
 
 

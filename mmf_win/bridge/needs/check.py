@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmf_win.bridge.needs import caches
 from mmf_win.bridge.needs.config import DATASET, Tree
 from mmf_win.bridge.needs.keys import image_keys, without_features
-from mmf_win.bridge.needs.listing import Need, needs_of, paths_of
+from mmf_win.bridge.needs.listing import Need, needs_of, paths_of, tell_mmf
 from mmf_win.bridge.needs.state import Status, examine
 from mmf_win.console import as_typed, say
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
-from mmf_win.dataset.features import mark_built
 from mmf_win.dataset.record import verify_dataset
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import Places
@@ -94,9 +92,7 @@ def check(
     _require_dataset(places, config["dataset"], slots)
     needs = needs_of(root, places, config, slots)
     _require_whole([examine(need, places) for need in needs], hint_words, offline)
-    for entry in (need.entry for need in needs if need.entry):
-        with suppress(OSError):  # of a folder that is read-only
-            mark_built(entry.marker, entry.version)  # else MMF would download it all the same
+    tell_mmf(needs)
     return _with_rows(needs, config["dataset"], slots, allow_missing=allow_missing, may=may_leave_out)
 
 
@@ -148,13 +144,13 @@ def _with_rows(
     rows = {slot: read_rows(p[0]) for slot, p in annotations.items() if len(p) == 1 and p[0].is_file()}
     absent: dict[str, list[Row]] = {}
     features = {need.folder / need.names[0] for need in needs if need.kind == "features"}
+    folders = {path for path in paths_of(dataset, "features", list(rows)) if path / "data.mdb" in features}
+    keys = {folder: image_keys(folder) for folder in folders}
     what = "region features" if features else "images"
     for slot, listed in rows.items():
         if features:
-            folders = {
-                path for path in paths_of(dataset, "features", [slot]) if path / "data.mdb" in features
-            }
-            gone = [row for folder in folders for row in without_features(listed, image_keys(folder))]
+            own = keys.keys() & set(paths_of(dataset, "features", [slot]))
+            gone = [row for folder in own for row in without_features(listed, keys[folder])]
         else:
             gone = _without_images(listed, paths_of(dataset, "images", [slot]))
         if gone:

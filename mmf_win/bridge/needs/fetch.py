@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -14,11 +13,10 @@ from typing import TypeAlias
 from mmf_win.bridge.download import download, remote_size
 from mmf_win.bridge.needs import hub
 from mmf_win.bridge.needs.caches import hash_in_name
-from mmf_win.bridge.needs.listing import Need
+from mmf_win.bridge.needs.listing import Need, tell_mmf
 from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.bridge.needs.state import State, Status, examine
 from mmf_win.console import say, size
-from mmf_win.dataset.features import mark_built
 from mmf_win.errors import ArchiveError, DataError, MmfError, UsageError
 from mmf_win.files import replacing
 from mmf_win.integrity import Manifest, Source, file_digest, verify
@@ -75,12 +73,12 @@ class Fetcher:
         with locked(self.places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: say(waiting)):
             statuses = [examine(need, self.places) for need in needs]
             wanted = [status.need for status in statuses if status.state in states]
-            _tell_mmf(status.need for status in statuses if status.state in ("ok", "recorded"))
+            tell_mmf(status.need for status in statuses if status.state in ("ok", "recorded"))
             self._require_usable_source(wanted)
             self._require_space(wanted)
             for need in sorted(wanted, key=lambda need: not self._has_source(need)):
                 self._bring(need)
-                _tell_mmf([need])
+                tell_mmf([need])
             return [
                 examine(status.need, self.places) if status.need in wanted else status for status in statuses
             ]
@@ -264,13 +262,6 @@ class Fetcher:
             return []
         own = need.entry.resource.url if need.entry else need.url
         return [*(self.mirror.urls(self._names(need)) if self.mirror else ()), *([own] if own else [])]
-
-
-def _tell_mmf(needs: Iterable[Need]) -> None:
-    """Note for MMF that these are there and right; without that, it downloads them again."""
-    for entry in (need.entry for need in needs if need.entry):
-        with suppress(OSError):  # of a folder that is read-only
-            mark_built(entry.marker, entry.version)
 
 
 def _loaded(need: Need) -> Manifest | None:

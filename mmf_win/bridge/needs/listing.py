@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from mmf_win.bridge.needs import caches
 from mmf_win.bridge.needs.config import Tree
 from mmf_win.bridge.needs.zoo import Entry, dataset_entry, model_entry
-from mmf_win.dataset.features import choose_features
+from mmf_win.dataset.features import choose_features, mark_built
 from mmf_win.paths import Places
 
 Kind = Literal["features", "extras", "weights", "fc7", "glove", "bert", "tokenizer", "resnet", "other"]
@@ -247,3 +248,10 @@ def _of_type(tree: Any, kind: str) -> Iterator[Tree]:
     elif isinstance(tree, list):
         for value in tree:
             yield from _of_type(value, kind)
+
+
+def tell_mmf(needs: Iterable[Need]) -> None:
+    """Note for MMF that these are there and right; without that, it downloads them again."""
+    for entry in (need.entry for need in needs if need.entry):
+        with suppress(OSError):  # of a folder that is read-only
+            mark_built(entry.marker, entry.version)

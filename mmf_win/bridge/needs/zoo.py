@@ -51,13 +51,11 @@ class Entry:
     """An entry of the zoo.
 
     Attributes:
-        key: its name in the zoo.
         folder: where MMF puts the archive and unpacks it.
         version: what MMF writes into ``.built.json``; where it finds another, it downloads all of it again.
         resource: the archive.
     """
 
-    key: str
     folder: Path
     version: Version | None
     resource: Resource
@@ -165,4 +163,4 @@ def _entry(key: str, folder: Path, version: Version | None, listed: Any) -> Entr
     if url.startswith(_PREFIX):
         url = _REPLACEMENT + url.removeprefix(_PREFIX)
     sha256 = str(items[0].get("hashcode") or "").lower()
-    return Entry(key, folder, version, Resource(url, name, sha256 if _SHA256.fullmatch(sha256) else None))
+    return Entry(folder, version, Resource(url, name, sha256 if _SHA256.fullmatch(sha256) else None))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from mmf_win.dataset.annotations import labels_of
 from mmf_win.protocol import read_events
 from mmf_win.results.metrics import SAMPLES, Difference, auroc_difference, measure
 from mmf_win.results.report import plots
@@ -146,8 +147,8 @@ def _contrast(first: Entry, second: Entry) -> Contrast:
     assert first.scored is not None and second.scored is not None
     others = {meme.row.id: meme for meme in second.scored.memes}
     both = [(ours, others[ours.row.id]) for ours in first.scored.memes if ours.row.id in others]
-    labels = [ours.row.label for ours, _ in both if ours.row.label is not None]
-    if not labels or len(labels) < len(both):
+    labels = labels_of(ours.row for ours, _ in both)
+    if labels is None:
         return Contrast(first, second, len(both), None)
     difference = auroc_difference(labels, [a.proba for a, _ in both], [b.proba for _, b in both])
     return Contrast(first, second, len(both), difference)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import Progress, duration
+from mmf_win.console import Progress, duration, moment
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
@@ -286,7 +285,7 @@ def _facts(
         Fact.above("Model", request.model),
         Fact.above("MMF", request.mmf or "unknown"),
         *(Fact(name, version) for name, version in curves.versions),
-        Fact.above("Began", datetime.fromtimestamp(summary.started).strftime("%Y-%m-%d %H:%M")),
+        Fact.above("Began", moment(summary.started)),
         Fact.above("Training took", duration(summary.seconds)),
         Fact.above("Updates", f"{summary.updates or 0:,}{total}"),
         Fact("State", summary.state),

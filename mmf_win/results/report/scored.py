@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.dataset.annotations import Row, labels_of, read_rows
 from mmf_win.dataset.predictions import in_order, read_predictions
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import record
+from mmf_win.results.threshold import DEFAULT
 from mmf_win.runs.folder import Run
 
 # As Run.report names them; the split is the stem of an annotation file.
@@ -60,9 +61,7 @@ class Scored:
     @property
     def labels(self) -> list[int] | None:
         """The label of each meme; None where the split, or a part of it, was published without."""
-        labels = [meme.row.label for meme in self.memes]
-        known = [label for label in labels if label is not None]
-        return known if len(known) == len(labels) and known else None
+        return labels_of(meme.row for meme in self.memes)
 
     @property
     def probas(self) -> list[float]:
@@ -73,7 +72,7 @@ class Scored:
     def threshold(self) -> float:
         """A probability above it was predicted to be hateful."""
         value = self.record.get("threshold")
-        return float(value) if isinstance(value, (int, float)) else 0.5
+        return float(value) if isinstance(value, (int, float)) else DEFAULT
 
 
 def predictions_of(run: Run) -> list[tuple[str, Path]]:

@@ -385,7 +385,7 @@ def start(zoo: Zoo) -> subprocess.Popen[bytes]:
         "from mmf_win.bridge.needs.zoo import Entry, Resource\n"
         "from mmf_win.paths import Places\n"
         "cache, data, folder, url, sha256 = sys.argv[1:]\n"
-        "entry = Entry('detectron', Path(folder), '1.0', Resource(url, 'fc7.tar.gz', sha256))\n"
+        "entry = Entry(Path(folder), '1.0', Resource(url, 'fc7.tar.gz', sha256))\n"
         "need = Need('fc7', 'detectron fc7', Path(folder), ('fc7_w.pkl', 'fc7_b.pkl'), entry)\n"
         "Fetcher(Places(Path(cache), Path(data), Path(data))).fetch([need])"
     )
