@@ -185,7 +185,12 @@ class TestGithub:
                 f"install(Dying(**dataclasses.asdict(github({server.url!r}))))\n"
             )
             checkout = Path(__file__).parents[2]
-            died = subprocess.run([sys.executable, "-c", script], cwd=checkout, capture_output=True)
+            died = subprocess.run(
+                [sys.executable, "-c", script],
+                cwd=checkout,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+            )
             assert died.returncode == 9
             assert list((home / "mmf").glob("incoming-*/mmf/mmf/version.py"))
             with pytest.raises(MmfError, match="MMF is not installed"):

@@ -44,7 +44,9 @@ _RUN = "sys.exit(main(sys.argv[1:]))"
 def typed(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A command in a process of its own."""
     command = [sys.executable, "-c", program + _RUN, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:

@@ -64,7 +64,14 @@ def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
     command = [sys.executable, "-m", "mmf_win", "setup", "--mmf", str(checkout)]
     utf8 = {**os.environ, "PYTHONUTF8": "1"}
     with locked(folder / "lock"):
-        second = subprocess.Popen(command, stderr=subprocess.PIPE, env=utf8, encoding="utf-8")
+        second = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=utf8,
+            encoding="utf-8",
+        )
         assert second.stderr is not None
         said = second.stderr.readline()
         assert "waiting for it" in said and str(folder) in said

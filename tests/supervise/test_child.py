@@ -233,7 +233,8 @@ run_child(
 
 def supervisor(world: World, program: str, *arguments: str, patience: float) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-c", SUPERVISES, str(world.folder), program, str(world.folder), *arguments]
-    return subprocess.Popen(command, env={**os.environ, "PATIENCE": str(patience)})
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return subprocess.Popen(command, **streams, env={**os.environ, "PATIENCE": str(patience)})
 
 
 @pytest.mark.parametrize("tree", TREES)
