@@ -16,6 +16,11 @@ pictures = pytest.importorskip("mmf_win.results.report.pictures")
 from mmf_win.dataset.drawing import Picture, draw  # noqa: E402
 
 
+def alike(files: dict[int, Path]) -> dict[int, int]:
+    with pictures.Comparison(files) as comparison:
+        return comparison.alike()  # type: ignore[no-any-return]
+
+
 def test_a_small_copy_keeps_the_shape(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.effect_noise((1000, 500), 80).save(path)
@@ -41,7 +46,7 @@ def test_a_missing_or_broken_picture_is_none(tmp_path: Path, content: bytes | No
     if content is not None:
         path.write_bytes(content)
     assert pictures.thumbnail(path) is None
-    assert pictures.alike({1: path, 2: path}) == {}
+    assert alike({1: path, 2: path}) == {}
 
 
 def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_path: Path) -> None:
@@ -54,14 +59,28 @@ def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_pat
             files[id_] = tmp_path / f"{id_}.png"
             files[id_].write_bytes(draw(picture, f"caption {caption} that is long enough for two lines"))
     looked_at: list[None] = []
-    found = pictures.alike(files, lambda: looked_at.append(None))
-    assert len(looked_at) == len(files)
+    with pictures.Comparison(files) as comparison:
+        found = comparison.alike(lambda: looked_at.append(None))
+    assert len(looked_at) == comparison.work
     assert {id_ - id_ % 10 for id_ in found} == {like - like % 10 for like in found.values()}
     assert all(like == id_ - id_ % 10 for id_, like in found.items()), "nothing else looks alike"
     assert len(found) >= 60, "most of the 80 are found; plain ones are left out"
 
 
+def test_a_tall_caption_does_not_hide_the_picture_below(tmp_path: Path) -> None:
+    random = Random(5)
+    files = {}
+    for scene in range(3):
+        image = Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((400, 320))
+        for version, caption in enumerate([110, 60, 20]):  # the first reaches over a third of the picture
+            captioned = image.copy()
+            captioned.paste("black", (0, 0, 400, caption))
+            files[10 * scene + version] = tmp_path / f"{scene}-{version}.png"
+            captioned.save(files[10 * scene + version])
+    assert alike(files) == {id_: id_ - id_ % 10 for id_ in files}
+
+
 def test_plain_backgrounds_are_not_the_same_picture(tmp_path: Path) -> None:
     for n in (1, 2):
         Image.new("RGB", (200, 200), "white").save(tmp_path / f"{n}.png")
-    assert pictures.alike({n: tmp_path / f"{n}.png" for n in (1, 2)}) == {}
+    assert alike({n: tmp_path / f"{n}.png" for n in (1, 2)}) == {}

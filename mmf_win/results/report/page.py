@@ -16,7 +16,7 @@ from mmf_win.results.metrics import Metrics, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
 from mmf_win.results.report.curves import Curves, read_curves
-from mmf_win.results.report.pictures import Thumbnail, alike, thumbnail
+from mmf_win.results.report.pictures import Comparison, Thumbnail, thumbnail
 from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Meme, Scored, worst
 from mmf_win.runs import history
@@ -108,7 +108,11 @@ class Confusion:
 
 
 def write(
-    run: Run, scored: Scored | None, dataset: DatasetPaths, output: Path, *, images: bool = True
+    run: Run,
+    scored: Scored | None,
+    dataset: DatasetPaths,
+    output: Path,
+    comparison: Comparison | None,
 ) -> Path:
     """Write the page of a run.
 
@@ -117,7 +121,7 @@ def write(
         scored: its predictions; None for a page about training alone.
         dataset: where the memes are.
         output: the page.
-        images: whether the page holds small copies of the memes.
+        comparison: of the memes' pictures; None for a page without small copies of them.
 
     Raises:
         DataError: the run's request cannot be read.
@@ -136,18 +140,18 @@ def write(
         facts=_facts(run, request, summary, curves, scored),
         training=plots.training(curves),
         resources=plots.resources(curves),
-        **_about(scored, published, dataset, images=images),
+        **_about(scored, published, dataset, comparison),
     )
 
 
-def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, *, images: bool = True) -> Path:
+def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, comparison: Comparison | None) -> Path:
     """Write the page of an ensemble: all that is on a run's but its training.
 
     Args:
         scored: its predictions.
         dataset: where the memes are.
         output: the page.
-        images: whether the page holds small copies of the memes.
+        comparison: of the memes' pictures; None for a page without small copies of them.
     """
     told = scored.record
     members = told.get("members", [])
@@ -168,14 +172,15 @@ def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, *, images
         ],
         training=[],
         resources=[],
-        **_about(scored, {}, dataset, images=images),
+        **_about(scored, {}, dataset, comparison),
     )
 
 
 def _about(
-    scored: Scored | None, published: dict[str, Any], dataset: DatasetPaths, *, images: bool
+    scored: Scored | None, published: dict[str, Any], dataset: DatasetPaths, comparison: Comparison | None
 ) -> dict[str, Any]:
     """What there is to say of predictions, beside what is published for such a split."""
+    images = comparison is not None
     always = {"scored": scored, "paper": PAPER, "images": images, "metrics": None}
     if scored is None:
         return {**always, "decisions": []}
@@ -183,14 +188,15 @@ def _about(
     if labels is None:
         return {**always, "decisions": [plots.histogram(scored.probas, scored.threshold)]}
     metrics = measure(labels, scored.probas, threshold=scored.threshold)
-    found = pairs(scored.memes, _alike(scored, dataset) if images else {})
+    decisions = plots.decisions(labels, scored.probas, metrics)
+    found = pairs(scored.memes, {} if comparison is None else _alike(comparison))
     cards = _Cards(dataset, images)
     return {
         **always,
         "metrics": metrics,
         "tiles": _tiles(metrics, published),
         "confusion": _confusion(scored.memes),
-        "decisions": plots.decisions(labels, scored.probas, metrics),
+        "decisions": decisions,
         "alarms": cards.of(worst(scored.memes, 0, MISTAKES)),
         "misses": cards.of(worst(scored.memes, 1, MISTAKES)),
         "pairs": [(pair, *cards.of((pair.hateful, pair.benign))) for pair in _shown(found)],
@@ -221,10 +227,9 @@ class _Cards:
         return self._made[meme.row.id]
 
 
-def _alike(scored: Scored, dataset: DatasetPaths) -> dict[int, int]:
-    files = {meme.row.id: dataset.images / meme.row.img for meme in scored.memes}
-    with Progress("comparing pictures", len(files), "image") as progress:
-        return alike(files, lambda: progress.advance(1))
+def _alike(comparison: Comparison) -> dict[int, int]:
+    with Progress("comparing pictures", comparison.work, "image") as progress:
+        return comparison.alike(lambda: progress.advance(1))
 
 
 def _shown(found: list[Pair]) -> list[Pair]:

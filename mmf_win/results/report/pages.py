@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.results import record
-from mmf_win.results.report import comparison, page
+from mmf_win.results.report.pictures import Comparison
 from mmf_win.results.report.scored import Scored, predictions_of, read_scored
 from mmf_win.runs.folder import Run
 
@@ -41,7 +42,10 @@ def of_run(
             f"run {run.id} has no predictions for {split}", hint=f"mmfw predict {run.id} --split {split}"
         )
     scored = None if csv is None else read_scored(csv[1], csv[0], dataset)
-    return page.write(run, scored, dataset, output or run.reports / "report.html", images=images)
+    with _comparison(scored, dataset, images) as comparison:
+        from mmf_win.results.report import page
+
+        return page.write(run, scored, dataset, output or run.reports / "report.html", comparison)
 
 
 def of_ensemble(csv: Path) -> Path:
@@ -55,7 +59,11 @@ def of_ensemble(csv: Path) -> Path:
     """
     told = record.read(csv)
     dataset = DatasetPaths(Path(told["annotations"]).parents[1])
-    return page.write_blended(read_scored(csv, told["split"], dataset), dataset, csv.with_name("report.html"))
+    scored = read_scored(csv, told["split"], dataset)
+    with _comparison(scored, dataset, images=True) as comparison:
+        from mmf_win.results.report import page
+
+        return page.write_blended(scored, dataset, csv.with_name("report.html"), comparison)
 
 
 def of_runs(
@@ -86,7 +94,20 @@ def of_runs(
     scored = [(run, _scored(run, chosen, data_dir)) for run in runs]
     if split is not None and not any(predictions for _, predictions in scored):
         raise UsageError(f"none of these runs has predictions for {split}", hint="mmfw predict")
+    from mmf_win.results.report import comparison
+
     return comparison.write(scored, chosen, output or save_dir / "comparison.html")
+
+
+@contextmanager
+def _comparison(scored: Scored | None, dataset: DatasetPaths, images: bool) -> Iterator[Comparison | None]:
+    """Compare the pictures in the background, from before the rest that a page needs has been imported."""
+    if not images:
+        yield None
+        return
+    labelled = scored.memes if scored is not None and scored.labels is not None else ()
+    with Comparison({meme.row.id: dataset.images / meme.row.img for meme in labelled}) as comparison:
+        yield comparison
 
 
 def _dataset(run: Run, data_dir: Path | None) -> DatasetPaths:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,17 @@ from PIL import Image
 SIDE = 256
 """The longer side of a small copy, in pixels."""
 
-_CELLS = 16
-_SAME = 3  # of 255: what rendering the same picture twice may change
+# A coarse grid is compared: from a quarter of the height down, clear of a caption at the top. To decode takes
+# most of the time that a page takes, so a few rows are looked at first. Of all cells _SAME can only agree if
+# _PERHAPS do of those first rows' (57 of 192 may differ, 57 of 80 leave 23).
+_COLUMNS = 16
+_FIRST, _ALL = 5, 12  # rows, of 32 over the whole height
+_SAME, _PERHAPS = 0.7, 0.28  # shares of the cells
+_NOISE = 3  # of 255: what rendering the same picture twice may change
 _FLAT = 12.0  # of 255: two plain backgrounds look alike without being the same picture
 _BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for bad files
 
-Print = npt.NDArray[np.int16]
+Cells = npt.NDArray[np.int16]
 
 
 @dataclass(frozen=True)
@@ -55,75 +62,110 @@ def thumbnail(path: Path) -> Thumbnail | None:
     return Thumbnail(f"data:image/webp;base64,{coded}", small.width, small.height)
 
 
-def alike(files: Mapping[int, Path], looked_at: Callable[[], None] = lambda: None) -> dict[int, int]:
-    """Which pictures show the same under different captions.
+class Comparison:
+    """Looks for pictures that show the same under different captions, in the background from the start.
 
-    Two pictures are the same when they have one size and, in the half between a caption at the top and one at
-    the bottom, three quarters of a coarse grid agree. Plain backgrounds are left out.
+    Two pictures are the same when they have one size and agree in seven tenths of a coarse grid, which begins
+    below a caption at the top and ends above one at the bottom. Plain backgrounds are left out.
 
     Args:
         files: the picture of each meme, by its id.
-        looked_at: called for each of them.
-
-    Returns:
-        For the ids of those that have a like, the smallest id among them.
     """
-    by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for id_, file in files.items():
-        with suppress(*_BROKEN), Image.open(file) as image:  # reads the header alone
-            by_size[image.size].append(id_)
-    candidates = [ids for ids in by_size.values() if len(ids) > 1]
-    for _ in range(len(files) - sum(map(len, candidates))):
+
+    def __init__(self, files: Mapping[int, Path]) -> None:
+        self._files = files
+        by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for id_, file in files.items():
+            with suppress(*_BROKEN), Image.open(file) as image:  # reads the header alone
+                by_size[image.size].append(id_)
+        # Pillow decodes without holding the interpreter.
+        self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="mmfw-picture")
+        self._glances = [self._look(_FIRST, ids) for ids in by_size.values() if len(ids) > 1]
+
+    def __enter__(self) -> Comparison:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    @property
+    def work(self) -> int:
+        """How many pictures have to be decoded: those that are not the only ones of their size."""
+        return sum(map(len, self._glances))
+
+    def alike(self, looked_at: Callable[[], None] = lambda: None) -> dict[int, int]:
+        """Wait until all have been looked at.
+
+        Args:
+            looked_at: called for each that has to be decoded.
+
+        Returns:
+            For the ids of those that have a like, the smallest id among them.
+        """
+        found: dict[int, int] = {}
+        for looks in self._glances:
+            glances = _seen(looks, looked_at)
+            sure = _matches(_lively(glances), _SAME)
+            unsure = _matches(glances, _PERHAPS).keys() - sure.keys()
+            again = self._look(_ALL, unsure | set(sure.values()) if unsure else ())
+            more = _matches(_lively(_seen(again)), _SAME)
+            found |= more | {id_: more.get(first, first) for id_, first in sure.items()}
+        return found
+
+    def _look(self, rows: int, ids: Iterable[int]) -> dict[int, Future[Cells | None]]:
+        return {id_: self._pool.submit(_cells, self._files[id_], rows) for id_ in ids}
+
+
+def _seen(
+    looks: Mapping[int, Future[Cells | None]], looked_at: Callable[[], None] = lambda: None
+) -> dict[int, Cells]:
+    """What was read, without the pictures that could not be."""
+    seen: dict[int, Cells] = {}
+    for id_, look in looks.items():
+        cells = look.result()
         looked_at()
-    found: dict[int, int] = {}
-    with ThreadPoolExecutor() as pool:  # Pillow decodes without holding the interpreter
-        for ids in candidates:
-            prints = dict(
-                zip(ids, _counted(pool.map(_print, (files[i] for i in ids)), looked_at), strict=True)
-            )
-            found |= _matches({id_: print_ for id_, print_ in prints.items() if print_ is not None})
-    return found
+        if cells is not None:
+            seen[id_] = cells
+    return seen
 
 
-def _counted(prints: Iterable[Print | None], looked_at: Callable[[], None]) -> Iterator[Print | None]:
-    for print_ in prints:
-        looked_at()
-        yield print_
+def _cells(path: Path, rows: int) -> Cells | None:
+    """The brightness of a coarse grid from a quarter of the height down; None for an unreadable picture.
 
-
-def _print(path: Path) -> Print | None:
-    """The brightness of a coarse grid over the middle half; None for a plain or unreadable one."""
+    Args:
+        path: the picture.
+        rows: of 32 over the whole height; each has 16 cells.
+    """
     try:
         with Image.open(path) as image:
-            band = (0, image.height // 4, image.width, max(image.height * 3 // 4, image.height // 4 + 1))
-            _leave_out_below(image, band[3])
-            grey = image.convert("L")
+            top, bottom = image.height / 4, image.height * (8 + rows) / 32
+            _leave_out_below(image, math.ceil(bottom))
+            grey = image.crop((0, int(top), image.width, math.ceil(bottom))).convert("L")
     except _BROKEN:
         return None
-    cells = np.asarray(grey.resize((_CELLS, _CELLS), Image.Resampling.BOX, band), dtype=np.int16).ravel()
-    return cells if cells.std() >= _FLAT else None
+    box = (0, top - int(top), image.width, bottom - int(top))
+    return np.asarray(grey.resize((_COLUMNS, rows), Image.Resampling.BOX, box), dtype=np.int16).ravel()
+
+
+def _lively(prints: Mapping[int, Cells]) -> dict[int, Cells]:
+    """Those that are more than a plain background."""
+    return {id_: cells for id_, cells in prints.items() if cells.std() >= _FLAT}
+
+
+def _matches(prints: Mapping[int, Cells], agreeing: float) -> dict[int, int]:
+    """For the ids of those that agree with another in this share of cells, the smallest id among them."""
+    ids = sorted(prints)
+    cells = np.stack([prints[i] for i in ids]) if ids else np.empty((0, 1), np.int16)
+    found: dict[int, int] = {}
+    for n, id_ in enumerate(ids):
+        share = (np.abs(cells[n + 1 :] - cells[n]) <= _NOISE).mean(axis=1)
+        for other in np.flatnonzero(share >= agreeing):
+            found.setdefault(ids[n + 1 + int(other)], found.setdefault(id_, id_))
+    return found
 
 
 def _leave_out_below(image: Any, bottom: int) -> None:
-    """Let Pillow decode a PNG's upper rows alone; to decode takes nearly all the time that a page takes."""
+    """Let Pillow decode a PNG's upper rows alone."""
     if image.format == "PNG" and not image.info.get("interlace"):
         [(codec, (left, top, right, _), *rest)] = image.tile
         image.tile = [(codec, (left, top, right, bottom), *rest)]
-
-
-def _matches(prints: Mapping[int, Print]) -> dict[int, int]:
-    ids = sorted(prints)
-    if not ids:
-        return {}
-    grid = np.stack([prints[i] for i in ids])
-    found: dict[int, int] = {}
-    for n, id_ in enumerate(ids):
-        if id_ in found:
-            continue
-        agreeing = (np.abs(grid[n + 1 :] - grid[n]) <= _SAME).mean(axis=1)
-        same = [ids[n + 1 + int(other)] for other in np.flatnonzero(agreeing >= 0.75)]
-        for other in same:
-            found.setdefault(other, id_)
-        if same:
-            found[id_] = id_
-    return found
