@@ -85,8 +85,8 @@ def command(
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
     runs or checkpoints each is predicted by itself, and with --ensemble they are blended too. The
-    page report.html beside the predictions is about the split that was named first. --json prints an object
-    for each prediction file, which names the page that shows it.
+    page report.html beside the predictions is about the split that was named first, report_SPLIT.html about
+    another. --json prints an object for each prediction file, which names the page that shows it.
     """
     from mmf_win.paths import Places
     from mmf_win.results import members, prediction
@@ -103,25 +103,27 @@ def command(
         batch_size=batch_size,
         retry=retry,
     )
-    shown: set[Path] = set()  # the folders whose page is made; it is about what was named first
+    shown: dict[Path, list[str]] = {}  # folder → the splits that have a page there
     for result in prediction.predict(members.choose(save, runs, checkpoint), save, chosen):
         if not as_json:
             _tell(result)
             print(result.csv, flush=True)
-        page = _page(result, data_dir) if report and result.csv.parent not in shown else None
-        shown.add(result.csv.parent)
+        page = _page(result, data_dir, shown.setdefault(result.csv.parent, [])) if report else None
         if as_json:
             print_json(
                 {"csv": str(result.csv), "report": None if page is None else str(page), **result.record}
             )
 
 
-def _page(result: Result, data_dir: Path | None) -> Path | None:
-    """The page about a prediction; None where something that it needs is not installed."""
+def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | None:
+    """The page about a prediction; None where its split is ``shown`` already, or a package is missing."""
     from mmf_win.bridge.install import require_packages
     from mmf_win.errors import MmfError
     from mmf_win.runs import history
 
+    split: str = result.record["split"]
+    if split in shown:
+        return None
     try:
         require_packages("jinja2", "matplotlib", "pillow")
     except MmfError as error:  # the predictions are there, and that is what was asked for
@@ -129,11 +131,13 @@ def _page(result: Result, data_dir: Path | None) -> Path | None:
         return None
     from mmf_win.results.report import pages
 
+    page = result.csv.with_name(f"report_{split}.html" if shown else "report.html")
     run = history.owner(result.csv)
     if run is None:  # an ensemble's lie in none
-        page = pages.of_ensemble(result.csv)
+        pages.of_ensemble(result.csv, page)
     else:
-        page = pages.of_run(run, split=result.record["split"], data_dir=data_dir)
+        pages.of_run(run, split=split, data_dir=data_dir, output=page)
+    shown.append(split)
     say(f"report: {page}")
     return page
 

@@ -59,6 +59,8 @@ def command(
         return
     from mmf_win.runs.history import summaries
 
+    if as_csv and as_json:
+        raise UsageError("--csv and --json are two forms of the same list", hint="choose one")
     save = _save_dir(save_dir)
     found = summaries(save, preset=preset, state=state, limit=limit)
     if as_json:

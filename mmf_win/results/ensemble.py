@@ -68,3 +68,6 @@ KINDS: dict[str, tuple[Callable[[Column], Column], Callable[[float], float]]] = 
 ``mean`` averages probabilities; ``rank`` the ranks, for members whose probabilities are not comparable – the
 result is no probability then; ``logit`` the log-odds, which lets a sure member say more.
 """
+
+NO_PROBABILITIES = frozenset({"rank"})
+"""The kinds whose result is none."""

@@ -56,8 +56,8 @@ class Metrics:
         accuracy: share of the rows whose label was found.
         average_precision: of the hateful class; undefined without any.
         f1: of the hateful class; undefined where it is neither there nor predicted.
-        brier: mean squared error of the probability.
-        calibration_error: expected calibration error, see :func:`calibration_error`.
+        brier: mean squared error of the probability; undefined for what is none, such as ranks.
+        calibration_error: expected calibration error, see :func:`calibration_error`; undefined as well.
     """
 
     rows: int
@@ -80,6 +80,7 @@ def measure(
     probas: Sequence[float],
     *,
     threshold: float = 0.5,
+    calibrated: bool = True,
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> Metrics:
@@ -89,6 +90,7 @@ def measure(
         labels: 0 or 1 for each row; at least one row.
         probas: the probability of 1 for each row, 0 to 1.
         threshold: a probability above it is a 1, as MMF breaks the tie of 0.5.
+        calibrated: whether the probabilities are meant as such; if not, only their order and side count.
         samples: draws of the bootstrap; 0 for no intervals.
         seed: of the draws, so that the same rows give the same intervals.
     """
@@ -101,8 +103,8 @@ def measure(
         "accuracy": float(sklearn.accuracy_score(y, chosen)),
         "average_precision": float(sklearn.average_precision_score(y, p)) if y.any() else None,
         "f1": float(sklearn.f1_score(y, chosen)) if f1_defined else None,
-        "brier": float(np.mean((p - y) ** 2)),
-        "calibration_error": calibration_error(labels, probas),
+        "brier": float(np.mean((p - y) ** 2)) if calibrated else None,
+        "calibration_error": calibration_error(labels, probas) if calibrated else None,
     }
     intervals = _intervals(y, p, threshold, samples, seed) if samples else {}
     scores = {

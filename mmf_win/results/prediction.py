@@ -157,12 +157,13 @@ class _Team:
             write_predictions(csv, labelled)
         annotations = self._annotations(members[0], split)
         validation = members[0].run.request().splits["val"]
-        facts = record.scores(read_rows(annotations), labelled, value) | {
+        kind = self.options.kind if len(members) > 1 else None
+        facts = record.scores(read_rows(annotations), labelled, value, kind) | {
             "threshold_from": "default" if threshold is None else f"best accuracy on {validation}",
             "split": split,
             "annotations": str(annotations),
             "annotations_sha256": self._sha256(annotations),
-            "ensemble": self.options.kind if len(members) > 1 else None,
+            "ensemble": kind,
             "members": [
                 {
                     "run": member.run.id,

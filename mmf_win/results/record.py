@@ -3,7 +3,7 @@
 ``<name>.metrics.json`` beside ``<name>.csv``::
 
     auroc, accuracy, average_precision, f1, brier, calibration_error
-                         a number, or null where it is undefined
+                         a number, or null where it is undefined; of ranks the last two are
     intervals            metric → [low, high], 95 %; without the metrics that are null
     rows, hateful        how many, and how many of them are labelled 1; hateful is null without labels
     threshold            a probability above it was labelled 1
@@ -25,6 +25,7 @@ from typing import Any
 from mmf_win.dataset.annotations import Row, labels_of
 from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
+from mmf_win.results.ensemble import NO_PROBABILITIES
 
 METRICS = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration_error")
 """In the order of their weight in the challenge."""
@@ -44,13 +45,16 @@ def read(csv: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def scores(rows: Sequence[Row], predictions: Sequence[Prediction], threshold: float) -> dict[str, Any]:
+def scores(
+    rows: Sequence[Row], predictions: Sequence[Prediction], threshold: float, kind: str | None = None
+) -> dict[str, Any]:
     """The part of a record that the labels decide.
 
     Args:
         rows: the annotations.
         predictions: one for each row, in the same order.
         threshold: a probability above it counts as hateful.
+        kind: how they were blended.
     """
     labels = labels_of(rows)
     record: dict[str, Any] = dict.fromkeys(METRICS)
@@ -59,7 +63,12 @@ def scores(rows: Sequence[Row], predictions: Sequence[Prediction], threshold: fl
         return record
     from mmf_win.results.metrics import Score, measure
 
-    measured = measure(labels, [row.proba for row in predictions], threshold=threshold)
+    measured = measure(
+        labels,
+        [row.proba for row in predictions],
+        threshold=threshold,
+        calibrated=kind not in NO_PROBABILITIES,
+    )
     record["hateful"] = measured.hateful
     for field in fields(measured):
         score = getattr(measured, field.name)

@@ -73,6 +73,11 @@ def test_the_list_is_filtered(
     assert [int(run["id"][10:12]) for run in found] == days
 
 
+def test_the_list_has_one_form_at_a_time(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    assert main(["runs", "--csv", "--json", "--save-dir", str(save)]) == 2
+    assert "choose one" in capsys.readouterr().err
+
+
 def test_the_list_as_csv_has_a_row_a_run(capsys: pytest.CaptureFixture[str], save: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(told(capsys, save, "--csv"))))
     assert [row["preset"] for row in rows] == ["vilbert", "mmbt_grid", "mmbt_grid"]

@@ -41,6 +41,14 @@ def test_one_class_leaves_out_what_it_leaves_undefined(label: int, undefined: se
     assert set(found["intervals"]) == set(record.METRICS) - undefined  # type: ignore[call-overload]
 
 
+def test_ranks_are_not_judged_as_probabilities() -> None:
+    rows = [Row(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
+    predictions = [Prediction(n, n / 3, 0) for n in range(4)]
+    found = record.scores(rows, predictions, 0.5, "rank")
+    assert {name for name in record.METRICS if found[name] is None} == {"brier", "calibration_error"}
+    assert found["auroc"] == record.scores(rows, predictions, 0.5, "mean")["auroc"]
+
+
 @pytest.mark.parametrize("labels", [[], [None, None], [0, 1, None]])
 def test_without_a_label_for_each_row_there_are_no_scores(labels: list[int | None]) -> None:
     found = scored(labels)

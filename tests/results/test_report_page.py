@@ -112,6 +112,19 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Worl
     assert 'id="loss"' not in page and "No published baseline" not in page
 
 
+def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: World) -> None:
+    csv = world.save / "ensembles" / "2026-01-01T00-00-00" / f"hateful_memes_rank_{SPLIT}.csv"
+    csv.parent.mkdir(parents=True)
+    world.predict(world.run()).rename(csv)
+    told = {"split": SPLIT, "annotations": str(world.dataset.split(SPLIT)), "threshold": 0.5}
+    versions = {"mmf": "1.0.0rc10", "torch": "2.13.0"}
+    write_json(csv.with_suffix(".metrics.json"), {**told, "ensemble": "rank", "versions": versions})
+    page = pages.of_ensemble(csv).read_text(encoding="utf-8")
+    assert 'id="roc"' in page and "Average precision" in text_of(page)
+    assert 'id="calibration"' not in page and "Brier" not in page and "Calibration error" not in page
+    assert "PyTorch 2.13.0" in text_of(page)
+
+
 def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
     evil = '<script>alert("1")</script>"\' onload=alert(2) \ud800'
     memes = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,15 @@ _WHY = {
     "disk": "after the disk had filled up",
     "nan": "after the loss had become NaN",
     "ok": "with more updates to go",
+}
+# As the worker names them in its events; mmfw is what a record calls it.
+_PACKAGES = {
+    "mmf-win": "mmfw",
+    "mmfw": "mmfw",
+    "mmf": "MMF",
+    "python": "Python",
+    "torch": "PyTorch",
+    "transformers": "transformers",
 }
 
 
@@ -125,14 +134,14 @@ def read_curves(events: Iterable[Event]) -> Curves:
                 update = _whole(event.get("update")) or 0
                 samples[-1].append(Sample(update, spent + max(0.0, time - began), values))
     kept, undone = _sift(attempts, samples)
-    named = (
-        ("mmf-win", "mmfw"),
-        ("python", "Python"),
-        ("torch", "PyTorch"),
-        ("transformers", "transformers"),
-    )
-    found = tuple((name, versions[key]) for key, name in named if key in versions)
-    return Curves(tuple(attempts), tuple(kept), tuple(undone), found)
+    return Curves(tuple(attempts), tuple(kept), tuple(undone), tuple(named_versions(versions)))
+
+
+def named_versions(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Package and version, as people write the packages' names."""
+    for key, name in _PACKAGES.items():
+        if key in versions:
+            yield name, versions[key]
 
 
 def _attempt(event: Event, number: int, outcome: str | None) -> Attempt:

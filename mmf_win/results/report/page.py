@@ -15,7 +15,7 @@ from mmf_win.protocol import read_events
 from mmf_win.results.metrics import Metrics, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
-from mmf_win.results.report.curves import Curves, read_curves
+from mmf_win.results.report.curves import Curves, named_versions, read_curves
 from mmf_win.results.report.pictures import Comparison, Thumbnail, thumbnail
 from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Meme, Scored, worst
@@ -155,7 +155,6 @@ def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, compariso
     """
     told = scored.record
     members = told.get("members", [])
-    versions = told.get("versions", {})
     return write_page(
         "run.html",
         output,
@@ -166,7 +165,7 @@ def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, compariso
         published={},
         facts=[
             *(Fact.above("Member", member["run"]) for member in members),
-            *(Fact(name, version) for name, version in versions.items()),
+            *(Fact(name, version) for name, version in named_versions(told.get("versions", {}))),
             *_facts_of(scored),
             Fact("Folder", str(scored.csv.parent)),
         ],
@@ -187,7 +186,7 @@ def _about(
     labels = scored.labels
     if labels is None:
         return {**always, "decisions": [plots.histogram(scored.probas, scored.threshold)]}
-    metrics = measure(labels, scored.probas, threshold=scored.threshold)
+    metrics = measure(labels, scored.probas, threshold=scored.threshold, calibrated=scored.are_probabilities)
     decisions = plots.decisions(labels, scored.probas, metrics)
     found = pairs(scored.memes, {} if comparison is None else _alike(comparison))
     cards = _Cards(dataset, images)
@@ -261,6 +260,8 @@ def _tiles(metrics: Metrics, published: dict[str, Any]) -> list[Tile]:
     tiles = []
     for key, (name, word) in about.items():
         score = getattr(metrics, key)
+        if score.value is None and key in ("brier", "calibration_error"):
+            continue
         tiles.append(Tile(name, word, score.value, score.low, score.high, _published(published.get(key))))
     return tiles
 

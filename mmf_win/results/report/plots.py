@@ -89,7 +89,8 @@ def decisions(labels: Sequence[int], probas: Sequence[float], metrics: Metrics) 
         plots.append(_roc(y, p, metrics.auroc.value))
     if metrics.average_precision.value is not None:
         plots.append(_precision_recall(y, p, metrics.average_precision.value))
-    plots.append(_calibration(y, p, metrics.calibration_error.value))
+    if metrics.calibration_error.value is not None:
+        plots.append(_calibration(y, p, metrics.calibration_error.value))
     return [*plots, histogram(probas, metrics.threshold, labels)]
 
 

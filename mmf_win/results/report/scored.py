@@ -13,6 +13,7 @@ from mmf_win.dataset.predictions import in_order, read_predictions
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import record
+from mmf_win.results.ensemble import NO_PROBABILITIES
 from mmf_win.results.threshold import DEFAULT
 from mmf_win.runs.folder import Run
 
@@ -67,6 +68,11 @@ class Scored:
     def probas(self) -> list[float]:
         """The predicted probability of each meme."""
         return [meme.proba for meme in self.memes]
+
+    @property
+    def are_probabilities(self) -> bool:
+        """Whether what was predicted for a meme is a probability, not a rank."""
+        return self.record.get("ensemble") not in NO_PROBABILITIES
 
     @property
     def threshold(self) -> float:
