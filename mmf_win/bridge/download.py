@@ -148,7 +148,7 @@ class _Part:
                 best, tries = max(best, self._done), 1 if arrived else tries + 1
                 pause = PAUSE if arrived else pause
                 if tries >= attempts or not _may_pass(error):
-                    raise MmfError(self._failed(error), hint=_HINT) from error
+                    raise MmfError(self._failed(error), hint=_hint(error)) from error
             time.sleep(min(pause, _LONGEST_PAUSE))
             pause *= 2
 
@@ -256,7 +256,6 @@ class _Part:
         return f"cannot download {self._url}: {_reason(error)}{kept}"
 
 
-_HINT = "check the connection (HTTPS_PROXY names a proxy) and run the same command again"
 _NETWORK = (
     _BrokenError,
     urllib.error.URLError,
@@ -292,6 +291,12 @@ def _read(answer: Any) -> bytes:
 
 def _may_pass(error: Exception) -> bool:
     return not isinstance(error, urllib.error.HTTPError) or error.code == 429 or error.code >= 500
+
+
+def _hint(error: Exception) -> str:
+    if _may_pass(error):
+        return "check the connection (HTTPS_PROXY names a proxy) and run the same command again"
+    return "the server does not give it out; look for it elsewhere"
 
 
 def _reason(error: Exception) -> str:

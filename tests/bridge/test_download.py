@@ -171,6 +171,7 @@ def test_what_is_not_the_file_never_gets_its_name(
             fetch(server, target)
         assert len(server.gets) == asked
     assert raised.value.hint
+    assert ("elsewhere" in raised.value.hint) == (message == "the server answered 404")
     assert not target.exists()
 
 

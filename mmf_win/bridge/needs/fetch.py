@@ -214,7 +214,8 @@ class Fetcher:
                 return
             except MmfError as error:
                 if url == urls[-1]:
-                    raise
+                    elsewhere = "--source names a folder or a mirror that has it"
+                    raise MmfError(str(error), hint=f"{error.hint}; {elsewhere}") from error
                 say(f"note: {error}")
 
     def _unpack(self, need: Need, archive: Path) -> None:

@@ -52,6 +52,13 @@ def data_of(zoo: Zoo) -> Path:
     return zoo.features.files[0]
 
 
+def test_a_file_that_the_server_does_not_give_out_can_be_brought_from_elsewhere(zoo: Zoo) -> None:
+    zoo.server.faults = [answers(404)] * 9
+    with pytest.raises(MmfError, match="answered 404") as raised:
+        fetch(zoo, zoo.fc7)
+    assert "--source names a folder or a mirror" in str(raised.value.hint)
+
+
 def test_what_is_missing_lies_where_mmf_looks_for_it_and_is_vouched_for(zoo: Zoo) -> None:
     statuses = fetch(zoo, zoo.features, zoo.fc7)
     assert [status.state for status in statuses] == ["ok", "ok"]
