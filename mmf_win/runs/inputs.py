@@ -11,6 +11,7 @@ from mmf_win.bridge.needs.check import Inputs, check
 from mmf_win.bridge.needs.config import resolve
 from mmf_win.bridge.needs.listing import Need, needs_of
 from mmf_win.bridge.versions import differences
+from mmf_win.console import Progress
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.runs.folder import RunRequest
@@ -79,18 +80,20 @@ def needs_of_presets(mmf: Installed, names: Sequence[str], places: Places) -> di
         UsageError: there is no such preset, or its configuration cannot be put together.
     """
     found: dict[Need, list[str]] = {}
-    for name in names:
-        preset = presets.load(name)
-        config = resolve(
-            mmf.root,
-            places,
-            model=preset.model,
-            config=preset.config,
-            settings=preset.settings,
-            offline=preset.offline,
-        )
-        for need in needs_of(mmf.root, places, config):
-            found.setdefault(need, []).append(name)
+    with Progress("looking at presets", len(names), "file") as progress:
+        for name in names:
+            preset = presets.load(name)
+            config = resolve(
+                mmf.root,
+                places,
+                model=preset.model,
+                config=preset.config,
+                settings=preset.settings,
+                offline=preset.offline,
+            )
+            for need in needs_of(mmf.root, places, config):
+                found.setdefault(need, []).append(name)
+            progress.advance(1)
     return found
 
 
