@@ -26,6 +26,21 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _streams_to_inherit() -> None:
+    """Let Windows know where the standard streams are, which pytest has put elsewhere.
+
+    A C runtime that does not take the program for one of the console leaves that out, as it does under Wine.
+    A child that inherits the streams would then be given whatever has taken the place of the old ones.
+    """
+    if sys.platform == "win32":
+        import ctypes
+        import msvcrt
+
+        for descriptor, handle in ((0, -10), (1, -11), (2, -12)):
+            ctypes.windll.kernel32.SetStdHandle(handle, msvcrt.get_osfhandle(descriptor))
+
+
 @pytest.fixture
 def user_dir(tmp_path: Path) -> Path:
     """A folder with a name as users have them: a space, Cyrillic and Chinese letters."""
