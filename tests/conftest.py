@@ -26,21 +26,6 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(autouse=True)
-def _streams_to_inherit() -> None:
-    """Let Windows know where the standard streams are, which pytest has put elsewhere.
-
-    A C runtime that does not take the program for one of the console leaves that out, as it does under Wine.
-    A child that inherits the streams would then be given whatever has taken the place of the old ones.
-    """
-    if sys.platform == "win32":
-        import ctypes
-        import msvcrt
-
-        for descriptor, handle in ((0, -10), (1, -11), (2, -12)):
-            ctypes.windll.kernel32.SetStdHandle(handle, msvcrt.get_osfhandle(descriptor))
-
-
 @pytest.fixture
 def user_dir(tmp_path: Path) -> Path:
     """A folder with a name as users have them: a space, Cyrillic and Chinese letters."""
@@ -67,6 +52,31 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no right to mount a file system")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """See to the streams that children inherit."""
+    _tell_windows_where_the_streams_are()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """See to the streams that children inherit; between the phases of a test pytest puts them elsewhere."""
+    _tell_windows_where_the_streams_are()
+
+
+def _tell_windows_where_the_streams_are() -> None:
+    """A C runtime that does not take the program for one of the console leaves that out, as it does under Wine.
+
+    A child that inherits the streams would be given whatever has taken the place of the old ones.
+    """
+    if sys.platform == "win32":
+        import ctypes
+        import msvcrt
+
+        for descriptor, handle in ((0, -10), (1, -11), (2, -12)):
+            ctypes.windll.kernel32.SetStdHandle(handle, msvcrt.get_osfhandle(descriptor))
 
 
 @pytest.hookimpl(wrapper=True)
