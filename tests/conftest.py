@@ -67,7 +67,7 @@ def pytest_runtest_call() -> None:
 
 
 def _tell_windows_where_the_streams_are() -> None:
-    """A C runtime that does not take the program for one of the console leaves that out, as it does under Wine.
+    """Do it where the C runtime leaves that out, taking the program for none of the console, as under Wine.
 
     A child that inherits the streams would be given whatever has taken the place of the old ones.
     """
