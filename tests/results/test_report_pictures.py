@@ -80,6 +80,18 @@ def test_a_tall_caption_does_not_hide_the_picture_below(tmp_path: Path) -> None:
     assert alike(files) == {id_: id_ - id_ % 10 for id_ in files}
 
 
+def test_pictures_that_share_only_their_upper_part_are_not_the_same(tmp_path: Path) -> None:
+    random = Random(6)
+    upper = Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((400, 140))
+    files = {}
+    for id_ in range(4):
+        image = Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((400, 300))
+        image.paste(upper, (0, 0))
+        files[id_] = tmp_path / f"{id_}.png"
+        image.save(files[id_])
+    assert alike(files) == {}
+
+
 def test_plain_backgrounds_are_not_the_same_picture(tmp_path: Path) -> None:
     for n in (1, 2):
         Image.new("RGB", (200, 200), "white").save(tmp_path / f"{n}.png")

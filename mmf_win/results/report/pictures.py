@@ -22,8 +22,8 @@ SIDE = 256
 """The longer side of a small copy, in pixels."""
 
 # A coarse grid is compared: from a quarter of the height down, clear of a caption at the top. To decode takes
-# most of the time that a page takes, so a few rows are looked at first. Of all cells _SAME can only agree if
-# _PERHAPS do of those first rows' (57 of 192 may differ, 57 of 80 leave 23).
+# most of the time that a page takes, so a few rows are looked at first, which tell what to look at again: of
+# all cells _SAME can only agree if _PERHAPS do of those rows' (57 of 192 may differ, 57 of 80 leave 23).
 _COLUMNS = 16
 _FIRST, _ALL = 5, 12  # rows, of 32 over the whole height
 _SAME, _PERHAPS = 0.7, 0.28  # shares of the cells
@@ -104,12 +104,8 @@ class Comparison:
         """
         found: dict[int, int] = {}
         for looks in self._glances:
-            glances = _seen(looks, looked_at)
-            sure = _matches(_lively(glances), _SAME)
-            unsure = _matches(glances, _PERHAPS).keys() - sure.keys()
-            again = self._look(_ALL, unsure | set(sure.values()) if unsure else ())
-            more = _matches(_lively(_seen(again)), _SAME)
-            found |= more | {id_: more.get(first, first) for id_, first in sure.items()}
+            perhaps = _matches(_seen(looks, looked_at), _PERHAPS)
+            found |= _matches(_lively(_seen(self._look(_ALL, perhaps))), _SAME)
         return found
 
     def _look(self, rows: int, ids: Iterable[int]) -> dict[int, Future[Cells | None]]:
