@@ -36,11 +36,12 @@ Each is one write at the end of the file.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from mmf_win.files import json_bytes, read_json, write_json
 
@@ -231,8 +232,16 @@ class EventLog:
     def write(self, kind: str, **values: object) -> None:
         """Append one event; ``t`` is seconds since the epoch."""
         event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.attempt, **values}
-        with self.path.open("ab", buffering=0) as file:
-            file.write(json_bytes(event))
+        with self.path.open("a+b", buffering=0) as file:
+            file.write(b"\n" * _is_torn(file) + json_bytes(event))
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    """Whether the last line has no end, since its writer was killed or the disk was full."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 class EventReader:

@@ -25,6 +25,17 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
     assert [event["kind"] for event in read_events(path)] == ["note"]
 
 
+def test_an_event_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    EventLog(path, "1").write("train", update=1)
+    with path.open("ab") as file:
+        file.write(b'{"kind": "tra')
+    EventLog(path, "2").write("run_started")
+    EventLog(path, "2").write("train", update=2)
+    assert [event["kind"] for event in read_events(path)] == ["train", "run_started", "train"]
+    assert len(path.read_bytes().splitlines()) == 4
+
+
 def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     EventLog(path, "1").write("old")
