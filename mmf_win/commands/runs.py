@@ -149,8 +149,8 @@ Examples:
 def rm(runs: tuple[str, ...], yes: bool, save_dir: Path | None, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
-    RUN is a run's id or folder; a name alone is taken where there is only one run of it. A run that is being
-    trained is refused, and then nothing is removed.
+    RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. A run that
+    is being trained is refused, and then nothing is removed.
     """
     from mmf_win.runs.history import all_runs, find, summarize
     from mmf_win.runs.removal import remove, require_idle
@@ -158,7 +158,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path | None, as_json: bool) -
     save = _save_dir(save_dir)
     chosen = list(dict.fromkeys(find(save, name) for name in runs))
     for name in runs:
-        several = [run.id for run in all_runs(save) if run.path.parent.name == name]
+        several = [run.id for run in all_runs(save) if name in (run.path.parent.name, run.path.name)]
         if len(several) > 1:
             raise UsageError(f"there are {len(several)} runs named {name}", hint=f"name one: {several[0]}")
     for run in chosen:

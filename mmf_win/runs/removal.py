@@ -24,6 +24,8 @@ def require_idle(run: Run) -> None:
 def remove(run: Run) -> None:
     """Remove the run's folder, and its name's where that was the last run of the name.
 
+    Where the run's folder is a link, what it leads to is removed, too.
+
     It is renamed first, so that what an interrupted removal leaves is no longer listed as a run.
 
     Raises:
@@ -31,9 +33,12 @@ def remove(run: Run) -> None:
         OSError: it cannot be removed; Windows refuses that for files that are open.
     """
     require_idle(run)
-    doomed = run.path.with_name(f"{run.path.name}.removed")
-    rename(run.path, doomed)
+    folder = run.path.resolve()
+    doomed = folder.with_name(f"{folder.name}.removed")
+    rename(folder, doomed)
     (doomed / run.request_file.name).unlink(missing_ok=True)
     shutil.rmtree(doomed)
+    if run.path.is_symlink():
+        run.path.unlink()
     with suppress(OSError):
         run.path.parent.rmdir()

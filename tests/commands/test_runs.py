@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,19 @@ def test_nothing_is_removed_without_a_yes(
 def test_a_name_that_several_runs_have_is_refused(capsys: pytest.CaptureFixture[str], save: Path) -> None:
     assert main(["runs", "rm", "a", "--yes", "--save-dir", str(save)]) == 2
     assert "2 runs named a" in capsys.readouterr().err
+
+
+def test_a_time_that_several_runs_have_is_refused(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    make(save, "b/2026-01-01T00-00-00")
+    assert main(["runs", "rm", "2026-01-01T00-00-00", "--yes", "--save-dir", str(save)]) == 2
+    assert "2 runs named 2026-01-01T00-00-00" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+def test_a_run_is_removed_by_a_link_to_it(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    (save / "b" / "latest").symlink_to("2026-01-03T00-00-00")
+    told(capsys, save, "rm", "b/latest", "--yes")
+    assert not (save / "b").exists()
 
 
 def test_a_run_that_is_being_trained_is_not_removed(capsys: pytest.CaptureFixture[str], save: Path) -> None:
