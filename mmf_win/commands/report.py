@@ -8,6 +8,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.console import print_json, say
+from mmf_win.errors import UsageError
 
 
 @click.command(
@@ -53,7 +54,10 @@ def command(
     from mmf_win.results.report import pages
 
     save = Places.resolve(None, save_dir).save_dir
-    output = output.expanduser().absolute() if output is not None else None
+    if output is not None:
+        output = output.expanduser().absolute()
+        if output.exists() and not output.is_file():  # root could even replace /dev/null
+            raise UsageError(f"{output}: not a file, so the page cannot take its place")
     found = [history.find(save, wanted) for wanted in runs or (None,)]
     if len(found) == 1:
         page = pages.of_run(found[0], split=split, data_dir=data_dir, output=output, images=images)

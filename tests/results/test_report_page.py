@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -278,6 +280,23 @@ def test_the_command_says_where_the_page_is(world: World, capsys: pytest.Capture
     assert main(["report", "mmbt_grid", "--no-images", "--output", str(output), "--json", *save]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(output), "runs": [run.id]}
     assert output.is_file()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are another matter on Windows")
+def test_the_page_takes_the_place_of_files_alone(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.run()
+    pipe, link, real = (tmp_path / name for name in ("pipe", "link.html", "real.html"))
+    os.mkfifo(pipe)
+    command = ["report", "--no-images", "--save-dir", str(world.save), "--output"]
+    assert main([*command, str(pipe)]) == 2
+    assert "not a file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    link.symlink_to(real)
+    assert main([*command, str(link)]) == 0
+    assert link.is_symlink()
+    assert "<html" in real.read_text(encoding="utf-8")
 
 
 def test_without_runs_the_command_says_how_to_make_one(

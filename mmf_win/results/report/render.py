@@ -34,7 +34,7 @@ def write_page(template: str, output: Path, **values: Any) -> Path:
     made = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = environment.get_template(template).render(version=__version__, made=made, **values)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(output) as temporary:
+    with replacing(output.resolve()) as temporary:  # a link stays one
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
     return output
 
