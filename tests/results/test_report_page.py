@@ -148,6 +148,7 @@ def test_without_images_there_are_none(world: World) -> None:
     assert "<img" not in page
     assert "images are left out" in page
     assert "Same text" in page, "pairs that share their text need no picture"
+    assert "Pictures were not compared" in page and "or the same picture" not in page
 
 
 def test_it_says_that_it_must_not_be_published(world: World) -> None:
@@ -163,6 +164,7 @@ def test_missing_and_broken_images_leave_their_place_and_are_counted(world: Worl
     page = made(world)
     assert "The picture is missing or broken" in page
     assert re.search(r"\d+ of the pictures below are missing or broken", page)
+    assert "Show all pictures" not in page.split("<script>")[0], "there is none to show"
 
 
 def test_a_split_without_labels_gets_a_page_without_scores(world: World) -> None:
@@ -178,6 +180,7 @@ def test_labels_of_one_class_leave_the_auroc_undefined(world: World, label: int)
     world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", "label": label} for n in range(1, 9)])
     page = made(world)
     assert "labels of one class only, so the AUROC is undefined" in page
+    assert re.search(r"± 0\.0087\s+<cite>", page), "words do not run together"
     assert 'id="roc"' not in page and 'id="histogram"' in page
 
 

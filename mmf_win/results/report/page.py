@@ -202,11 +202,12 @@ def _about(
         "pair_count": len(found),
         "pairs_in_order": sum(pair.margin > 0 for pair in found),
         "missing": cards.missing,
+        "pictures": cards.pictures,
     }
 
 
 class _Cards:
-    """Makes the cards of memes, each picture once; ``missing`` counts those that cannot be read."""
+    """Makes the cards of memes, each picture once, and counts them and those that cannot be read."""
 
     def __init__(self, dataset: DatasetPaths, images: bool) -> None:
         self._dataset, self._images = dataset, images
@@ -215,6 +216,10 @@ class _Cards:
     @property
     def missing(self) -> int:
         return sum(card.picture is None for card in self._made.values()) if self._images else 0
+
+    @property
+    def pictures(self) -> int:
+        return sum(card.picture is not None for card in self._made.values())
 
     def of(self, memes: Iterable[Meme]) -> list[Card]:
         return [self._card(meme) for meme in memes]
