@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import contains
 from pathlib import Path
 
 from mmf_win.dataset.predictions import COLUMNS, Prediction
@@ -100,7 +101,7 @@ class _Parser:
         self.ids: list[int] = []
         self._text = text.removeprefix(_BOM)
         self._has_bom = text.startswith(_BOM)
-        self._header = self._text.partition("\n")[0].rstrip("\r")
+        self._header = re.split(r"[\r\n]", self._text, maxsplit=1)[0]
         # A file that is not separated by commas has no comma in its header.
         self._delimiter = "," if "," in self._header else next((d for d in ";\t|" if d in self._header), ",")
         self._faults: dict[str, list[int]] = {}
@@ -150,7 +151,9 @@ class _Parser:
         return self._header_fits()
 
     def _header_fits(self) -> bool:
-        return self._header.split(self._delimiter) == list(COLUMNS)
+        names = self._header.split(self._delimiter)
+        either = [(name, f'"{name}"') for name in COLUMNS]  # R quotes them
+        return len(names) == len(either) and all(map(contains, either, names))
 
     def _row(self, row: list[str], line: int) -> Prediction | None:
         if len(row) != len(COLUMNS):

@@ -78,6 +78,7 @@ def test_a_file_in_another_encoding_or_of_nothing_is_told(tmp_path: Path) -> Non
     [
         ("\ufeff" + GOOD, "byte order mark"),
         (GOOD.replace("\n", "\r\n"), r"its lines end with \r\n"),
+        (GOOD.replace("\n", "\r"), r"\r instead of \n"),
         (GOOD.replace("\n", "\n\n"), "4 lines are blank"),
         ("id,proba,label\n12,1.0,1\n8291,0.25,0\n42953,1e-3,0\n", "another order"),
     ],
@@ -88,6 +89,10 @@ def test_what_a_careful_reader_gets_over_is_a_warning(tmp_path: Path, content: s
     assert len(warnings) == 1 and told in warnings[0]
     loaded = submission.load(tmp_path / "predictions.csv", IDS)
     assert [(row.id, row.proba) for row in loaded] == [(8291, 0.25), (42953, 1e-3), (12, 1.0)]
+
+
+def test_quotes_around_the_names_of_the_columns_are_right(tmp_path: Path) -> None:
+    assert checked(tmp_path, GOOD.replace("id,proba,label", '"id","proba","label"')) == ([], [])
 
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
