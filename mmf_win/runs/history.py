@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None) -> Run:
         UsageError: there is no such run.
     """
     if wanted is not None:
-        own = Run(Path(wanted).expanduser().absolute())
+        own = Run(Path(os.path.normpath(Path(wanted).expanduser().absolute())))  # its name may be ".."
         if own.request_file.is_file():
             return own
     for run in all_runs(save_dir):

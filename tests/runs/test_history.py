@@ -54,6 +54,13 @@ def test_a_run_is_found_by_its_folder(tmp_path: Path) -> None:
     assert history.find(tmp_path / "elsewhere", str(run.path)) == run
 
 
+def test_a_run_is_found_from_within_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run.reports.mkdir()
+    monkeypatch.chdir(run.reports)
+    assert history.find(tmp_path, "..").id == run.id
+
+
 def test_without_a_name_the_newest_run_is_meant(tmp_path: Path) -> None:
     make(tmp_path, "a/2026-01-01T00-00-00")
     newest = make(tmp_path, "b/2026-01-03T00-00-00")
