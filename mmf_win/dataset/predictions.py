@@ -35,7 +35,7 @@ def read_predictions(path: Path) -> list[Prediction]:
             rows = [
                 Prediction(int(r["id"]), float(r["proba"]), int(r["label"])) for r in csv.DictReader(file)
             ]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise DataError(f"{path}: not a prediction file ({error})") from None
     broken = [row.id for row in rows if not math.isfinite(row.proba)]
     if broken:

@@ -273,6 +273,16 @@ def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world:
     assert [file.name for file in page.parent.iterdir() if file.suffix == ".part"] == []
 
 
+@pytest.mark.parametrize("rest", [",1.5,1", ",-0.1,0", ",0.5,2", ',"' + "1" * 200_000])
+def test_predictions_that_cannot_be_are_an_error(world: World, rest: str) -> None:
+    run = world.run()
+    csv = world.predict(run)
+    head, first, *others = csv.read_text(encoding="utf-8").splitlines()
+    csv.write_text("\n".join([head, first.partition(",")[0] + rest, *others]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"impossible numbers|not a prediction file"):
+        pages.of_run(run)
+
+
 def test_the_command_says_where_the_page_is(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     run = world.run()
     world.predict(run)

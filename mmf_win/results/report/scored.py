@@ -107,6 +107,9 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     rows = read_rows(annotations)
     try:
         predictions = in_order(read_predictions(csv), [row.id for row in rows])
+        outside = [row.id for row in predictions if not 0 <= row.proba <= 1 or row.label not in (0, 1)]
+        if outside:
+            raise DataError(f"{len(outside)} rows with impossible numbers (first id {outside[0]})")
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} anew: mmfw predict") from None
     memes = tuple(Meme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
