@@ -80,7 +80,7 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
         DatasetError: there is none.
     """
     file = paths.split(split)
-    if not file.is_file():
+    if file.stem != split or not file.is_file():  # a split is a name, not a path
         there = ", ".join(splits_on_disk(paths)) or "none"
         raise DatasetError(f"{file}: there is no such split", hint=f"there are: {there}")
     return file

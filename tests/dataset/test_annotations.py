@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.annotations import Row, choose_splits, count_rows, read_rows, splits_on_disk
+from mmf_win.dataset.annotations import (
+    Row,
+    choose_splits,
+    count_rows,
+    read_rows,
+    require_split,
+    splits_on_disk,
+)
 from mmf_win.errors import DatasetError
 from mmf_win.paths import DatasetPaths
 
@@ -91,3 +98,12 @@ def test_without_something_to_train_or_validate_on_there_is_no_choice(
 ) -> None:
     with pytest.raises(DatasetError, match=missing):
         choose_splits(on_disk(user_dir, *there))
+
+
+def test_a_split_is_a_name_and_no_path(tmp_path: Path) -> None:
+    paths = DatasetPaths(tmp_path)
+    paths.annotations.mkdir(parents=True)
+    paths.split("test_seen").write_text("", encoding="utf-8")
+    assert require_split(paths, "test_seen") == paths.split("test_seen")
+    with pytest.raises(DatasetError, match="there is no such split"):
+        require_split(paths, "../annotations/test_seen")
