@@ -14,7 +14,7 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.bridge.install import usable_mmf
 from mmf_win.console import Progress, say
-from mmf_win.dataset.annotations import labels_of, read_rows, require_split
+from mmf_win.dataset.annotations import count_rows, labels_of, read_rows, require_split
 from mmf_win.dataset.predictions import Prediction, read_predictions, write_predictions
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import write_json
@@ -114,10 +114,12 @@ class _Team:
         """See to it that every member has the split, and the same one where they are blended.
 
         Raises:
-            DatasetError: it is not there, or not the same everywhere.
+            DatasetError: it is not there, without memes, or not the same everywhere.
         """
         for member in self.members:
-            require_split(self._places(member).dataset, split)
+            file = require_split(self._places(member).dataset, split)
+            if not count_rows(file):
+                raise DatasetError(f"{file}: there are no memes in it")
         files = {self._annotations(member, split) for member in self.members}
         if self.options.kind and len({self._sha256(file) for file in files}) > 1:
             raise DatasetError(

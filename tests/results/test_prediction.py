@@ -1,0 +1,20 @@
+"""What is refused before anything is predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import DatasetError
+from mmf_win.results import prediction
+from mmf_win.results.members import Member
+from tests.worlds import report_world
+
+
+def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
+    world = report_world.make(tmp_path, groups=1)
+    world.annotate([], "nobody")
+    member = Member(world.run(), tmp_path / "best.ckpt")
+    with pytest.raises(DatasetError, match=r"nobody\.jsonl: there are no memes in it"):
+        list(prediction.predict([member], world.save, prediction.Options(splits=["nobody"])))
