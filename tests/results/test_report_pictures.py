@@ -49,6 +49,17 @@ def test_a_missing_or_broken_picture_is_none(tmp_path: Path, content: bytes | No
     assert alike({1: path, 2: path}) == {}
 
 
+def test_a_picture_that_lost_its_palette_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.effect_noise((40, 30), 80).quantize(16).save(path, transparency=1)
+    whole = path.read_bytes()
+    start = whole.index(b"PLTE") - 4
+    length = 12 + int.from_bytes(whole[start : start + 4], "big")
+    path.write_bytes(whole[:start] + whole[start + length :])
+    assert pictures.thumbnail(path) is None
+    assert alike({1: path, 2: path}) == {}
+
+
 def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_path: Path) -> None:
     random = Random(3)
     files: dict[int, Path] = {}

@@ -29,7 +29,8 @@ _FIRST, _ALL = 5, 12  # rows, of 32 over the whole height
 _SAME, _PERHAPS = 0.7, 0.28  # shares of the cells
 _NOISE = 3  # of 255: what rendering the same picture twice may change
 _FLAT = 12.0  # of 255: two plain backgrounds look alike without being the same picture
-_BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for bad files
+# What Pillow raises for bad files: DDS and AVIF a RuntimeError, a PNG without its palette an AssertionError.
+_BROKEN = (OSError, ValueError, SyntaxError, RuntimeError, AssertionError, Image.DecompressionBombError)
 
 Cells = npt.NDArray[np.int16]
 
