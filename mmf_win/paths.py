@@ -6,8 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
@@ -29,6 +31,22 @@ def portable_name(name: str) -> str:
     """``name`` with every character that Windows refuses replaced by ``-``."""
     name = _ILLEGAL.sub("-", name).rstrip(". ") or "-"
     return f"_{name}" if _RESERVED.match(name) else name
+
+
+def new_folder(parent: Path) -> Path:
+    """A new, empty folder named by the time; a second one within the same second gets a number.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    stamp = timestamp()
+    for n in count(1):
+        path = parent / (stamp if n == 1 else f"{stamp}-{n}")
+        with suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError("numbers do not end")
 
 
 def timestamp(when: datetime | None = None) -> str:

@@ -263,7 +263,7 @@ class EventReader:
         self._offset += whole
         for line in new[:whole].splitlines():
             try:
-                event = json.loads(line)
+                event = json.loads(line, parse_constant=lambda _: None)  # JSON knows no NaN
             except ValueError:
                 continue
             if isinstance(event, dict) and "kind" in event:

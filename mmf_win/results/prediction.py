@@ -19,7 +19,7 @@ from mmf_win.dataset.predictions import Prediction, read_predictions, write_pred
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import write_json
 from mmf_win.integrity.digest import file_digest
-from mmf_win.paths import Places, timestamp
+from mmf_win.paths import Places, new_folder
 from mmf_win.protocol import read_events
 from mmf_win.results import ensemble, record
 from mmf_win.results.members import Member
@@ -177,6 +177,8 @@ class _Team:
             "versions": _versions(members[0]),
             "created": round(time.time(), 3),
         }
+        if len({self._sha256(member.checkpoint) for member in members}) < len(members):
+            say("note: some of the members have the same weights, and count as often as they are named")
         write_json(record.path_beside(csv), facts)
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
         return Result(csv, names, facts)
@@ -197,9 +199,7 @@ class _Team:
         return self._csvs[member, split]
 
     def _blended_csv(self, split: str) -> Path:
-        folder = self.save_dir / "ensembles" / timestamp()
-        folder.mkdir(parents=True, exist_ok=True)
-        csv = folder / f"hateful_memes_{self.options.kind}_{split}.csv"
+        csv = new_folder(self.save_dir / "ensembles") / f"hateful_memes_{self.options.kind}_{split}.csv"
         rows = read_rows(self._annotations(self.members[0], split))
         probas = self._probas(self.members, split)
         write_predictions(csv, [Prediction(r.id, p, label(p)) for r, p in zip(rows, probas, strict=True)])

@@ -25,7 +25,7 @@ from typing import Any
 
 from mmf_win.errors import DataError
 from mmf_win.files import read_json, write_json
-from mmf_win.paths import portable_name, timestamp
+from mmf_win.paths import new_folder, portable_name, timestamp
 from mmf_win.protocol import Attempt, Exit
 
 
@@ -83,18 +83,8 @@ class Run:
 
     @classmethod
     def create(cls, save_dir: Path, name: str) -> Run:
-        """A new, empty run folder named by the time; a second one within the same second gets a number."""
-        parent = save_dir / portable_name(name)
-        parent.mkdir(parents=True, exist_ok=True)
-        stamp = timestamp()
-        for n in range(1, 1000):
-            path = parent / (stamp if n == 1 else f"{stamp}-{n}")
-            try:
-                path.mkdir()
-            except FileExistsError:
-                continue
-            return cls(path)
-        raise DataError(f"{parent}: too many runs in one second")
+        """A new, empty run folder."""
+        return cls(new_folder(save_dir / portable_name(name)))
 
     @property
     def id(self) -> str:

@@ -181,16 +181,17 @@ def val_auroc(event: Event) -> float | None:
     """The validation AUROC that an event reports, if it does."""
     if event["kind"] != "val":
         return None
-    metrics: dict[str, Any] = event.get("metrics", {})
-    value = metrics.get(AUROC)
-    return None if value is None else float(value)
+    metrics = event.get("metrics")
+    value = metrics.get(AUROC) if isinstance(metrics, dict) else None
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _seconds(events: list[Event]) -> float:
     """Time between the first and the last event of each training attempt, summed."""
     training = {e.get("attempt") for e in events if e["kind"] == "run_started" and e.get("action") == "train"}
-    times = {attempt: [e["t"] for e in events if e.get("attempt") == attempt] for attempt in training}
-    return float(sum(max(spent) - min(spent) for spent in times.values()))
+    timed = [event for event in events if isinstance(event.get("t"), (int, float))]
+    times = [[e["t"] for e in timed if e.get("attempt") == attempt] for attempt in training]
+    return float(sum(max(spent) - min(spent) for spent in times if spent))
 
 
 def _size(folder: Path) -> int:

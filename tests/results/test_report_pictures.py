@@ -103,6 +103,18 @@ def test_pictures_that_share_only_their_upper_part_are_not_the_same(tmp_path: Pa
     assert alike(files) == {}
 
 
+def test_two_that_are_like_a_third_are_of_one_group(tmp_path: Path) -> None:
+    scene = Image.frombytes("RGB", (12, 9), Random(7).randbytes(12 * 9 * 3)).resize((400, 320))
+    files = {}
+    for id_, (left, right) in {1: (0, 100), 2: (300, 400), 3: (0, 0)}.items():  # a quarter differs, or a half
+        image = scene.copy()
+        image.paste("black", (left, 0, right, 320))
+        files[id_] = tmp_path / f"{id_}.png"
+        image.save(files[id_])
+    assert alike({1: files[1], 2: files[2]}) == {}
+    assert alike(files) == {1: 1, 2: 1, 3: 1}
+
+
 def test_plain_backgrounds_are_not_the_same_picture(tmp_path: Path) -> None:
     for n in (1, 2):
         Image.new("RGB", (200, 200), "white").save(tmp_path / f"{n}.png")

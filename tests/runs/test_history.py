@@ -119,3 +119,16 @@ def test_two_runs_within_one_second_get_folders_of_their_own(tmp_path: Path) -> 
     first, second = Run.create(tmp_path, "a:b"), Run.create(tmp_path, "a:b")
     assert first.path != second.path
     assert first.path.parent.name == "a-b", "the name must be legal on Windows"
+
+
+def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    lines = [
+        '{"kind": "run_started", "attempt": "1", "action": "train"}',
+        '{"t": 5, "kind": "val", "attempt": "1", "metrics": null}',
+        '{"t": 7, "kind": "val", "attempt": "1", "metrics": {"hateful_memes/roc_auc": NaN}}',
+        '{"t": 9, "kind": "val", "attempt": "1", "metrics": {"hateful_memes/roc_auc": 0.75}}',
+    ]
+    run.events.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    [summary] = history.summaries(tmp_path)
+    assert (summary.best_auroc, summary.seconds) == (0.75, 4.0)

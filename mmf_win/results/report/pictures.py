@@ -150,15 +150,22 @@ def _lively(prints: Mapping[int, Cells]) -> dict[int, Cells]:
 
 
 def _matches(prints: Mapping[int, Cells], agreeing: float) -> dict[int, int]:
-    """For the ids of those that agree with another in this share of cells, the smallest id among them."""
-    ids = sorted(prints)
-    cells = np.stack([prints[i] for i in ids]) if ids else np.empty((0, 1), np.int16)
-    found: dict[int, int] = {}
-    for n, id_ in enumerate(ids):
-        share = (np.abs(cells[n + 1 :] - cells[n]) <= _NOISE).mean(axis=1)
-        for other in np.flatnonzero(share >= agreeing):
-            found.setdefault(ids[n + 1 + int(other)], found.setdefault(id_, id_))
-    return found
+    """For the ids of those that agree with another in this share of cells, the smallest id of their group.
+
+    Two that agree with a third are of one group.
+    """
+    if not prints:
+        return {}
+    ids = np.array(sorted(prints))
+    cells = np.stack([prints[id_] for id_ in ids])
+    group = np.arange(len(ids))  # each is the place of its first one
+    for n in range(len(ids)):
+        share = (np.abs(cells[n:] - cells[n]) <= _NOISE).mean(axis=1)
+        joined = np.unique(group[n:][share >= agreeing])
+        if len(joined) > 1:
+            group[np.isin(group, joined)] = joined[0]
+    shared = np.bincount(group)[group] > 1
+    return dict(zip(ids[shared].tolist(), ids[group[shared]].tolist(), strict=True))
 
 
 def _leave_out_below(image: Any, bottom: int) -> None:

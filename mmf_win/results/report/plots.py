@@ -169,7 +169,8 @@ def _calibration(y: npt.NDArray[Any], p: npt.NDArray[Any], error: float | None) 
         axes.plot(means, shares, color=COLOURS["accent"], linewidth=1, alpha=0.6)
         sizes = 14 + 130 * counts[filled] / counts.sum()
         axes.scatter(means, shares, s=sizes, color=COLOURS["accent"], linewidths=0)
-        axes.set(xlim=(0, 1), ylim=(-0.03, 1.03), xlabel="predicted probability", ylabel="share of hateful")
+        ends = (-0.03, 1.03)
+        axes.set(xlim=ends, ylim=ends, xlabel="predicted probability", ylabel="share of hateful")
     caption = f"Expected calibration error {error or 0:.4f}; a dot on the diagonal is well calibrated."
     return Plot("calibration", "Calibration", caption, drawing.svg)
 
