@@ -114,13 +114,13 @@ def _test_on_windows(setup_only: bool, for_pytest: list[str]) -> int:
         return 0
     # Both Pythons would otherwise overwrite each other's compiled files.
     environ = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows", *_TORCH_FREE, *for_pytest]
+    pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows", *_TORCH_FREE]
     started = time.monotonic()
-    code = subprocess.run([*pytest, "-n", "auto"], cwd=ROOT, env=environ).returncode
-    if code == 1:
+    code = subprocess.run([*pytest, "-n", "auto", *for_pytest], cwd=ROOT, env=environ).returncode
+    if code == 1 and not {"-x", "--exitfirst"} & set(for_pytest):
         print("Wine sometimes fails to start a process; what failed has to pass by itself:", flush=True)
         again = ["--last-failed", "--last-failed-no-failures", "none"]
-        code = subprocess.run([*pytest, *again], cwd=ROOT, env=environ).returncode
+        code = subprocess.run([*pytest, *for_pytest, *again], cwd=ROOT, env=environ).returncode
     return 0 if _told("pytest on Windows", code, started) else 1
 
 

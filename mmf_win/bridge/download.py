@@ -294,7 +294,11 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _hint(error: Exception) -> str:
-    if _may_pass(error):
+    proxy = (
+        isinstance(error, urllib.error.HTTPError)
+        and error.code == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
+    )
+    if proxy or _may_pass(error):
         return "check the connection (HTTPS_PROXY names a proxy) and run the same command again"
     return "the server does not give it out; look for it elsewhere"
 

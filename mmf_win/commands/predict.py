@@ -86,7 +86,8 @@ def command(
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
     runs or checkpoints each is predicted by itself, and with --ensemble they are blended too. The
     page report.html beside the predictions is about the split that was named first, report_SPLIT.html about
-    another. --json prints an object for each prediction file, which names the page that shows it.
+    another; an ensemble's splits have a folder each. --json prints an object for each prediction file, which
+    names the page that shows it.
     """
     from mmf_win.paths import Places
     from mmf_win.results import members, prediction
@@ -136,7 +137,7 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
     if run is None:  # an ensemble's lie in none
         pages.of_ensemble(result.csv, page)
     else:
-        pages.of_run(run, split=split, data_dir=data_dir, output=page)
+        pages.of_run(run, split=split, csv=result.csv, data_dir=data_dir, output=page)
     shown.append(split)
     say(f"report: {page}")
     return page

@@ -149,14 +149,15 @@ Examples:
 def rm(runs: tuple[str, ...], yes: bool, save_dir: Path | None, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
-    RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. A run that
-    is being trained is refused, and then nothing is removed.
+    RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. Of a link,
+    what it leads to is removed as well. A run that is being trained is refused, and then nothing is removed.
     """
     from mmf_win.runs.history import all_runs, find, summarize
     from mmf_win.runs.removal import remove, require_idle
 
     save = _save_dir(save_dir)
-    chosen = list(dict.fromkeys(find(save, name) for name in runs))
+    named = sorted((find(save, name) for name in runs), key=lambda run: run.path.is_symlink())
+    chosen = list({run.path.resolve(): run for run in named}.values())  # of a run and a link to it, the link
     for name in runs:
         several = [run.id for run in all_runs(save) if name in (run.path.parent.name, run.path.name)]
         if len(several) > 1:

@@ -199,9 +199,9 @@ class _Team:
         return self._csvs[member, split]
 
     def _blended_csv(self, split: str) -> Path:
-        csv = new_folder(self.save_dir / "ensembles") / f"hateful_memes_{self.options.kind}_{split}.csv"
         rows = read_rows(self._annotations(self.members[0], split))
         probas = self._probas(self.members, split)
+        csv = new_folder(self.save_dir / "ensembles") / f"hateful_memes_{self.options.kind}_{split}.csv"
         write_predictions(csv, [Prediction(r.id, p, label(p)) for r, p in zip(rows, probas, strict=True)])
         return csv
 

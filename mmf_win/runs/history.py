@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,7 +57,8 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None) -> Run:
         UsageError: there is no such run.
     """
     if wanted is not None:
-        own = Run(Path(os.path.normpath(Path(wanted).expanduser().absolute())))  # its name may be ".."
+        path = Path(wanted).expanduser().absolute()
+        own = Run(path.resolve() if ".." in path.parts else path)
         if own.request_file.is_file():
             return own
     for run in all_runs(save_dir):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import suppress
 
@@ -38,7 +39,11 @@ def remove(run: Run) -> None:
     rename(folder, doomed)
     (doomed / run.request_file.name).unlink(missing_ok=True)
     shutil.rmtree(doomed)
-    if run.path.is_symlink():
-        run.path.unlink()
     with suppress(OSError):
-        run.path.parent.rmdir()
+        if os.path.lexists(run.path):  # a link, or a junction of Windows, which now leads nowhere
+            run.path.unlink()
+        parent = run.path.parent
+        if (
+            parent.resolve() == parent.parent.resolve() / parent.name
+        ):  # Windows would remove a link to a full one
+            parent.rmdir()

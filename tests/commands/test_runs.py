@@ -158,6 +158,23 @@ def test_a_run_is_removed_by_a_link_to_it(capsys: pytest.CaptureFixture[str], sa
     assert not (save / "b").exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+def test_a_run_and_a_link_to_it_are_removed_as_one(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+    (save / "b" / "latest").symlink_to("2026-01-03T00-00-00")
+    told(capsys, save, "rm", "b/latest", "b/2026-01-03T00-00-00", "--yes")
+    assert not (save / "b").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+def test_a_link_to_the_runs_of_a_name_stays(
+    capsys: pytest.CaptureFixture[str], save: Path, tmp_path: Path
+) -> None:
+    (save / "b").rename(tmp_path / "elsewhere")
+    (save / "b").symlink_to(tmp_path / "elsewhere")
+    told(capsys, save, "rm", "b/2026-01-03T00-00-00", "--yes")
+    assert (save / "b").is_symlink() and not (tmp_path / "elsewhere" / "2026-01-03T00-00-00").exists()
+
+
 def test_a_run_that_is_being_trained_is_not_removed(capsys: pytest.CaptureFixture[str], save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
     with locked(run.lock):

@@ -87,6 +87,16 @@ def test_the_threshold_of_the_predictions_is_the_one_that_is_shown(world: World)
     assert "The broken line is the threshold, 0.375" in text_of(pages.of_run(run).read_text(encoding="utf-8"))
 
 
+def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(world: World) -> None:
+    run = world.run()
+    older = world.predict(run)
+    newer = older.with_name(older.name.replace("T00-00-01", "T00-00-02"))
+    newer.write_bytes(older.read_bytes())
+    meant = text_of(pages.of_run(run, split=SPLIT, csv=older).read_text(encoding="utf-8"))
+    assert older.name in meant and newer.name not in meant
+    assert newer.name in text_of(pages.of_run(run, split=SPLIT).read_text(encoding="utf-8"))
+
+
 def test_a_threshold_that_was_chosen_says_where(world: World) -> None:
     run = world.run()
     told = {"threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import zlib
 from pathlib import Path
 from random import Random
 
@@ -56,6 +57,17 @@ def test_a_picture_that_lost_its_palette_is_none(tmp_path: Path) -> None:
     start = whole.index(b"PLTE") - 4
     length = 12 + int.from_bytes(whole[start : start + 4], "big")
     path.write_bytes(whole[:start] + whole[start + length :])
+    assert pictures.thumbnail(path) is None
+    assert alike({1: path, 2: path}) == {}
+
+
+def test_a_picture_with_a_broken_colour_profile_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.effect_noise((40, 30), 80).save(path)
+    whole = path.read_bytes()
+    end = whole.index(b"IEND") - 4
+    profile = b"\0\0\0\0iCCP" + zlib.crc32(b"iCCP").to_bytes(4, "big")
+    path.write_bytes(whole[:end] + profile + whole[end:])
     assert pictures.thumbnail(path) is None
     assert alike({1: path, 2: path}) == {}
 

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,12 @@ def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:
     run.events.write_text("\n".join([*lines, ""]), encoding="utf-8")
     [summary] = history.summaries(tmp_path)
     assert (summary.best_auroc, summary.seconds) == (0.75, 4.0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+def test_two_dots_after_a_link_lead_to_where_the_link_leads(tmp_path: Path) -> None:
+    near = make(tmp_path, "near/2026-01-01T00-00-00")
+    far = make(tmp_path, "far/2026-01-01T00-00-00")
+    (near.path.parent / "in").symlink_to(far.path)
+    wanted = near.path.parent / "in" / ".." / near.path.name
+    assert history.find(tmp_path, str(wanted)) == far

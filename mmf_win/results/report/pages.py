@@ -18,6 +18,7 @@ def of_run(
     run: Run,
     *,
     split: str | None = None,
+    csv: Path | None = None,
     data_dir: Path | None = None,
     output: Path | None = None,
     images: bool = True,
@@ -27,6 +28,7 @@ def of_run(
     Args:
         run: what it is about.
         split: whose predictions to show; None for the newest. Without any, the page is about training alone.
+        csv: which predictions of the split; None for the newest.
         data_dir: MMF's data folder; None for the run's own.
         output: the page; None for ``report.html`` in the run's reports.
         images: whether the page holds small copies of the memes.
@@ -36,12 +38,12 @@ def of_run(
         DataError: predictions, annotations or the run's request cannot be read.
     """
     dataset = _dataset(run, data_dir)
-    csv = _newest(run, split)
-    if csv is None and split is not None:
+    found = (split, csv) if split is not None and csv is not None else _newest(run, split)
+    if found is None and split is not None:
         raise UsageError(
             f"run {run.id} has no predictions for {split}", hint=f"mmfw predict {run.id} --split {split}"
         )
-    scored = None if csv is None else read_scored(csv[1], csv[0], dataset)
+    scored = None if found is None else read_scored(found[1], found[0], dataset)
     with _comparison(scored, dataset, images) as comparison:
         from mmf_win.results.report import page
 

@@ -23,14 +23,24 @@ SIDE = 256
 
 # A coarse grid is compared: from a quarter of the height down, clear of a caption at the top. To decode takes
 # most of the time that a page takes, so a few rows are looked at first, which tell what to look at again: of
-# all cells _SAME can only agree if _PERHAPS do of those rows' (57 of 192 may differ, 57 of 80 leave 23).
+# all cells _SAME can only agree if _PERHAPS do of those rows' (57 of 192 may differ, 57 of 80 leave 23; a
+# little less, since the same cell can differ by a rounding).
 _COLUMNS = 16
 _FIRST, _ALL = 5, 12  # rows, of 32 over the whole height
-_SAME, _PERHAPS = 0.7, 0.28  # shares of the cells
+_SAME, _PERHAPS = 0.7, 0.25  # shares of the cells
 _NOISE = 3  # of 255: what rendering the same picture twice may change
 _FLAT = 12.0  # of 255: two plain backgrounds look alike without being the same picture
-# What Pillow raises for bad files: DDS and AVIF a RuntimeError, a PNG without its palette an AssertionError.
-_BROKEN = (OSError, ValueError, SyntaxError, RuntimeError, AssertionError, Image.DecompressionBombError)
+# What Pillow raises for bad files: DDS and AVIF a RuntimeError, a PNG without its palette an AssertionError,
+# one with half a colour profile an IndexError.
+_BROKEN = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    IndexError,
+    RuntimeError,
+    AssertionError,
+    Image.DecompressionBombError,
+)
 
 Cells = npt.NDArray[np.int16]
 
@@ -103,10 +113,10 @@ class Comparison:
         Returns:
             For the ids of those that have a like, the smallest id among them.
         """
+        again = [self._look(_ALL, _matches(_seen(looks, looked_at), _PERHAPS)) for looks in self._glances]
         found: dict[int, int] = {}
-        for looks in self._glances:
-            perhaps = _matches(_seen(looks, looked_at), _PERHAPS)
-            found |= _matches(_lively(_seen(self._look(_ALL, perhaps))), _SAME)
+        for looks in again:
+            found |= _matches(_lively(_seen(looks)), _SAME)
         return found
 
     def _look(self, rows: int, ids: Iterable[int]) -> dict[int, Future[Cells | None]]:
