@@ -118,7 +118,10 @@ def _test_on_windows(setup_only: bool, for_pytest: list[str]) -> int:
     started = time.monotonic()
     code = subprocess.run([*pytest, "-n", "auto", *for_pytest], cwd=ROOT, env=environ).returncode
     if code == 1 and not {"-x", "--exitfirst"} & set(for_pytest):
-        print("Wine sometimes fails to start a process; what failed has to pass by itself:", flush=True)
+        print(
+            "Under Wine a process may end for no reason of ours; what failed has to pass by itself:",
+            flush=True,
+        )
         again = ["--last-failed", "--last-failed-no-failures", "none"]
         code = subprocess.run([*pytest, *for_pytest, *again], cwd=ROOT, env=environ).returncode
     return 0 if _told("pytest on Windows", code, started) else 1

@@ -132,11 +132,11 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
         return None
     from mmf_win.results.report import pages
 
-    page = result.csv.with_name(f"report_{split}.html" if shown else "report.html")
     run = history.owner(result.csv)
-    if run is None:  # an ensemble's lie in none
-        pages.of_ensemble(result.csv, page)
+    if run is None:  # an ensemble's lie in none, each in a folder of its own
+        page = pages.of_ensemble(result.csv)
     else:
+        page = result.csv.with_name(f"report_{split}.html" if shown else "report.html")
         pages.of_run(run, split=split, csv=result.csv, data_dir=data_dir, output=page)
     shown.append(split)
     say(f"report: {page}")

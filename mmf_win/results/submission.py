@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import contains
 from pathlib import Path
 
 from mmf_win.dataset.predictions import COLUMNS, Prediction
@@ -151,9 +150,11 @@ class _Parser:
         return self._header_fits()
 
     def _header_fits(self) -> bool:
+        quoted = [f'"{name}"' for name in COLUMNS]  # as R writes them
         names = self._header.split(self._delimiter)
-        either = [(name, f'"{name}"') for name in COLUMNS]  # R quotes them
-        return len(names) == len(either) and all(map(contains, either, names))
+        return len(names) == len(COLUMNS) and all(
+            name in either for name, *either in zip(names, COLUMNS, quoted, strict=True)
+        )
 
     def _row(self, row: list[str], line: int) -> Prediction | None:
         if len(row) != len(COLUMNS):

@@ -43,7 +43,6 @@ def remove(run: Run) -> None:
         if os.path.lexists(run.path):  # a link, or a junction of Windows, which now leads nowhere
             run.path.unlink()
         parent = run.path.parent
-        if (
-            parent.resolve() == parent.parent.resolve() / parent.name
-        ):  # Windows would remove a link to a full one
+        # Windows would remove a link to it even if it is not empty.
+        if parent.resolve() == parent.parent.resolve() / parent.name:
             parent.rmdir()

@@ -50,12 +50,11 @@ def of_run(
         return page.write(run, scored, dataset, output or run.reports / "report.html", comparison)
 
 
-def of_ensemble(csv: Path, output: Path | None = None) -> Path:
-    """Write the page of an ensemble and return it.
+def of_ensemble(csv: Path) -> Path:
+    """Write the page of an ensemble as ``report.html`` beside its predictions, and return it.
 
     Args:
         csv: the blended predictions, with their record beside them.
-        output: the page; None for ``report.html`` beside the predictions.
 
     Raises:
         DataError: predictions or annotations cannot be read.
@@ -66,7 +65,7 @@ def of_ensemble(csv: Path, output: Path | None = None) -> Path:
     with _comparison(scored, dataset, images=True) as comparison:
         from mmf_win.results.report import page
 
-        return page.write_blended(scored, dataset, output or csv.with_name("report.html"), comparison)
+        return page.write_blended(scored, dataset, csv.with_name("report.html"), comparison)
 
 
 def of_runs(

@@ -27,7 +27,7 @@ SIDE = 256
 # little less, since the same cell can differ by a rounding).
 _COLUMNS = 16
 _FIRST, _ALL = 5, 12  # rows, of 32 over the whole height
-_SAME, _PERHAPS = 0.7, 0.25  # shares of the cells
+_SAME, _PERHAPS = 0.7, 0.27  # shares of the cells
 _NOISE = 3  # of 255: what rendering the same picture twice may change
 _FLAT = 12.0  # of 255: two plain backgrounds look alike without being the same picture
 # What Pillow raises for bad files: DDS and AVIF a RuntimeError, a PNG without its palette an AssertionError,
