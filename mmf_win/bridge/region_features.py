@@ -74,7 +74,11 @@ def write_lmdb(folder: Path, images: Iterable[tuple[str, bytes]]) -> None:
     # On Windows the file is as large as the map from the start, so the map is no larger than need be: values
     # are rounded up to pages, and the rest is for keys and bookkeeping.
     size = sum(len(record) + 8192 for record in records.values()) + (1 << 20)
-    with lmdb.open(str(folder), map_size=size) as environment, environment.begin(write=True) as transaction:
+    # create=True would make the folder, on Windows under a name in the ANSI code page.
+    with (
+        lmdb.open(str(folder), map_size=size, create=False) as environment,
+        environment.begin(write=True) as transaction,
+    ):
         for key, record in records.items():
             transaction.put(key, record)
         transaction.put(b"keys", pickle.dumps(list(records)))

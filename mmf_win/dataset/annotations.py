@@ -1,8 +1,17 @@
-"""The annotation files of Hateful Memes: one JSON object a line, one file a split."""
+"""The annotation files of Hateful Memes: one JSON object a line, one file a split.
+
+The release that can be had today writes ids as zero-padded strings, the challenge's first phase as numbers::
+
+    {"id": "08291", "img": "img/08291.png", "label": 1, "text": "..."}
+    {"id": 8291, "img": "img/08291.png", "label": 1, "text": "..."}
+
+Both name the meme 8291: MMF takes ``int`` of either, and writes whole numbers into its predictions.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +23,9 @@ from mmf_win.paths import DatasetPaths
 SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_unseen")
 """The splits of phase 1 (train, dev, test) and of phase 2, as their files are named."""
 
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_LARGEST_ID = 2**31 - 1  # MMF keeps ids in 32 bits
+
 # MMF 1.0.0rc12 validates on dev_unseen and tests on test_unseen; the others stand in where these are not.
 _VAL = ("dev_unseen", "dev_seen", "dev")
 _TEST = ("test_unseen", "test_seen", "test")
@@ -24,7 +36,7 @@ class Row:
     """One meme.
 
     Attributes:
-        id: unique within its split.
+        id: unique within its split, whichever way the file writes it.
         img: the image, relative to the images folder: ``img/01235.png``.
         text: what is written on it.
         label: 1 hateful, 0 not, None where the split was published without labels.
@@ -46,10 +58,17 @@ def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
         shown: what errors call it, where the user knows it by another name.
 
     Raises:
-        DatasetError: the file cannot be read, or a line is not what it should be; it names file and line.
+        DatasetError: the file cannot be read, a line is not what it should be, or two have the same id; it
+            names file and line.
     """
     name = shown or str(path)
-    return [_row(name, number, line) for number, line in _lines(path, name)]
+    rows = [_row(name, number, line) for number, line in _lines(path, name)]
+    first: dict[int, Row] = {}
+    for row in rows:
+        earlier = first.setdefault(row.id, row)
+        if earlier is not row:
+            raise DatasetError(f"{name}:{row.line}: id {row.id} is already in line {earlier.line}")
+    return rows
 
 
 def count_rows(path: Path) -> int:
@@ -134,12 +153,22 @@ def _row(file: str, number: int, line: str) -> Row:
     if not isinstance(value, dict):
         raise wrong("not a JSON object")
     id_, img, text, label = (value.get(key) for key in ("id", "img", "text", "label"))
-    if not isinstance(id_, int) or isinstance(id_, bool):
+    id_number = _whole_number(id_)
+    if id_number is None:
         raise wrong(f'"id" must be a whole number, not {json.dumps(id_)}')
+    if abs(id_number) > _LARGEST_ID:
+        raise wrong(f'"id" must be at most {_LARGEST_ID}, not {json.dumps(id_)}')
     if not isinstance(img, str) or not img:
         raise wrong(f'"img" must be the name of an image, not {json.dumps(img)}')
     if not isinstance(text, str):
         raise wrong(f'"text" must be a text, not {json.dumps(text)}')
-    if label not in (0, 1, None):
+    if isinstance(label, bool) or label not in (0, 1, None):
         raise wrong(f'"label" must be 0 or 1, not {json.dumps(label)}')
-    return Row(id_, img, text, label, number)
+    return Row(id_number, img, text, None if label is None else int(label), number)
+
+
+def _whole_number(value: object) -> int | None:
+    """``value`` as a whole number, whether it is one or a string of digits; None for anything else."""
+    if isinstance(value, str):
+        return int(value) if _DIGITS.fullmatch(value) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

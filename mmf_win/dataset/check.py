@@ -39,19 +39,6 @@ class SplitSummary:
         )
 
 
-def require_unique_ids(file: str, rows: Sequence[Row]) -> None:
-    """Refuse a split that names a meme twice.
-
-    Raises:
-        DatasetError: it names both lines.
-    """
-    first: dict[int, Row] = {}
-    for row in rows:
-        earlier = first.setdefault(row.id, row)
-        if earlier is not row:
-            raise DatasetError(f"{file}:{row.line}: id {row.id} is already in line {earlier.line}")
-
-
 def shared_ids(splits: Mapping[str, Sequence[Row]]) -> dict[str, int]:
     """How many ids two splits have in common: ``{"dev_seen & dev_unseen": 400}``."""
     ids = {split: {row.id for row in rows} for split, rows in splits.items()}

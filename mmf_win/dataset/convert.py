@@ -21,7 +21,7 @@ from mmf_win.console import Progress, say
 from mmf_win.crc import crc32
 from mmf_win.dataset import known
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows, splits_on_disk
-from mmf_win.dataset.check import SplitSummary, require_images, require_unique_ids, shared_ids
+from mmf_win.dataset.check import SplitSummary, require_images, shared_ids
 from mmf_win.dataset.layout import Layout, find_images, find_layout
 from mmf_win.dataset.record import Record
 from mmf_win.errors import ArchiveError, DatasetError
@@ -169,9 +169,7 @@ def _unpack_annotations(archive: Archive, layout: Layout, here: Staging) -> dict
         pass
     rows = {}
     for split, member in layout.annotations.items():
-        shown = f"{archive.path}: {member}"
-        rows[split] = read_rows(targets[member], shown=shown)
-        require_unique_ids(shown, rows[split])
+        rows[split] = read_rows(targets[member], shown=f"{archive.path}: {member}")
     return rows
 
 

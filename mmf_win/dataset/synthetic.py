@@ -9,7 +9,11 @@ picture with both captions::
     ... love you          0          1
     ... hate you          1          0
 
-so words alone, or pictures alone, tell nothing at all about the label.
+so words alone, or pictures alone, tell nothing at all about the label. As people disagree about real memes,
+one such group of four in ten has all its labels the other way round, so the best possible AUROC is about 0.9.
+
+The files have the form of the released set: five labelled splits, ids as strings of five digits, README and
+licence beside them, and one folder around it all.
 """
 
 from __future__ import annotations
@@ -35,9 +39,17 @@ SIZES = {"train": 400, "dev_seen": 40, "dev_unseen": 80, "test_seen": 40, "test_
 MAX_MEMES = 4 * len(OPENINGS) * len(CROWDS) * len(VERBS) * len(ENDINGS)
 """No caption comes back in another group, so a test never asks for words that were learnt by heart."""
 
+NOISE = 0.1
+"""The share of each split's groups of four that have all their labels the other way round."""
+
+_TOP = "hateful_memes"
 _README = """\
 A synthetic set in the format of the Hateful Memes challenge, drawn by `mmfw demo`.
-It is public domain (CC0) and contains no data of the challenge.
+It contains no data of the challenge.
+"""
+_LICENSE = """\
+CC0 1.0 Universal: this synthetic set is in the public domain.
+https://creativecommons.org/publicdomain/zero/1.0/
 """
 
 
@@ -49,7 +61,7 @@ class Meme:
         id: a positive integer of at most five digits.
         text: the caption.
         picture: what it is written upon.
-        label: 1 when it is mean.
+        label: 1 when it is mean, but for the noise.
     """
 
     id: int
@@ -70,7 +82,7 @@ class Meme:
     @property
     def annotation(self) -> str:
         """The line of the annotation file, without its end."""
-        return json.dumps({"id": self.id, "img": self.image_path, "label": self.label, "text": self.text})
+        return json.dumps({"id": self.stem, "img": self.image_path, "label": self.label, "text": self.text})
 
     @cached_property
     def png(self) -> bytes:
@@ -102,7 +114,9 @@ def make(seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, list[Me
     splits: dict[str, list[Meme]] = {}
     for split, size in sizes.items():
         memes: list[Meme] = []
-        for _ in range(size // 4):
+        groups = size // 4
+        noisy = frozenset(random.sample(range(groups), round(NOISE * groups)))
+        for group in range(groups):
             crowd, desert = Picture.random(random, crowded=True), Picture.random(random, crowded=False)
             opening, who, (kind, mean), ending = wordings.pop()
             for verb, picture, label in (
@@ -111,7 +125,8 @@ def make(seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, list[Me
                 (mean, crowd, 1),
                 (mean, desert, 0),
             ):
-                memes.append(Meme(next(ids), f"{opening} how many {who} {verb} {ending}", picture, label))
+                text = f"{opening} how many {who} {verb} {ending}"
+                memes.append(Meme(next(ids), text, picture, 1 - label if group in noisy else label))
         random.shuffle(memes)
         splits[split] = memes
     return splits
@@ -124,10 +139,11 @@ def vocabulary() -> list[str]:
 
 
 def archive_members(splits: Mapping[str, list[Meme]]) -> Iterator[tuple[str, bytes]]:
-    """Name and contents of each file of the dataset's archive, under the top folder ``data``."""
-    yield "data/README.md", _README.encode()
+    """Name and contents of each file of the dataset's archive, all in one folder."""
+    yield f"{_TOP}/README.md", _README.encode()
+    yield f"{_TOP}/LICENSE.txt", _LICENSE.encode()
     for split, memes in splits.items():
-        yield f"data/{split}.jsonl", "".join(f"{meme.annotation}\n" for meme in memes).encode()
+        yield f"{_TOP}/{split}.jsonl", "".join(f"{meme.annotation}\n" for meme in memes).encode()
     for memes in splits.values():
         for meme in memes:
-            yield f"data/{meme.image_path}", meme.png
+            yield f"{_TOP}/{meme.image_path}", meme.png

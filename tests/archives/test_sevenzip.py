@@ -36,7 +36,7 @@ def test_7z(password: str | None, hide_names: bool, user_dir: Path) -> None:
 )
 def test_7z_of_the_real_program(options: list[str], user_dir: Path) -> None:
     lay_out(FILES, user_dir)
-    call("7z", "a", *options, "a.7z", "data", cwd=user_dir)
+    call("7z", "a", *options, "a.7z", "hateful_memes", cwd=user_dir)
     password = "пароль" if "-pпароль" in options else "secret"
     assert unpack(user_dir / "a.7z", user_dir / "out", password) == FILES
 
@@ -55,8 +55,8 @@ def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
     path = write_7z(user_dir / "a.7z", FILES)
     seen: list[int] = []
     with open_archive(path) as archive:
-        (done,) = archive.extract({"data/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}, seen.append)
-    assert tree(user_dir / "out") == {"x.jsonl": FILES["data/dev_seen.jsonl"]}
+        (done,) = archive.extract({"hateful_memes/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}, seen.append)
+    assert tree(user_dir / "out") == {"x.jsonl": FILES["hateful_memes/dev_seen.jsonl"]}
     assert sum(seen) == done.size
 
 
@@ -72,7 +72,7 @@ def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-TWO_STREAMS: Files = {"x": FILES["data/img/00001.png"], "y": b"y" * 5000, "z": b"z" * 5000}
+TWO_STREAMS: Files = {"x": FILES["hateful_memes/img/00001.png"], "y": b"y" * 5000, "z": b"z" * 5000}
 
 
 def test_streams_of_a_7z_are_extracted_apart(
@@ -123,7 +123,7 @@ def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
 def test_7z_with_a_damaged_bzip2_stream_is_said_so(user_dir: Path) -> None:
     path = user_dir / "a.7z"
     with py7zr.SevenZipFile(path, "w", filters=[{"id": py7zr.FILTER_BZIP2}]) as archive:
-        archive.writestr(FILES["data/img/00001.png"], "x")
+        archive.writestr(FILES["hateful_memes/img/00001.png"], "x")
     hostile.flip_byte(path, path.read_bytes().index(b"BZh") + 12)  # the checksum of its first block
     with open_archive(path) as opened, pytest.raises(ArchiveError, match=r"a\.7z: damaged"):
         list(opened.extract({"x": user_dir / "out" / "x"}))
@@ -187,7 +187,7 @@ def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: p
     monkeypatch.setattr(Output, "write", full)
     for path in paths:
         with open_archive(path) as opened, pytest.raises(OSError, match="No space left"):
-            list(opened.extract({"data/dev_seen.jsonl": user_dir / "out"}))
+            list(opened.extract({"hateful_memes/dev_seen.jsonl": user_dir / "out"}))
 
 
 def test_a_truncated_7z(user_dir: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_damaged_tar_bz2_is_noticed_when_it_is_opened(user_dir: Path) -> None:
 
 
 def test_a_damaged_tar_gz_is_noticed_when_it_is_opened(user_dir: Path) -> None:
-    path = write_tar(user_dir / "a.tar.gz", {"x": memes()["data/img/00001.png"] * 50}, "gz")
+    path = write_tar(user_dir / "a.tar.gz", {"x": memes()["hateful_memes/img/00001.png"] * 50}, "gz")
     hostile.flip_byte(path, path.stat().st_size - 6)  # gzip's own checksum
     with pytest.raises(ArchiveError, match=r"not a whole tar\.gz"):
         open_archive(path)

@@ -19,7 +19,9 @@ def data_dir(user_dir: Path) -> Path:
     """A data folder with one split, of the ids 3, 1 and 2."""
     annotations = Places.resolve(user_dir).dataset.annotations
     annotations.mkdir(parents=True)
-    rows: list[dict[str, object]] = [{"id": i, "img": f"img/{i:05}.png", "text": ""} for i in (3, 1, 2)]
+    rows: list[dict[str, object]] = [
+        {"id": f"{i:05}", "img": f"img/{i:05}.png", "text": ""} for i in (3, 1, 2)
+    ]
     (annotations / "test_seen.jsonl").write_bytes(memes.jsonl(rows))
     return user_dir
 
@@ -30,8 +32,11 @@ def check(data_dir: Path, content: str, *words: str, split: str = "test_seen") -
     return main(["check-submission", str(file), "--split", split, "--data-dir", str(data_dir), *words])
 
 
-def test_a_right_file_is_right(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(data_dir, "id,proba,label\n3,0.1,0\n1,0.2,0\n2,0.9,1\n") == 0
+@pytest.mark.parametrize("digits", [1, 5], ids=["as MMF writes them", "as the release has them"])
+def test_a_right_file_is_right(digits: int, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(3, 0.1, 0), (1, 0.2, 0), (2, 0.9, 1)]
+    lines = "".join(f"{id_:0{digits}},{proba},{label}\n" for id_, proba, label in rows)
+    assert check(data_dir, f"id,proba,label\n{lines}") == 0
     assert "3 rows, right for test_seen" in capsys.readouterr().err
 
 

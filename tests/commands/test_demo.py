@@ -83,7 +83,7 @@ def predicted_ids(path: Path) -> list[int]:
 
 def annotated_ids(dataset: DatasetPaths, split: str) -> list[int]:
     lines = dataset.split(split).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["id"] for line in lines]
+    return [int(json.loads(line)["id"]) for line in lines]
 
 
 @pytest.fixture

@@ -30,18 +30,50 @@ def test_rows_in_the_order_of_the_file(user_dir: Path) -> None:
     assert count_rows(path) == 2
 
 
+def test_the_released_form_and_that_of_the_first_phase_name_the_same_memes(user_dir: Path) -> None:
+    path = user_dir / "dev_seen.jsonl"
+    rows = [
+        f'{{"id": {id_}, "img": "img/08291.png", "label": 1, "text": "a"}}\n' for id_ in ('"08291"', 8291)
+    ]
+    read = []
+    for row in rows:
+        path.write_text(row, encoding="utf-8")
+        read.append(read_rows(path))
+    assert read[0] == read[1] == [Row(8291, "img/08291.png", "a", 1, line=1)]
+
+
+def test_two_rows_that_become_the_same_id_are_refused(user_dir: Path) -> None:
+    path = user_dir / "dev_seen.jsonl"
+    path.write_text(GOOD + GOOD.replace("8291,", '"08291",', 1), encoding="utf-8")
+    with pytest.raises(DatasetError, match=r"dev_seen\.jsonl:2: id 8291 is already in line 1"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(("label", "means"), [("0.0", 0), ("1.0", 1), ("null", None)])
+def test_labels_as_pandas_writes_them(label: str, means: int | None, user_dir: Path) -> None:
+    path = user_dir / "dev_seen.jsonl"
+    path.write_text(GOOD.replace('"label": 1', f'"label": {label}'), encoding="utf-8")
+    assert [row.label for row in read_rows(path)] == [means]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("{", "not JSON"),
         ("[1]", "not a JSON object"),
         ('{"img": "img/1.png", "text": "", "label": 0}', '"id"'),
-        ('{"id": "1", "img": "img/1.png", "text": ""}', '"id"'),
+        ('{"id": "cat", "img": "img/1.png", "text": ""}', '"id"'),
+        ('{"id": "1.0", "img": "img/1.png", "text": ""}', '"id"'),
+        ('{"id": "१", "img": "img/1.png", "text": ""}', '"id"'),
+        ('{"id": 3000000000, "img": "img/1.png", "text": ""}', '"id"'),
+        ('{"id": "3000000000", "img": "img/1.png", "text": ""}', '"id"'),
         ('{"id": true, "img": "img/1.png", "text": ""}', '"id"'),
         ('{"id": 1, "text": ""}', '"img"'),
         ('{"id": 1, "img": "img/1.png"}', '"text"'),
         ('{"id": 1, "img": "img/1.png", "text": "", "label": 2}', '"label"'),
         ('{"id": 1, "img": "img/1.png", "text": "", "label": "1"}', '"label"'),
+        ('{"id": 1, "img": "img/1.png", "text": "", "label": true}', '"label"'),
+        ('{"id": 1, "img": "img/1.png", "text": "", "label": NaN}', '"label"'),
     ],
 )
 def test_a_bad_line_is_named(line: str, reason: str, user_dir: Path) -> None:

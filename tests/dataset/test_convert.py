@@ -18,7 +18,7 @@ from mmf_win.unpacking.staging import staging
 from tests.worlds.memes import (
     PASSWORD,
     PHASE_1,
-    PHASE_2,
+    RELEASE,
     encrypted_zip,
     jsonl,
     laid_out,
@@ -33,7 +33,7 @@ from tests.worlds.tools import call, requires_tool
 # --- every shape of source -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", [PHASE_1, PHASE_2], ids=["phase 1", "phase 2"])
+@pytest.mark.parametrize("phase", [PHASE_1, RELEASE], ids=["phase 1", "release"])
 @pytest.mark.parametrize("top", ["data/", "hateful_memes/", "", "a b/данные/", "img/"])
 def test_both_phases_under_any_top_folder(
     phase: dict[str, range], top: str, user_dir: Path, places: Places
@@ -49,8 +49,8 @@ def test_what_a_conversion_tells(archive: Path, places: Places) -> None:
         "train": SplitSummary(rows=6, hateful=3, benign=3, missing=0),
         "dev_seen": SplitSummary(rows=3, hateful=2, benign=1, missing=0),
         "dev_unseen": SplitSummary(rows=4, hateful=2, benign=2, missing=0),
-        "test_seen": SplitSummary(rows=2, hateful=None, benign=None, missing=0),
-        "test_unseen": SplitSummary(rows=3, hateful=None, benign=None, missing=0),
+        "test_seen": SplitSummary(rows=2, hateful=1, benign=1, missing=0),
+        "test_unseen": SplitSummary(rows=3, hateful=1, benign=2, missing=0),
     }
     assert result.shared_ids == {"dev_seen & dev_unseen": 2}
     assert (result.images, result.extra_images, result.already_done) == (16, 0, False)
@@ -62,7 +62,7 @@ def test_what_a_conversion_tells(archive: Path, places: Places) -> None:
 @pytest.mark.parametrize("name", ["img.tar.gz", "img.tgz"])
 def test_images_packed_inside(name: str, user_dir: Path, places: Places) -> None:
     files = memes()
-    path = encrypted_zip(user_dir / "a.zip", with_packed_images(files, name=f"data/{name}"))
+    path = encrypted_zip(user_dir / "a.zip", with_packed_images(files, name=f"hateful_memes/{name}"))
     convert(path, places, password=PASSWORD)
     assert tree(places.dataset.root) == laid_out(files)
 
@@ -91,9 +91,9 @@ def test_a_tar_gz(user_dir: Path, places: Places) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["zip", "-rq", "-P", "secret", "a.bin.zip", "data"],
-        ["7z", "a", "-tzip", "-psecret", "-mem=AES256", "a.bin.zip", "data"],
-        ["7z", "a", "-t7z", "-psecret", "-mhe=on", "a.bin.zip", "data"],
+        ["zip", "-rq", "-P", "secret", "a.bin.zip", "hateful_memes"],
+        ["7z", "a", "-tzip", "-psecret", "-mem=AES256", "a.bin.zip", "hateful_memes"],
+        ["7z", "a", "-t7z", "-psecret", "-mhe=on", "a.bin.zip", "hateful_memes"],
     ],
     ids=["zip", "7z aes", "7z"],
 )
@@ -105,14 +105,18 @@ def test_archives_of_other_programs(command: list[str], user_dir: Path, places: 
 
 
 def test_litter_of_macos_is_ignored(user_dir: Path, places: Places) -> None:
-    litter = {f"__MACOSX/data/img/._{n:05}.png": b"x" for n in range(40)}
-    litter |= {"data/img/._00001.png": b"x", "__MACOSX/data/._train.jsonl": b"x", "data/.DS_Store": b"x"}
+    litter = {f"__MACOSX/hateful_memes/img/._{n:05}.png": b"x" for n in range(40)}
+    litter |= {
+        "hateful_memes/img/._00001.png": b"x",
+        "__MACOSX/hateful_memes/._train.jsonl": b"x",
+        "hateful_memes/.DS_Store": b"x",
+    }
     convert(encrypted_zip(user_dir / "a.zip", {**litter, **memes()}), places, password=PASSWORD)
     assert tree(places.dataset.root) == laid_out(memes())
 
 
 def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, places: Places) -> None:
-    files = {**memes(), "data/img/99999.png": b"extra"}
+    files = {**memes(), "hateful_memes/img/99999.png": b"extra"}
     result = convert(encrypted_zip(user_dir / "a.zip", files), places, password=PASSWORD)
     assert (result.images, result.extra_images) == (17, 1)
     assert (places.dataset.images / "img" / "99999.png").read_bytes() == b"extra"
@@ -132,7 +136,7 @@ def half(user_dir: Path) -> Path:
     """As public mirrors are: images 1, 2, 8 and 16 are missing."""
     files = memes()
     for id_ in (1, 2, 8, 16):
-        del files[f"data/img/{id_:05}.png"]
+        del files[f"hateful_memes/img/{id_:05}.png"]
     return encrypted_zip(user_dir / "mirror.zip", files)
 
 
@@ -156,8 +160,8 @@ def test_memes_without_an_image_can_be_left_out(half: Path, places: Places) -> N
     result = convert(half, places, password=PASSWORD, allow_missing=True)
     assert result.splits["train"] == SplitSummary(rows=4, hateful=2, benign=2, missing=2)
     train = places.dataset.split("train").read_bytes()
-    assert train == b"".join(memes()["data/train.jsonl"].splitlines(keepends=True)[2:])
-    assert places.dataset.split("test_seen").read_bytes() == memes()["data/test_seen.jsonl"]
+    assert train == b"".join(memes()["hateful_memes/train.jsonl"].splitlines(keepends=True)[2:])
+    assert places.dataset.split("test_seen").read_bytes() == memes()["hateful_memes/test_seen.jsonl"]
     assert convert(half, places, password=PASSWORD).already_done
 
 
@@ -222,7 +226,7 @@ def test_force_that_fails_leaves_the_old_dataset(archive: Path, user_dir: Path, 
     old = memes(PHASE_1)
     convert(encrypted_zip(user_dir / "old.zip", old), places, password=PASSWORD)
     data = jsonl([{"id": 1, "img": "img/nowhere.png", "text": ""}])
-    bad = encrypted_zip(user_dir / "bad.zip", {**memes(), "data/train.jsonl": data})
+    bad = encrypted_zip(user_dir / "bad.zip", {**memes(), "hateful_memes/train.jsonl": data})
     with pytest.raises(DatasetError):
         convert(bad, places, password=PASSWORD, force=True)
     assert tree(places.dataset.root) == laid_out(old)

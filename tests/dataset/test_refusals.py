@@ -63,11 +63,11 @@ def test_a_truncated_archive(archive: Path, places: Places) -> None:
 
 def test_a_truncated_archive_inside_is_told_by_the_users_own_names(user_dir: Path, places: Places) -> None:
     files = with_packed_images(memes())
-    files["data/img.tar.gz"] = files["data/img.tar.gz"][:3000]
+    files["hateful_memes/img.tar.gz"] = files["hateful_memes/img.tar.gz"][:3000]
     path = encrypted_zip(user_dir / "a.zip", files)
     with pytest.raises(ArchiveError) as caught:
         convert(path, places, password=PASSWORD)
-    assert str(caught.value).startswith(f"{path}: member data/img.tar.gz: not a whole tar.gz")
+    assert str(caught.value).startswith(f"{path}: member hateful_memes/img.tar.gz: not a whole tar.gz")
     assert tree(places.data_dir) == {}
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, places: Places) -
     with zipfile.ZipFile(path, "w") as made:
         for name, content in memes().items():
             made.writestr(name, content)
-    hostile.flip_byte(path, path.read_bytes().rindex(memes()["data/img/00016.png"]) + 20)
+    hostile.flip_byte(path, path.read_bytes().rindex(memes()["hateful_memes/img/00016.png"]) + 20)
     with pytest.raises(ArchiveError, match=r"00016\.png"):
         convert(path, places)
     assert tree(places.data_dir) == {}
@@ -94,17 +94,17 @@ def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, places: Places) -
 
 def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: Places) -> None:
     files = memes()
-    files["data/dev_seen.jsonl"] += b'{"id": "x"}\n'
+    files["hateful_memes/dev_seen.jsonl"] += b'{"id": "x"}\n'
     path = encrypted_zip(user_dir / "a.zip", files)
     with pytest.raises(DatasetError) as caught:
         convert(path, places, password=PASSWORD)
-    assert str(caught.value).startswith(f"{path}: data/dev_seen.jsonl:4: ")
+    assert str(caught.value).startswith(f"{path}: hateful_memes/dev_seen.jsonl:4: ")
     assert tree(places.data_dir) == {}
 
 
 def test_a_meme_twice_in_a_split(user_dir: Path, places: Places) -> None:
     files = memes()
-    files["data/train.jsonl"] += files["data/train.jsonl"].splitlines(keepends=True)[1]
+    files["hateful_memes/train.jsonl"] += files["hateful_memes/train.jsonl"].splitlines(keepends=True)[1]
     with pytest.raises(DatasetError, match=r"train\.jsonl:7: id 2 is already in line 2"):
         convert(encrypted_zip(user_dir / "a.zip", files), places, password=PASSWORD)
 

@@ -41,7 +41,7 @@ def test_an_annotation_has_the_fields_of_hateful_memes_in_their_order() -> None:
     [meme, *_] = make(1, SMALL)["train"]
     row = json.loads(meme.annotation)
     assert list(row.items()) == [
-        ("id", meme.id),
+        ("id", f"{meme.id:05d}"),
         ("img", f"img/{meme.id:05d}.png"),
         ("label", meme.label),
         ("text", meme.text),
@@ -66,10 +66,14 @@ def test_one_side_alone_says_nothing_about_the_label(side: str, seed: int) -> No
         assert {sum(some) / len(some) for some in labels.values()} == {0.5}
 
 
-def test_words_and_picture_together_decide_the_label() -> None:
+def test_words_and_picture_together_decide_all_labels_but_one_in_ten() -> None:
     mean_words = {mean for _, mean in synthetic.VERBS}
-    for meme in every_meme(make(1)):
-        assert meme.label == (bool(mean_words & set(meme.text.split())) == meme.picture.crowded)
+
+    def is_mean(meme: Meme) -> bool:
+        return bool(mean_words & set(meme.text.split())) == meme.picture.crowded
+
+    for memes in make(1).values():
+        assert sum(meme.label != is_mean(meme) for meme in memes) == pytest.approx(0.1 * len(memes))
 
 
 def test_no_caption_and_no_picture_of_one_split_comes_back_in_another() -> None:
@@ -100,14 +104,14 @@ def test_images_are_png_files_of_varied_sizes_and_the_same_pixels_every_time() -
 
 
 @pytest.mark.torch
-def test_the_archive_holds_annotations_and_images_under_one_top_folder() -> None:
+def test_the_archive_has_the_form_of_the_release() -> None:
     splits = make(1, SMALL)
     files = dict(archive_members(splits))
     for split, memes in splits.items():
-        rows = files.pop(f"data/{split}.jsonl").decode().splitlines()
+        rows = files.pop(f"hateful_memes/{split}.jsonl").decode().splitlines()
         assert rows == [meme.annotation for meme in memes]
-    del files["data/README.md"]
-    assert files == {f"data/{meme.image_path}": meme.png for meme in every_meme(splits)}
+    del files["hateful_memes/README.md"], files["hateful_memes/LICENSE.txt"]
+    assert files == {f"hateful_memes/{meme.image_path}": meme.png for meme in every_meme(splits)}
 
 
 @pytest.mark.parametrize("size", [6, synthetic.MAX_MEMES + 4])

@@ -107,7 +107,7 @@ def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_withou
 
 def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop) -> None:
     rows = {split: read_rows(shop.tool.world.dataset / "annotations" / f"{split}.jsonl") for split in SPLITS}
-    gone = [rows["train"][1], rows["train"][2], rows["test"][0]]
+    gone = [rows["train"][1], rows["train"][2], rows["test_unseen"][0]]
     known = {Path(row.img).stem for of_split in rows.values() for row in of_split}
     build_features(shop.lmdb.parent, sorted(known - {Path(row.img).stem for row in gone}))
 
@@ -119,7 +119,7 @@ def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop
     own = shop.tool.run_of(result).path / "attempts" / "1" / "annotations" / "train.jsonl"
     assert len(read_rows(own)) == SPLITS["train"] - 2
     assert shop.tool.code("predict") == 3
-    assert f"test 1 of {SPLITS['test']} ({gone[2].img})" in shop.tool.errors
+    assert f"test_unseen 1 of {SPLITS['test_unseen']} ({gone[2].img})" in shop.tool.errors
     assert "a prediction needs every row" in shop.tool.errors
 
 

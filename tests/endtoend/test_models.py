@@ -36,7 +36,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
 
     predicted = tool("predict", "--no-report")
     assert not (tool.run_of(resumed).reports / "report.html").exists()
-    rows = read_rows(tool.world.dataset / "annotations" / "test.jsonl")
+    rows = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")
     with Path(predicted["csv"]).open(encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
     assert [int(row["id"]) for row in written] == [row.id for row in rows]

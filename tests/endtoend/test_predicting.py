@@ -44,16 +44,16 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
         tool.run_of(tool("train", preset, "--updates", "1", "--seed", seed, "--name", f"n{seed}"))
         for seed in ("1", "2")
     ]
-    words = ("n1", "n2", "--split", "test", "--ensemble", "mean", "--threshold", "best-accuracy")
+    words = ("n1", "n2", "--split", "test_unseen", "--ensemble", "mean", "--threshold", "best-accuracy")
     results = predict(tool, *words)
     assert [len(result["members"]) for result in results] == [1, 1, 2]
     first, second, blended = results
 
     annotations = tool.world.dataset / "annotations"
     for result in results:
-        rows = read_rows(annotations / "test.jsonl")
+        rows = read_rows(annotations / "test_unseen.jsonl")
         assert [row.id for row in read_predictions(Path(result["csv"]))] == [row.id for row in rows]
-        assert result["annotations_sha256"] == sha256(annotations / "test.jsonl")
+        assert result["annotations_sha256"] == sha256(annotations / "test_unseen.jsonl")
         beside = Path(result["csv"]).with_suffix(".metrics.json")
         record = json.loads(beside.read_text(encoding="utf-8"))
         assert {**record, "csv": result["csv"], "report": result["report"]} == result
@@ -70,38 +70,40 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     page = Path(blended["report"]).read_text(encoding="utf-8")
     assert all(run.id in page for run in runs)
     assert probas(blended)[0] == blend("mean", probas(first, second))
-    val = [read_predictions(next(run.reports.glob("*_dev_*.csv"))) for run in runs]
-    labels = [int(row.label or 0) for row in read_rows(annotations / "dev.jsonl")]
+    val = [read_predictions(next(run.reports.glob("*_dev_unseen_*.csv"))) for run in runs]
+    labels = [int(row.label or 0) for row in read_rows(annotations / "dev_unseen.jsonl")]
     threshold = best_accuracy(labels, blend("mean", [[row.proba for row in member] for member in val]))
-    assert (blended["threshold"], blended["threshold_from"]) == (threshold, "best accuracy on dev")
+    assert (blended["threshold"], blended["threshold_from"]) == (threshold, "best accuracy on dev_unseen")
     predictions = read_predictions(Path(blended["csv"]))
     assert [row.label for row in predictions] == [int(row.proba > threshold) for row in predictions]
     assert [tool.run_of({"path": r["path"]}) for r in tool("runs")] == runs[::-1], "an ensemble is no run"
 
     assert tool.code("predict", "n1", "--ensemble", "mean") == 2
     assert "two members or more" in tool.errors
-    assert tool.code("predict", "n1", "--split", "test_unseen") == 3
-    assert "there are: train, dev, test" in tool.errors
+    assert tool.code("predict", "n1", "--split", "test") == 3
+    assert "there are: train, dev_seen, dev_unseen, test_seen, test_unseen" in tool.errors
 
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
     run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
     trained = {file: sha256(file) for file in run.checkpoints.rglob("*") if file.is_file()}
     results = predict(
-        tool, *("--split", "test", "--split", "dev"), *("--checkpoint", "last", "--checkpoint", "best")
+        tool,
+        *("--split", "test_unseen", "--split", "dev_unseen"),
+        *("--checkpoint", "last", "--checkpoint", "best"),
     )
     assert {file: sha256(file) for file in run.checkpoints.rglob("*") if file.is_file()} == trained
     whose = [(r["split"], Path(r["members"][0]["checkpoint"]).name) for r in results]
-    assert whose == [(s, c) for s in ("test", "dev") for c in ("current.ckpt", "best.ckpt")]
+    assert whose == [(s, c) for s in ("test_unseen", "dev_unseen") for c in ("current.ckpt", "best.ckpt")]
     ours = results[-1]
-    own = predicted_by_mmf(tool, run.path, "dev")
+    own = predicted_by_mmf(tool, run.path, "dev_unseen")
     mine = read_predictions(Path(ours["csv"]))
     assert {row.id for row in own} == {row.id for row in mine}
     by_id = {row.id: row for row in own}
     assert [row.proba for row in mine] == pytest.approx([by_id[row.id].proba for row in mine], abs=1e-6)
     assert [row.label for row in mine] == [by_id[row.id].label for row in mine]
     shown = [result["report"] and Path(result["report"]).name for result in results]
-    assert shown == ["report.html", None, "report_dev.html", None]
+    assert shown == ["report.html", None, "report_dev_unseen.html", None]
     for result in (results[0], results[2]):
         assert result["annotations_sha256"] in Path(result["report"]).read_text(encoding="utf-8")
 

@@ -104,7 +104,7 @@ def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_p
 
     unlabelled = tiny_mmf.TinyWorld(tmp_path / "unlabelled")
     shutil.copytree(tool.world.root, unlabelled.root)
-    path = unlabelled.dataset / "annotations" / "test.jsonl"
+    path = unlabelled.dataset / "annotations" / "test_unseen.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines = [json.dumps({k: v for k, v in row.items() if k != "label"}) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

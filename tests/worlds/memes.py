@@ -1,4 +1,9 @@
-"""Tiny copies of the Hateful Memes dataset, as name → content, in all the shapes that people have."""
+"""Tiny copies of the Hateful Memes dataset, as name → content, in all the shapes that people have.
+
+The main one is that of the release: five labelled splits, ids as strings of five digits, README and licence
+beside them, and one folder around it all. The challenge's first phase had numbers as ids and a test split
+without labels.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +20,24 @@ from mmf_win.archives.zipcrypto import write_encrypted_zip
 Files = dict[str, bytes]
 
 PHASE_1 = {"train": range(1, 7), "dev": range(7, 10), "test": range(10, 13)}
-PHASE_2 = {
+RELEASE = {
     "train": range(1, 7),
     "dev_seen": range(7, 10),
     "dev_unseen": range(8, 12),  # as in the real set, some memes are in both
     "test_seen": range(12, 14),
     "test_unseen": range(14, 17),
 }
+TOP = "hateful_memes/"
 PASSWORD = "пароль 密码"
-_UNLABELLED = ("test", "test_seen", "test_unseen")
 
 
 def memes(
-    splits: Mapping[str, range] = PHASE_2, *, top: str = "data/", images_in: str = "img/", litter: bool = True
+    splits: Mapping[str, range] = RELEASE, *, top: str = TOP, images_in: str = "img/", litter: bool = True
 ) -> Files:
     """A dataset whose rows and images belong together."""
     files: Files = {}
     for split, ids in splits.items():
-        rows = [_row(id_, labelled=split not in _UNLABELLED) for id_ in ids]
+        rows = [_row(id_, split, first_phase=splits is PHASE_1) for id_ in ids]
         files[f"{top}{split}.jsonl"] = jsonl(rows)
         for id_ in ids:
             files[f"{top}{images_in}{id_:05}.png"] = image(id_)
@@ -42,7 +47,7 @@ def memes(
     return files
 
 
-def with_packed_images(files: Files, *, name: str = "data/img.tar.gz") -> Files:
+def with_packed_images(files: Files, *, name: str = f"{TOP}img.tar.gz") -> Files:
     """The same set with its images in a tar.gz of their own."""
     images = {n[n.index("img/") :]: content for n, content in files.items() if "/img/" in f"/{n}"}
     return {n: c for n, c in files.items() if "/img/" not in f"/{n}"} | {name: tar_gz(images)}
@@ -104,8 +109,8 @@ def tree(folder: Path) -> Files:
     }
 
 
-def _row(id_: int, *, labelled: bool) -> dict[str, object]:
-    row: dict[str, object] = {"id": id_, "img": f"img/{id_:05}.png"}
-    if labelled:
+def _row(id_: int, split: str, *, first_phase: bool) -> dict[str, object]:
+    row: dict[str, object] = {"id": id_ if first_phase else f"{id_:05}", "img": f"img/{id_:05}.png"}
+    if not (first_phase and split == "test"):
         row["label"] = id_ % 2
     return {**row, "text": f"мем № {id_} 梗"}

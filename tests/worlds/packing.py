@@ -12,7 +12,7 @@ import py7zr
 from mmf_win.archives import open_archive
 from tests.worlds.memes import Files, memes, tar_gz, tree
 
-FILES: Files = {**memes(), "data/empty": b""}
+FILES: Files = {**memes(), "hateful_memes/empty": b""}
 
 
 def unpack(path: Path, out: Path, password: str | None = None) -> Files:

@@ -30,7 +30,7 @@ WORDS = (
     "смех",
     "世界",
 )
-SPLITS = {"train": 14, "dev": 5, "test": 5}
+SPLITS = {"train": 14, "dev_seen": 4, "dev_unseen": 5, "test_seen": 4, "test_unseen": 5}
 BOXES = 10  # of each image; real ones have 100
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
@@ -125,7 +125,7 @@ def build_dataset(root: Path, splits: Mapping[str, int] = SPLITS, seed: int = 0)
             pixels = random.integers(0, 256, (64, 64, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(images / f"{stem}.png")
             text = " ".join(random.choice(WORDS, 5))
-            meme = {"id": number, "img": f"img/{stem}.png", "label": row % 2, "text": text}
+            meme = {"id": stem, "img": f"img/{stem}.png", "label": row % 2, "text": text}
             lines.append(json.dumps(meme, ensure_ascii=False))
         (annotations / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return stems
@@ -137,9 +137,13 @@ def build_features(path: Path, stems: list[str], seed: int = 0) -> None:
     import numpy as np
 
     random = np.random.default_rng(seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True)
     keys = [stem.encode() for stem in stems]
-    with lmdb.open(str(path), map_size=256 * 2**20) as env, env.begin(write=True) as transaction:
+    # create=True would make the folder, on Windows under a name in the ANSI code page.
+    with (
+        lmdb.open(str(path), map_size=256 * 2**20, create=False) as env,
+        env.begin(write=True) as transaction,
+    ):
         transaction.put(b"keys", pickle.dumps(keys))
         for key in keys:
             corner = random.uniform(0, 30, (BOXES, 2))
