@@ -6,6 +6,7 @@ row that it lost. The result here has exactly the annotation file's ids, in its 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.dataset.annotations import read_rows
@@ -21,11 +22,12 @@ def collect(request: Request) -> None:
         DataError: ids are missing, repeated or unknown, or a probability is not a number.
     """
     assert request.annotations is not None and request.report is not None
-    ids = [row.id for row in read_rows(Path(request.annotations))]
+    rows = read_rows(Path(request.annotations))
     raw = sorted(request.attempt.raw.glob("*.csv"))
     if len(raw) != 1:
         raise DataError(f"{request.attempt_dir}: MMF wrote {len(raw)} prediction files instead of one")
-    predictions = in_order(read_predictions(raw[0]), ids)
+    predictions = in_order(read_predictions(raw[0]), [str(row.id) for row in rows])
     report = Path(request.report)
     report.parent.mkdir(parents=True, exist_ok=True)
-    write_predictions(report, predictions)
+    shown = zip(rows, predictions, strict=True)
+    write_predictions(report, [replace(prediction, id=row.shown_id) for row, prediction in shown])

@@ -36,7 +36,7 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     from mmf_win.results.submission import check
 
     annotations = require_split(Places.resolve(data_dir).dataset, split)
-    found = check(file, [row.id for row in read_rows(annotations)])
+    found = check(file, [row.shown_id for row in read_rows(annotations)])
     if as_json:
         problems = [{"text": problem.text, "fatal": problem.fatal} for problem in found.problems]
         print_json({"file": str(file), "split": split, "usable": found.usable, "problems": problems})

@@ -5,7 +5,8 @@ The release that can be had today writes ids as zero-padded strings, the challen
     {"id": "08291", "img": "img/08291.png", "label": 1, "text": "..."}
     {"id": 8291, "img": "img/08291.png", "label": 1, "text": "..."}
 
-Both name the meme 8291: MMF takes ``int`` of either, and writes whole numbers into its predictions.
+Both name the meme 8291: MMF takes ``int`` of either, and writes whole numbers into its predictions. Rows that
+mmfw made of a user's own table may also have ``own_id``, what the user calls the meme instead.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Row:
         text: what is written on it.
         label: 1 hateful, 0 not, None where the split was published without labels.
         line: where it stands in its file, counted from 1.
+        own_id: what the user calls the meme, where that is not its id.
     """
 
     id: int
@@ -48,6 +50,12 @@ class Row:
     text: str
     label: int | None
     line: int
+    own_id: str | None = None
+
+    @property
+    def shown_id(self) -> str:
+        """The meme's name in prediction files and on pages."""
+        return str(self.id) if self.own_id is None else self.own_id
 
 
 def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
@@ -152,7 +160,7 @@ def _row(file: str, number: int, line: str) -> Row:
         raise wrong(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise wrong("not a JSON object")
-    id_, img, text, label = (value.get(key) for key in ("id", "img", "text", "label"))
+    id_, img, text, own_id = (value.get(key) for key in ("id", "img", "text", "own_id"))
     id_number = _whole_number(id_)
     if id_number is None:
         raise wrong(f'"id" must be a whole number, not {json.dumps(id_)}')
@@ -162,9 +170,26 @@ def _row(file: str, number: int, line: str) -> Row:
         raise wrong(f'"img" must be the name of an image, not {json.dumps(img)}')
     if not isinstance(text, str):
         raise wrong(f'"text" must be a text, not {json.dumps(text)}')
-    if isinstance(label, bool) or label not in (0, 1, None):
-        raise wrong(f'"label" must be 0 or 1, not {json.dumps(label)}')
-    return Row(id_number, img, text, None if label is None else int(label), number)
+    if own_id is not None and not isinstance(own_id, str):
+        raise wrong(f'"own_id" must be a text, not {json.dumps(own_id)}')
+    try:
+        label = label_of(value.get("label"))
+    except ValueError:
+        raise wrong(f'"label" must be 0 or 1, not {json.dumps(value["label"])}') from None
+    return Row(id_number, img, text, label, number, own_id)
+
+
+def label_of(value: object) -> int | None:
+    """A label of a JSON file; pandas writes 1.0 and 0.0 where some rows of a column have none.
+
+    Raises:
+        ValueError: it is none; neither is true, nor "1".
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (0, 1):
+        raise ValueError(f"not a label: {value!r}")
+    return int(value)
 
 
 def _whole_number(value: object) -> int | None:

@@ -19,7 +19,7 @@ COLUMNS = ("id", "proba", "label")
 class Prediction:
     """One row of a prediction file: the probability that meme ``id`` is hateful, and the label chosen."""
 
-    id: int
+    id: str
     proba: float
     label: int
 
@@ -32,9 +32,7 @@ def read_predictions(path: Path) -> list[Prediction]:
     """
     with path.open(encoding="utf-8", newline="") as file:
         try:
-            rows = [
-                Prediction(int(r["id"]), float(r["proba"]), int(r["label"])) for r in csv.DictReader(file)
-            ]
+            rows = [Prediction(r["id"], float(r["proba"]), int(r["label"])) for r in csv.DictReader(file)]
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise DataError(f"{path}: not a prediction file ({error})") from None
     broken = [row.id for row in rows if not math.isfinite(row.proba)]
@@ -46,7 +44,7 @@ def read_predictions(path: Path) -> list[Prediction]:
     return rows
 
 
-def in_order(predictions: Sequence[Prediction], ids: Sequence[int]) -> list[Prediction]:
+def in_order(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[Prediction]:
     """``predictions`` in the order of ``ids``, each exactly once.
 
     A repeated row is dropped when it says the same as the first.
@@ -54,7 +52,7 @@ def in_order(predictions: Sequence[Prediction], ids: Sequence[int]) -> list[Pred
     Raises:
         DataError: an id is missing, unknown, or predicted twice with different results.
     """
-    by_id: dict[int, Prediction] = {}
+    by_id: dict[str, Prediction] = {}
     for row in predictions:
         first = by_id.setdefault(row.id, row)
         if not math.isclose(first.proba, row.proba, abs_tol=1e-6):

@@ -202,7 +202,9 @@ class _Team:
         rows = read_rows(self._annotations(self.members[0], split))
         probas = self._probas(self.members, split)
         csv = new_folder(self.save_dir / "ensembles") / f"hateful_memes_{self.options.kind}_{split}.csv"
-        write_predictions(csv, [Prediction(r.id, p, label(p)) for r, p in zip(rows, probas, strict=True)])
+        write_predictions(
+            csv, [Prediction(r.shown_id, p, label(p)) for r, p in zip(rows, probas, strict=True)]
+        )
         return csv
 
     def _probas(self, members: Sequence[Member], split: str) -> list[float]:

@@ -51,12 +51,12 @@ class Submission:
         return not any(problem.fatal for problem in self.problems)
 
 
-def check(path: Path, ids: Sequence[int]) -> Submission:
+def check(path: Path, ids: Sequence[str]) -> Submission:
     """Look for everything that is wrong with a submission.
 
     Args:
         path: the CSV.
-        ids: those of the split's annotation file, in its order.
+        ids: those of the split's annotation file, in its order, as :attr:`Row.shown_id` has them.
 
     Raises:
         DataError: the file cannot be read.
@@ -69,13 +69,13 @@ def check(path: Path, ids: Sequence[int]) -> Submission:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         return Submission((), (Problem("it is not a text file in UTF-8"),))
-    parser = _Parser(text)
+    parser = _Parser(text, ids)
     predictions = tuple(parser.predictions())
     problems = [*parser.problems(), *(_compare(parser.ids, ids) if parser.has_rows else ())]
     return Submission(predictions, tuple(sorted(problems, key=lambda problem: not problem.fatal)))
 
 
-def load(path: Path, ids: Sequence[int]) -> list[Prediction]:
+def load(path: Path, ids: Sequence[str]) -> list[Prediction]:
     """The predictions in a submission, in the order of ``ids``.
 
     Raises:
@@ -96,8 +96,10 @@ class _Parser:
         ids: of every row that has one, whatever else is wrong with the row.
     """
 
-    def __init__(self, text: str) -> None:
-        self.ids: list[int] = []
+    def __init__(self, text: str, known: Sequence[str]) -> None:
+        self.ids: list[str] = []
+        self._known = frozenset(known)
+        self._numbered = all(map(str.isdecimal, known))
         self._text = text.removeprefix(_BOM)
         self._has_bom = text.startswith(_BOM)
         self._header = re.split(r"[\r\n]", self._text, maxsplit=1)[0]
@@ -161,9 +163,11 @@ class _Parser:
             self._fault(f"without exactly {len(COLUMNS)} values", line)
             return None
         id_, proba, label = row
-        whole = _INTEGER.fullmatch(id_) is not None
-        if whole:
-            self.ids.append(int(id_))
+        if id_ not in self._known and _INTEGER.fullmatch(id_):
+            id_ = str(int(id_))  # the release has 08291 where MMF writes 8291
+        is_id = not self._numbered or _INTEGER.fullmatch(id_) is not None
+        if is_id:
+            self.ids.append(id_)
         else:
             self._fault("whose id is not a whole number", line)
         number = _number(proba)
@@ -175,15 +179,15 @@ class _Parser:
             self._fault("whose proba is not within 0 and 1", line)
         if label not in ("0", "1"):
             self._fault("whose label is neither 0 nor 1", line)
-        if not whole or number is None or not 0 <= number <= 1 or label not in ("0", "1"):
+        if not is_id or number is None or not 0 <= number <= 1 or label not in ("0", "1"):
             return None
-        return Prediction(int(id_), number, int(label))
+        return Prediction(id_, number, int(label))
 
     def _fault(self, what: str, line: int) -> None:
         self._faults.setdefault(what, []).append(line)
 
 
-def _compare(found: Sequence[int], wanted: Sequence[int]) -> Iterator[Problem]:
+def _compare(found: Sequence[str], wanted: Sequence[str]) -> Iterator[Problem]:
     counts = Counter(found)
     known = set(wanted)
     ids = {
@@ -209,7 +213,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _first(values: Sequence[int], unit: str) -> str:
+def _first(values: Sequence[object], unit: str) -> str:
     shown = ", ".join(map(str, values[:_SHOWN]))
     more = " …" if len(values) > _SHOWN else ""
     return f"{unit}{'s' if len(values) > 1 else ''} {shown}{more}"

@@ -31,7 +31,16 @@ def test_rows_that_a_sampler_reordered_and_repeated_are_put_right(tmp_path: Path
     predicting = request(tmp_path)
     write_raw(predicting, "a.csv", "id,proba,label\n3,0.25,0\n7,0.75,1\n3,0.25,0\n")
     collect(predicting)
-    assert [row.id for row in read_predictions(Path(str(predicting.report)))] == [7, 3]
+    assert [row.id for row in read_predictions(Path(str(predicting.report)))] == ["7", "3"]
+
+
+def test_memes_that_the_user_calls_something_else_are_called_that(tmp_path: Path) -> None:
+    predicting = request(tmp_path)
+    rows: list[dict[str, object]] = [{"id": 7, "img": "/a.png", "text": "", "own_id": "кот"}]
+    Path(str(predicting.annotations)).write_bytes(memes.jsonl(rows))
+    write_raw(predicting, "a.csv", "id,proba,label\n7,0.75,1\n")
+    collect(predicting)
+    assert [row.id for row in read_predictions(Path(str(predicting.report)))] == ["кот"]
 
 
 @pytest.mark.parametrize("names", [[], ["a.csv", "b.csv"]])

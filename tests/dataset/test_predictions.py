@@ -12,15 +12,15 @@ from mmf_win.errors import DataError
 
 
 def predicted(*ids: int) -> list[Prediction]:
-    return [Prediction(i, i / 10, int(i > 5)) for i in ids]
+    return [Prediction(str(i), i / 10, int(i > 5)) for i in ids]
 
 
 def test_the_order_is_that_of_the_annotations() -> None:
-    assert [p.id for p in predictions.in_order(predicted(1, 2, 3), [3, 1, 2])] == [3, 1, 2]
+    assert [p.id for p in predictions.in_order(predicted(1, 2, 3), ["3", "1", "2"])] == ["3", "1", "2"]
 
 
 def test_rows_that_a_sampler_repeated_are_dropped() -> None:
-    assert predictions.in_order(predicted(1, 2, 1), [1, 2]) == predicted(1, 2)
+    assert predictions.in_order(predicted(1, 2, 1), ["1", "2"]) == predicted(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -33,19 +33,19 @@ def test_rows_that_a_sampler_repeated_are_dropped() -> None:
 )
 def test_ids_that_do_not_fit_are_an_error(ids: list[int], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        predictions.in_order(predicted(1, 2), ids)
+        predictions.in_order(predicted(1, 2), list(map(str, ids)))
 
 
 def test_two_answers_for_one_meme_are_an_error() -> None:
     with pytest.raises(DataError, match="id 1 was predicted twice"):
-        predictions.in_order([Prediction(1, 0.2, 0), Prediction(1, 0.9, 1)], [1])
+        predictions.in_order([Prediction("1", 0.2, 0), Prediction("1", 0.9, 1)], ["1"])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("id,proba\n1,0.5\n", "not a prediction file"),
-        ("id,proba,label\nx,0.5,0\n", "not a prediction file"),
+        ("id,proba,label\n1,x,0\n", "not a prediction file"),
         ("id,proba,label\n1,nan,0\n2,0.5,0\n", "1 memes is not a number .first id 1"),
     ],
 )
@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, message:
 
 def test_what_is_written_reads_back_exactly_and_has_no_carriage_returns(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    memes = [Prediction(8291, 0.1 + 0.2, 0), Prediction(42953, 1e-9, 1)]
+    memes = [Prediction("8291", 0.1 + 0.2, 0), Prediction("кот, 1", 1e-9, 1)]
     predictions.write_predictions(path, memes)
     assert b"\r" not in path.read_bytes()
     assert path.read_bytes().splitlines()[0] == b"id,proba,label"

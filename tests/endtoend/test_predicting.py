@@ -52,7 +52,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     annotations = tool.world.dataset / "annotations"
     for result in results:
         rows = read_rows(annotations / "test_unseen.jsonl")
-        assert [row.id for row in read_predictions(Path(result["csv"]))] == [row.id for row in rows]
+        assert [row.id for row in read_predictions(Path(result["csv"]))] == [row.shown_id for row in rows]
         assert result["annotations_sha256"] == sha256(annotations / "test_unseen.jsonl")
         beside = Path(result["csv"]).with_suffix(".metrics.json")
         record = json.loads(beside.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from mmf_win.results import record  # noqa: E402
 def scored(labels: Sequence[int | None]) -> dict[str, object]:
     """The scores of predictions that rise from row to row."""
     rows = [Row(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
-    predictions = [Prediction(n, (n + 1) / (len(labels) + 1), 0) for n in range(len(labels))]
+    predictions = [Prediction(str(n), (n + 1) / (len(labels) + 1), 0) for n in range(len(labels))]
     found = record.scores(rows, predictions, 0.5)
     assert json.loads(json.dumps(found, allow_nan=False)) == found, "a NaN is no JSON"
     return found
@@ -43,7 +43,7 @@ def test_one_class_leaves_out_what_it_leaves_undefined(label: int, undefined: se
 
 def test_ranks_are_not_judged_as_probabilities() -> None:
     rows = [Row(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
-    predictions = [Prediction(n, n / 3, 0) for n in range(4)]
+    predictions = [Prediction(str(n), n / 3, 0) for n in range(4)]
     found = record.scores(rows, predictions, 0.5, "rank")
     assert {name for name in record.METRICS if found[name] is None} == {"brier", "calibration_error"}
     assert found["auroc"] == record.scores(rows, predictions, 0.5, "mean")["auroc"]

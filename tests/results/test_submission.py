@@ -10,7 +10,7 @@ from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.errors import DataError
 from mmf_win.results import submission
 
-IDS = [8291, 42953, 12]
+IDS = ["8291", "42953", "12"]
 GOOD = "id,proba,label\n8291,0.25,0\n42953,1e-3,0\n12,1.0,1\n"
 
 
@@ -23,7 +23,7 @@ def checked(tmp_path: Path, content: str | bytes) -> tuple[list[str], list[str]]
 
 
 def test_what_mmfw_writes_is_right(tmp_path: Path) -> None:
-    rows = [Prediction(8291, 0.1 + 0.2, 0), Prediction(42953, 1e-9, 0), Prediction(12, 1.0, 1)]
+    rows = [Prediction("8291", 0.1 + 0.2, 0), Prediction("42953", 1e-9, 0), Prediction("12", 1.0, 1)]
     path = tmp_path / "out.csv"
     write_predictions(path, rows)
     assert submission.check(path, IDS) == submission.Submission(tuple(rows), ())
@@ -88,7 +88,7 @@ def test_what_a_careful_reader_gets_over_is_a_warning(tmp_path: Path, content: s
     assert fatal == []
     assert len(warnings) == 1 and told in warnings[0]
     loaded = submission.load(tmp_path / "predictions.csv", IDS)
-    assert [(row.id, row.proba) for row in loaded] == [(8291, 0.25), (42953, 1e-3), (12, 1.0)]
+    assert [(row.id, row.proba) for row in loaded] == [("8291", 0.25), ("42953", 1e-3), ("12", 1.0)]
 
 
 def test_quotes_around_the_names_of_the_columns_are_right(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class World:
         for meme in map(json.loads, lines):
             centre = 0.5 + skill * (meme.get("label", 0) - 0.5)
             proba = min(1.0, max(0.0, self.random.gauss(centre, 0.2)))
-            predictions.append(Prediction(meme["id"], proba, int(proba > 0.5)))
+            predictions.append(Prediction(str(int(meme["id"])), proba, int(proba > 0.5)))
         write_predictions(csv, predictions)
         return csv
 
@@ -93,7 +93,12 @@ def make(folder: Path, groups: int = 8) -> World:
             text = f"look how many {'people' if place % 2 else 'friends'} number {group}"
             id_ = 1000 + 4 * group + place
             memes.append(
-                {"id": id_, "img": f"img/{id_:05}.png", "label": (place % 2) ^ (place // 2), "text": text}
+                {
+                    "id": f"{id_:05}",
+                    "img": f"img/{id_:05}.png",
+                    "label": (place % 2) ^ (place // 2),
+                    "text": text,
+                }
             )
             world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw(pictures[place // 2], text))
     world.annotate(memes)

@@ -106,7 +106,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
         )
     rows = read_rows(annotations)
     try:
-        predictions = in_order(read_predictions(csv), [row.id for row in rows])
+        predictions = in_order(read_predictions(csv), [row.shown_id for row in rows])
         outside = [row.id for row in predictions if not 0 <= row.proba <= 1 or row.label not in (0, 1)]
         if outside:
             raise DataError(f"{len(outside)} rows with impossible numbers (first id {outside[0]})")

@@ -1,0 +1,218 @@
+"""The user's own memes: a table of images and texts, as CSV or JSON Lines.
+
+::
+
+    img,text,id,label                    or image for img; id and label may be left out
+    photos/cat.jpg,look at this,cat-1,0
+
+    {"img": "photos/cat.jpg", "text": "look at this", "id": "cat-1", "label": 0}
+
+MMF wants annotations with numbers as ids, so each row gets its number; what the user calls it stays beside
+that as ``own_id``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mmf_win.dataset.annotations import Row, label_of
+from mmf_win.errors import DatasetError
+
+_COLUMNS = "a table of memes has the columns img (or image) and text, and if you like id and label"
+_CSV_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 where some rows have no label
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class OwnMeme:
+    """A row of a user's table.
+
+    Attributes:
+        image: the path of the image as the table has it, with ``/``.
+        text: what is written on it.
+        own_id: what the user calls it; None where the table does not say.
+        label: 1 hateful, 0 not, None where the table does not say.
+        line: where it stands in its file, counted from 1.
+    """
+
+    image: str
+    text: str
+    own_id: str | None
+    label: int | None
+    line: int
+
+
+def read_table(path: Path, *, shown: str | None = None) -> list[OwnMeme]:
+    """The rows of a table of memes, in its order.
+
+    Args:
+        path: a ``.csv`` or ``.jsonl`` file in UTF-8.
+        shown: what errors call it, where the user knows it by another name.
+
+    Raises:
+        DatasetError: the file cannot be read, a row is not what it should be, or two have the same id; it
+            names file and line.
+    """
+    name = shown or str(path)
+    if path.suffix.lower() not in (".csv", ".jsonl"):
+        raise DatasetError(f"{name}: neither a .csv nor a .jsonl file", hint=_COLUMNS)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")  # Excel and PowerShell write a byte order mark
+    except OSError as error:
+        raise DatasetError(f"{name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DatasetError(
+            f"{name}: not a text file in UTF-8", hint="save it as UTF-8; Excel calls that “CSV UTF-8”"
+        ) from None
+    rows = _csv_rows(name, text) if path.suffix.lower() == ".csv" else _json_rows(name, text)
+    memes = [_meme(f"{name}:{line}", line, row) for line, row in rows]
+    if not memes:
+        raise DatasetError(f"{name}: there are no memes in it", hint=_COLUMNS)
+    first: dict[str, OwnMeme] = {}
+    for meme in memes:
+        earlier = first.setdefault(meme.own_id, meme) if meme.own_id is not None else meme
+        if earlier is not meme:
+            raise DatasetError(f"{name}:{meme.line}: id {meme.own_id} is already in line {earlier.line}")
+    return memes
+
+
+def find_images(memes: Sequence[OwnMeme], folder: Path, *, shown: str) -> list[OwnMeme]:
+    """The memes with absolute paths to their images, which are looked for from ``folder`` on.
+
+    Args:
+        memes: of one table.
+        folder: what relative paths begin at.
+        shown: what errors call the table.
+
+    Raises:
+        DatasetError: images are missing; it names the first of them with their lines.
+    """
+    found = [replace(meme, image=(folder / meme.image).absolute().as_posix()) for meme in memes]
+    missing = [
+        f"{meme.image} (line {meme.line})"
+        for meme, there in zip(memes, found, strict=True)
+        if not Path(there.image).is_file()
+    ]
+    if missing:
+        some = ", ".join(missing[:_SHOWN]) + (" …" if len(missing) > _SHOWN else "")
+        raise DatasetError(
+            f"{shown}: {len(missing)} of {len(memes)} images are missing: {some}",
+            hint=f"relative paths begin at {folder.absolute()}",
+        )
+    return found
+
+
+def as_rows(memes: Sequence[OwnMeme]) -> list[Row]:
+    """The memes as annotations, numbered from 1; one without an id is called by the name of its image file.
+
+    Where several have no id and the same file, their numbers tell them apart.
+    """
+    names = Counter(PurePosixPath(meme.image).name for meme in memes)
+    taken = {meme.own_id for meme in memes}
+
+    def own_id(number: int, meme: OwnMeme) -> str:
+        name = PurePosixPath(meme.image).name
+        return name if names[name] == 1 and name not in taken else f"{name}#{number}"
+
+    return [
+        Row(n, meme.image, meme.text, meme.label, meme.line, meme.own_id or own_id(n, meme))
+        for n, meme in enumerate(memes, 1)
+    ]
+
+
+def write_annotations(path: Path, rows: Iterable[Row]) -> None:
+    """Write an annotation file that MMF reads; it needs labels for all rows or for none."""
+    rows = list(rows)
+    labelled = all(row.label is not None for row in rows)
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            label = {"label": row.label} if labelled else {}
+            own = {} if row.own_id is None else {"own_id": row.own_id}
+            value = {"id": row.id, "img": row.img, **label, "text": row.text, **own}
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    header = text.partition("\n")[0]
+    # Excel separates by the semicolon where the comma is the decimal sign.
+    delimiter = max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        columns = [column.strip().lower() for column in next(reader, [])]
+        _require_columns(name, columns)
+        start = reader.line_num + 1
+        for cells in reader:
+            line, start = start, reader.line_num + 1
+            if not any(cells):
+                continue
+            if len(cells) != len(columns):
+                raise DatasetError(f"{name}:{line}: {len(cells)} values in {len(columns)} columns")
+            row: dict[str, Any] = {c: cell or None for c, cell in zip(columns, cells, strict=True)}
+            label = row.get("label")
+            yield line, row | {"label": _CSV_LABELS.get(str(label), label)}
+    except csv.Error as error:
+        raise DatasetError(f"{name}:{reader.line_num}: not CSV: {error}") from None
+
+
+def _require_columns(name: str, columns: list[str]) -> None:
+    known = [column for column in columns if column in ("img", "image", "text", "id", "label")]
+    if len(set(known)) < len(known) or {"img", "image"} <= set(known):
+        raise DatasetError(f"{name}: a column is there twice: {', '.join(known)}", hint=_COLUMNS)
+    if "text" not in known or not {"img", "image"} & set(known):
+        raise DatasetError(f"{name}: its columns are {', '.join(columns)}", hint=_COLUMNS)
+
+
+def _json_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, content in enumerate(text.split("\n"), 1):
+        if not content.strip():
+            continue
+        try:
+            value = json.loads(content)
+        except ValueError as error:
+            raise DatasetError(
+                f"{name}:{line}: not JSON: {error}", hint="a .jsonl file has one JSON object a line"
+            ) from None
+        if not isinstance(value, dict):
+            raise DatasetError(
+                f"{name}:{line}: not a JSON object", hint="a .jsonl file has one JSON object a line"
+            )
+        yield line, value
+
+
+def _meme(where: str, line: int, row: Mapping[str, Any]) -> OwnMeme:
+    def wrong(column: str, wanted: str) -> DatasetError:
+        return DatasetError(f'{where}: "{column}" must be {wanted}, not {json.dumps(row.get(column))}')
+
+    column = "img" if "img" in row else "image"
+    image, text = row.get(column), row.get("text")
+    if not isinstance(image, str) or not image or "\0" in image:
+        raise wrong(column, "the path of an image")
+    if "text" not in row or not (text is None or isinstance(text, str)):
+        raise wrong("text", "a text")
+    try:
+        own_id = _own_id(row.get("id"))
+    except ValueError:
+        raise wrong("id", "a text or a number") from None
+    try:
+        label = label_of(row.get("label"))
+    except ValueError:
+        raise wrong("label", "0 or 1") from None
+    return OwnMeme(image.replace("\\", "/"), text or "", own_id, label, line)
+
+
+def _own_id(value: object) -> str | None:
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        value = int(value)  # as pandas writes a column of numbers in which one is missing
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError(f"not an id: {value!r}")
+    return str(value)

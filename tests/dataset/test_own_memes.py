@@ -1,0 +1,136 @@
+"""Tables of a user's own memes: as pandas, Excel and people write them, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.own_memes import OwnMeme, as_rows, find_images, read_table, write_annotations
+from mmf_win.errors import DatasetError
+
+CAT = OwnMeme("img/кот.png", "look, a 猫", "cat-1", 1, line=2)
+
+
+def table(folder: Path, content: str | bytes, name: str = "memes.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'img,text,id,label\nimg/кот.png,"look, a 猫",cat-1,1\n',
+        'image,text,id,label\r\nimg/кот.png,"look, a 猫",cat-1,1\r\n',
+        "\ufefflabel;Text;ID;Image;source\n1.0;look, a 猫;cat-1;img\\кот.png;web\n",
+        "img\ttext\tid\tlabel\nimg/кот.png\tlook, a 猫\tcat-1\t1",
+    ],
+    ids=["plain", "windows", "excel", "tabs"],
+)
+def test_a_csv_in_the_forms_that_programs_write(content: str, user_dir: Path) -> None:
+    assert read_table(table(user_dir, content)) == [CAT]
+
+
+def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is of the dev extra, not on Windows in the tests")
+    frame = pandas.DataFrame(
+        {
+            "img": ["a.png", "b.png"],
+            "text": ['two\nlines, "said" he', None],
+            "id": [7, None],
+            "label": [1, None],
+        }
+    )
+    expected = [
+        OwnMeme("a.png", 'two\nlines, "said" he', "7", 1, line=2),
+        OwnMeme("b.png", "", None, None, line=4),
+    ]
+    frame.to_csv(user_dir / "a.csv", encoding="utf-8-sig")  # with pandas' own index
+    csv_rows = read_table(user_dir / "a.csv")
+    assert [row.own_id for row in csv_rows] == ["7.0", None], "a table of text says what it says"
+    assert [(r.image, r.text, r.label, r.line) for r in csv_rows] == [
+        (r.image, r.text, r.label, r.line) for r in expected
+    ]
+    frame.to_json(user_dir / "a.jsonl", orient="records", lines=True, force_ascii=False)
+    rows = read_table(user_dir / "a.jsonl")
+    assert [(r.image, r.text, r.own_id, r.label) for r in rows] == [
+        (r.image, r.text, r.own_id, r.label) for r in expected
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "told"),
+    [
+        ("", "a.csv", "columns"),
+        ("img,text\n", "a.csv", "no memes"),
+        ("a.png,hello\n", "a.csv", "columns are a.png, hello"),
+        ("img,image,text\na,b,c\n", "a.csv", "twice"),
+        ("img,text,text\na,b,c\n", "a.csv", "twice"),
+        ("img,text\na.png,hello, you\n", "a.csv", ":2: 3 values in 2 columns"),
+        ('img,text\na.png,"hello\n', "a.csv", "not CSV"),
+        ("img,text\n,hello\n", "a.csv", ':2: "img"'),
+        ("img,text,label\na.png,b,yes\n", "a.csv", ':2: "label" must be 0 or 1, not "yes"'),
+        ("img,text,label\na.png,b,true\n", "a.csv", ':2: "label"'),
+        ("img,text,label\na.png,b,2\n", "a.csv", ':2: "label"'),
+        ("img,text,id\na.png,b,x\nc.png,d,x\n", "a.csv", ":3: id x is already in line 2"),
+        (b"img,text\na.png,caf\xe9\n", "a.csv", "UTF-8"),
+        ('[{"img": "a", "text": "b"}]', "a.jsonl", ":1: not a JSON object"),
+        ('[\n{"img": "a", "text": "b"}\n]', "a.jsonl", ":1: not JSON"),
+        ('{"img": "a.png"}', "a.jsonl", ':1: "text"'),
+        ('{"img": "a.png", "text": 3}', "a.jsonl", ':1: "text"'),
+        ('{"text": "b"}', "a.jsonl", ':1: "image"'),
+        ('{"img": "a", "text": "b", "id": true}', "a.jsonl", ':1: "id"'),
+        ('{"img": "a", "text": "b", "label": "1"}', "a.jsonl", ':1: "label" must be 0 or 1, not "1"'),
+        ('{"img": "a", "text": "b", "label": true}', "a.jsonl", ':1: "label"'),
+        ("{}", "a.json", "neither"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(
+    content: str | bytes, name: str, told: str, user_dir: Path
+) -> None:
+    path = table(user_dir, content, name)
+    with pytest.raises(DatasetError) as caught:
+        read_table(path)
+    assert str(caught.value).startswith(str(path))
+    assert told in str(caught.value)
+
+
+def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: Path) -> None:
+    (user_dir / "фото").mkdir()
+    for name in ("фото/a.png", "b.png"):
+        (user_dir / name).touch()
+    path = table(user_dir, f"img,text\nфото/a.png,x\n{(user_dir / 'b.png').as_posix()},y\n")
+    found = find_images(read_table(path), user_dir, shown="memes.csv")
+    assert [meme.image for meme in found] == [
+        (user_dir / name).as_posix() for name in ("фото/a.png", "b.png")
+    ]
+    (user_dir / "b.png").unlink()
+    with pytest.raises(DatasetError, match=r"memes\.csv: 1 of 2 images are missing: .*b\.png \(line 3\)"):
+        find_images(found, user_dir, shown="memes.csv")
+
+
+def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_number() -> None:
+    images = [("a/x.png", "mine"), ("a/y.png", None), ("b/z.png", None), ("c/z.png", None), ("mine", None)]
+    memes = [OwnMeme(image, "", own_id, None, line) for line, (image, own_id) in enumerate(images, 2)]
+    rows = as_rows(memes)
+    assert [row.id for row in rows] == [1, 2, 3, 4, 5]
+    assert [row.shown_id for row in rows] == ["mine", "y.png", "z.png#3", "z.png#4", "mine#5"]
+
+
+@pytest.mark.parametrize(("labels", "written"), [((1, 0), True), ((1, None), False), ((None, None), False)])
+def test_annotations_for_mmf_have_all_labels_or_none(
+    labels: tuple[int | None, int | None], written: bool, user_dir: Path
+) -> None:
+    memes = [OwnMeme(f"{n}.png", "текст", None, label, n + 2) for n, label in enumerate(labels)]
+    path = user_dir / "memes.jsonl"
+    write_annotations(path, as_rows(memes))
+    values: list[dict[str, Any]] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert all(("label" in value) == written for value in values)
+    assert [(row.id, row.img, row.text, row.own_id) for row in read_rows(path)] == [
+        (1, "0.png", "текст", "0.png"),
+        (2, "1.png", "текст", "1.png"),
+    ]
