@@ -133,6 +133,7 @@ class Request:
         eval_batch: the same for validation and prediction; None for the whole batch.
         fits: micro-batches that fitted before, by what they depend on.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
+        keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
     """
 
@@ -152,6 +153,7 @@ class Request:
     eval_batch: int | None = None
     fits: dict[str, int] = field(default_factory=dict)
     annotations: str | None = None
+    keep_annotations: bool = False
     report: str | None = None
 
     @property

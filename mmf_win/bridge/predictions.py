@@ -6,12 +6,15 @@ row that it lost. The result here has exactly the annotation file's ids, in its 
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions, write_predictions
 from mmf_win.errors import DataError
+from mmf_win.files import replacing
 from mmf_win.protocol import Request
 
 
@@ -29,5 +32,8 @@ def collect(request: Request) -> None:
     predictions = in_order(read_predictions(raw[0]), [str(row.id) for row in rows])
     report = Path(request.report)
     report.parent.mkdir(parents=True, exist_ok=True)
+    if request.keep_annotations:
+        with replacing(annotations_beside(report)) as temporary:
+            shutil.copyfile(request.annotations, temporary)
     shown = zip(rows, predictions, strict=True)
     write_predictions(report, [replace(prediction, id=row.shown_id) for row, prediction in shown])

@@ -13,6 +13,7 @@ from mmf_win.paths import Places, no_datasets
 
 Settings = dict[str, Any]
 
+_SLOTS = ("train", "val", "test")
 ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
 
@@ -129,6 +130,22 @@ def predict(checkpoint: Path) -> Settings:
         "evaluation": {"predict": True, "predict_file_format": "csv"},
         **settings,
     }
+
+
+def own_memes(annotations: Path) -> Settings:
+    """What prediction of memes outside the dataset needs, whose annotations name their images by whole paths.
+
+    MMF loads the splits for training and validation too, which need not be there.
+    """
+    every = {slot: [str(annotations)] for slot in _SLOTS}
+    images = {slot: [str(annotations.parent)] for slot in _SLOTS}
+    return {"dataset_config": {"hateful_memes": {"annotations": every, "images": images}}}
+
+
+def features_in(lmdb: Path) -> Settings:
+    """What reading region features from another LMDB than the dataset's needs."""
+    every = {slot: [str(lmdb)] for slot in _SLOTS}
+    return {"dataset_config": {"hateful_memes": {"features": every}}}
 
 
 def evaluate_on_cpu(differences: Differences) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.console import print_json, say
+from mmf_win.errors import UsageError
 
 if TYPE_CHECKING:
+    from mmf_win.results.members import Member
     from mmf_win.results.prediction import Result
 
 # As in mmf_win.results.ensemble.KINDS, which a test compares; that is imported only when there is work.
@@ -26,7 +29,10 @@ Examples:
   mmfw predict --checkpoint model.ckpt
   mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
   mmfw predict --checkpoint best --checkpoint last --ensemble mean
-  mmfw predict --threshold best-accuracy"""
+  mmfw predict --threshold best-accuracy
+  mmfw predict mmbt_grid --image cat.jpg --text "look at this cat"
+  mmfw predict mmbt_grid --memes own.csv    a table: img, text, and if you like id and label
+  mmfw predict visual_bert --memes own.csv --features own.lmdb"""
 )
 @click.argument("words", nargs=-1, metavar="[RUN ...] [KEY=VALUE ...]")
 @click.option(
@@ -42,6 +48,26 @@ Examples:
     multiple=True,
     metavar="SPLIT",
     help="The annotation file's name, such as test_seen; may be given several times.  [default: the run's]",
+)
+@click.option(
+    "--memes",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Predict your own memes: a .csv or .jsonl with img (or image) and text, and if you like id and "
+    "label. Paths in it are relative to the file.",
+)
+@click.option(
+    "--image",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Print the probability that one meme is hateful: this image with --text. Writes no files.",
+)
+@click.option("--text", metavar="TEXT", help="What is written on the --image.")
+@click.option(
+    "--features",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="LMDB",
+    help="Region features of these memes, made by `mmfw features add`.  [default: the data folder's]",
 )
 @click.option(
     "--ensemble", type=click.Choice(KINDS), help="Blend the runs' and checkpoints' predictions into one."
@@ -71,6 +97,10 @@ def command(
     words: tuple[str, ...],
     checkpoint: tuple[str, ...],
     split: tuple[str, ...],
+    memes: Path | None,
+    image: Path | None,
+    text: str | None,
+    features: Path | None,
     ensemble: str | None,
     threshold: str,
     batch_size: int | None,
@@ -80,7 +110,7 @@ def command(
     save_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Predict splits with trained runs.
+    """Predict splits, or your own memes, with trained runs.
 
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
@@ -89,14 +119,18 @@ def command(
     another; an ensemble's splits have a folder each. --json prints an object for each prediction file, which
     names the page that shows it.
     """
+    from mmf_win.dataset.features import find_lmdb
     from mmf_win.paths import Places
     from mmf_win.results import members, prediction
     from mmf_win.runs.overrides import split_runs
 
+    _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_runs(words)
     save = Places.resolve(None, save_dir).save_dir
     chosen = prediction.Options(
         splits=split,
+        memes=memes,
+        features=find_lmdb(features) if features else None,
         kind=ensemble,
         best_threshold=threshold == "best-accuracy",
         data_dir=data_dir,
@@ -104,8 +138,13 @@ def command(
         batch_size=batch_size,
         retry=retry,
     )
+    chosen_members = members.choose(save, runs, checkpoint)
+    if image is not None and text is not None:
+        probas = prediction.predict_one(chosen_members, save, chosen, image, text)
+        _print_probas(probas, chosen_members, ensemble, as_json)
+        return
     shown: dict[Path, list[str]] = {}  # folder → the splits that have a page there
-    for result in prediction.predict(members.choose(save, runs, checkpoint), save, chosen):
+    for result in prediction.predict(chosen_members, save, chosen):
         if not as_json:
             _tell(result)
             print(result.csv, flush=True)
@@ -114,6 +153,37 @@ def command(
             print_json(
                 {"csv": str(result.csv), "report": None if page is None else str(page), **result.record}
             )
+
+
+def _require_one_kind(
+    split: Sequence[str], memes: Path | None, image: Path | None, text: str | None, threshold: str
+) -> None:
+    """Refuse options that name different things to predict.
+
+    Raises:
+        UsageError: they do.
+    """
+    named = {"--split": split, "--memes": memes, "--image": image}
+    given = [option for option, value in named.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} name different memes to predict; give one of them")
+    if (image is None) != (text is None):
+        raise UsageError("--image and --text belong together", hint='for a picture without words: --text ""')
+    if image is not None and threshold != "0.5":
+        raise UsageError("--threshold is for labels, and --image prints the probability alone")
+
+
+def _print_probas(
+    probas: Sequence[float], chosen: Sequence[Member], ensemble: str | None, as_json: bool
+) -> None:
+    """One probability a line, or a JSON object each."""
+    whose = [[member] for member in chosen] if ensemble is None else [chosen]
+    for proba, of in zip(probas, whose, strict=True):
+        if as_json:
+            names = [{"run": m.run.id, "checkpoint": str(m.checkpoint)} for m in of]
+            print_json({"proba": proba, "ensemble": ensemble, "members": names})
+        else:
+            print(f"{proba:.4f}", flush=True)
 
 
 def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | None:
@@ -145,7 +215,7 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
 
 def _tell(result: Result) -> None:
     record = result.record
-    where = f"{record['rows']} rows of {record['split']}: {result.title}"
+    where = f"{record['rows']} rows of {result.memes}: {result.title}"
     if record["accuracy"] is None:
         say(f"{where}: no labels, so there is nothing to score")
         return

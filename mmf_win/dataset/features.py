@@ -76,6 +76,28 @@ def choose_features(member: str) -> str | None:
     return _DATA if f"/{member}".endswith(f"/{_DATA}") else None
 
 
+def find_lmdb(path: Path) -> Path:
+    """The LMDB that a user names by its folder, or by the one that it lies in.
+
+    Raises:
+        DatasetError: there is none, or MMF would not take it for one.
+    """
+    path = path.expanduser().absolute()
+    inside = [path, path / "detectron.lmdb", *sorted(path.glob("*.lmdb"))]
+    lmdb = next((folder for folder in inside if (folder / "data.mdb").is_file()), None)
+    if lmdb is None:
+        raise DatasetError(
+            f"{path}: there is no LMDB of region features",
+            hint="`mmfw features add FOLDER --output LMDB` makes one",
+        )
+    if lmdb.suffix != ".lmdb" or "," in str(lmdb):
+        raise DatasetError(
+            f"{lmdb}: MMF takes only a folder whose name ends in .lmdb, and no comma in its path",
+            hint="rename it",
+        )
+    return lmdb
+
+
 def _require_same(archive: Path, features: Path, expected_sha256: str | None) -> None:
     """Refuse to touch features that are not those of this archive, whoever has unpacked them.
 

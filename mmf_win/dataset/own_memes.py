@@ -140,6 +140,11 @@ def write_annotations(path: Path, rows: Iterable[Row]) -> None:
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
+def annotations_beside(csv: Path) -> Path:
+    """Where the annotations of own memes are kept beside their predictions; there is none for a split."""
+    return csv.with_suffix(".memes.jsonl")
+
+
 def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     header = text.partition("\n")[0]
     # Excel separates by the semicolon where the comma is the decimal sign.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
 from mmf_win import __version__
 from mmf_win.bridge.install import usable_mmf
 from mmf_win.console import Progress, say
-from mmf_win.dataset.annotations import count_rows, labels_of, read_rows, require_split
+from mmf_win.dataset.annotations import labels_of
+from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import Prediction, read_predictions, write_predictions
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import write_json
@@ -25,6 +28,7 @@ from mmf_win.results import ensemble, record
 from mmf_win.results.members import Member
 from mmf_win.results.threshold import DEFAULT, best_accuracy, label
 from mmf_win.runs import launch
+from mmf_win.runs.targets import Target
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,13 @@ class Result:
     Attributes:
         csv: the file.
         title: whose prediction it is.
+        memes: what was predicted, as the user calls it.
         record: see :mod:`mmf_win.results.record`.
     """
 
     csv: Path
     title: str
+    memes: str
     record: dict[str, Any]
 
 
@@ -48,6 +54,8 @@ class Options:
 
     Attributes:
         splits: annotation files' stems; none for the test split of the first run.
+        memes: a table of own memes to predict instead of splits.
+        features: an LMDB of region features to read instead of the dataset's.
         kind: how to blend, a key of :data:`~mmf_win.results.ensemble.KINDS`; None not to.
         best_threshold: choose the threshold on the validation split.
         data_dir: MMF's data folder; None for each run's own.
@@ -57,6 +65,8 @@ class Options:
     """
 
     splits: Sequence[str] = ()
+    memes: Path | None = None
+    features: Path | None = None
     kind: str | None = None
     best_threshold: bool = False
     data_dir: Path | None = None
@@ -66,7 +76,7 @@ class Options:
 
 
 def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iterator[Result]:
-    """The results for each split: of every member, then of the ensemble.
+    """The results for each split, or for own memes: of every member, then of the ensemble.
 
     Args:
         members: at least one.
@@ -76,20 +86,38 @@ def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iter
     Raises:
         MmfwError: the class says what went wrong.
     """
-    if options.kind is not None and len(members) < 2:
-        raise UsageError(
-            "an ensemble needs two members or more",
-            hint="name several runs, or --checkpoint best --checkpoint last",
-        )
     team = _Team(members, save_dir, options)
     first = members[0].run.request()
-    splits = list(dict.fromkeys(options.splits)) or [first.splits["test"]]
-    validation = first.splits["val"]
-    for split in [*splits, validation] if options.best_threshold else splits:
-        team.require(split)
-    Thread(target=_import_metrics, name="mmfw-import").start()
-    for split in splits:
-        yield from team.results(split, validation if options.best_threshold else None)
+    validation = first.splits["val"] if options.best_threshold else None
+    if validation is not None:
+        team.require(validation)
+    with TemporaryDirectory(prefix="mmfw-memes-") as scratch:
+        if options.memes is not None:
+            targets = [Target.of_table(options.memes, Path(scratch))]
+        else:
+            splits = list(dict.fromkeys(options.splits)) or [first.splits["test"]]
+            targets = [team.require(split) for split in splits]
+        Thread(target=_import_metrics, name="mmfw-import").start()
+        for target in targets:
+            yield from team.results(target, validation)
+
+
+def predict_one(
+    members: Sequence[Member], save_dir: Path, options: Options, image: Path, text: str
+) -> list[float]:
+    """The probability that one meme is hateful: of every member, or of the ensemble alone. Leaves no files.
+
+    Raises:
+        MmfwError: the class says what went wrong.
+    """
+    if options.kind == "rank":
+        raise UsageError("ranks need several memes", hint="--ensemble mean or logit blends probabilities")
+    team = _Team(members, save_dir, options)
+    with TemporaryDirectory(prefix="mmfw-memes-") as scratch:
+        target = Target.of_image(image, text, Path(scratch))
+        csvs = [Path(scratch, f"{n}.csv") for n, _ in enumerate(members)]
+        probas = [team.proba(member, target, csv) for member, csv in zip(members, csvs, strict=True)]
+    return probas if options.kind is None else ensemble.blend(options.kind, [[p] for p in probas])
 
 
 def _import_metrics() -> None:
@@ -102,7 +130,11 @@ def _import_metrics() -> None:
 
 @dataclass
 class _Team:
-    """The members, and what is known of them so far; nothing is predicted or hashed twice."""
+    """The members, and what is known of them so far; nothing is predicted or hashed twice.
+
+    Raises:
+        UsageError: an ensemble of one is asked for.
+    """
 
     members: Sequence[Member]
     save_dir: Path
@@ -110,33 +142,42 @@ class _Team:
     _csvs: dict[tuple[Member, str], Path] = field(default_factory=dict)
     _digests: dict[Path, str] = field(default_factory=dict)
 
-    def require(self, split: str) -> None:
-        """See to it that every member has the split, and the same one where they are blended.
+    def __post_init__(self) -> None:
+        if self.options.kind is not None and len(self.members) < 2:
+            raise UsageError(
+                "an ensemble needs two members or more",
+                hint="name several runs, or --checkpoint best --checkpoint last",
+            )
+
+    def require(self, split: str) -> Target:
+        """The split, once it is sure that every member has it, and the same one where they are blended.
 
         Raises:
             DatasetError: it is not there, without memes, or not the same everywhere.
         """
-        for member in self.members:
-            file = require_split(self._places(member).dataset, split)
-            if not count_rows(file):
-                raise DatasetError(f"{file}: there are no memes in it")
-        files = {self._annotations(member, split) for member in self.members}
+        targets = [Target.of_split(self._places(member), split) for member in self.members]
+        files = {target.annotations for target in targets}
         if self.options.kind and len({self._sha256(file) for file in files}) > 1:
             raise DatasetError(
                 f"the runs have different files for {split}: {', '.join(sorted(map(str, files)))}",
                 hint="name one data folder for all with --data-dir",
             )
+        return targets[0]
 
-    def results(self, split: str, validation: str | None) -> Iterator[Result]:
+    def results(self, target: Target, validation: str | None) -> Iterator[Result]:
         """Of every member, then of the ensemble; the threshold is chosen on ``validation``."""
         alone = self.options.kind is None
         # The validation split comes first, so that the newest predictions of a run are those asked for.
         blended = self._threshold(self.members, validation) if validation and not alone else None
         for member in self.members:
             threshold = self._threshold([member], validation) if alone and validation else None
-            yield self._finished(self._csv(member, split), [member], split, threshold)
+            yield self._finished(self._csv(member, target), [member], target, threshold)
         if not alone:
-            yield self._finished(self._blended_csv(split), self.members, split, blended)
+            yield self._finished(self._blended_csv(target), self.members, target, blended)
+
+    def proba(self, member: Member, target: Target, csv: Path) -> float:
+        """The probability of a single meme; ``csv`` is where it is written."""
+        return read_predictions(self._csv(member, target, csv))[0].proba
 
     def _threshold(self, members: Sequence[Member], split: str) -> float:
         """The threshold that is best on the validation split.
@@ -144,27 +185,29 @@ class _Team:
         Raises:
             DatasetError: the split has no labels to choose by.
         """
-        annotations = self._annotations(members[0], split)
-        labels = labels_of(read_rows(annotations))
+        target = self._of(members[0], split)
+        labels = labels_of(target.rows)
         if labels is None:
-            raise DatasetError(f"{annotations}: without labels no threshold can be chosen on it")
-        return best_accuracy(labels, self._probas(members, split))
+            raise DatasetError(f"{target.source}: without labels no threshold can be chosen on it")
+        return best_accuracy(labels, self._probas(members, target))
 
-    def _finished(self, csv: Path, members: Sequence[Member], split: str, threshold: float | None) -> Result:
+    def _finished(
+        self, csv: Path, members: Sequence[Member], target: Target, threshold: float | None
+    ) -> Result:
         """Label, score and record the predictions in ``csv``."""
         value = DEFAULT if threshold is None else threshold
         predictions = read_predictions(csv)
         labelled = [replace(row, label=label(row.proba, value)) for row in predictions]
         if labelled != predictions:
             write_predictions(csv, labelled)
-        annotations = self._annotations(members[0], split)
+        target = self._of(members[0], target)
         validation = members[0].run.request().splits["val"]
         kind = self.options.kind if len(members) > 1 else None
-        facts = record.scores(read_rows(annotations), labelled, value, kind) | {
+        facts = record.scores(target.rows, labelled, value, kind) | {
             "threshold_from": "default" if threshold is None else f"best accuracy on {validation}",
-            "split": split,
-            "annotations": str(annotations),
-            "annotations_sha256": self._sha256(annotations),
+            "split": target.name,
+            "annotations": str(target.source),
+            "annotations_sha256": self._sha256(target.source),
             "ensemble": kind,
             "members": [
                 {
@@ -181,41 +224,49 @@ class _Team:
             say("note: some of the members have the same weights, and count as often as they are named")
         write_json(record.path_beside(csv), facts)
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
-        return Result(csv, names, facts)
+        return Result(csv, names, target.title, facts)
 
-    def _csv(self, member: Member, split: str) -> Path:
+    def _csv(self, member: Member, target: Target, report: Path | None = None) -> Path:
         """The member's predictions; made when they are first asked for."""
-        if (member, split) not in self._csvs:
-            say(f"predicting {split} with {member.name}")
-            self._csvs[member, split] = launch.predict(
+        if (member, target.name) not in self._csvs:
+            say(f"predicting {target.title} with {member.name}")
+            self._csvs[member, target.name] = launch.predict(
                 member.run,
                 self._places(member),
                 checkpoint=member.checkpoint,
-                split=split,
+                target=self._of(member, target),
                 overrides=self.options.overrides,
                 batch_size=self.options.batch_size,
+                # The validation split beside own memes has the dataset's features.
+                features=self.options.features if target.is_own or self.options.memes is None else None,
+                report=report,
                 retry=self.options.retry,
             )
-        return self._csvs[member, split]
+        return self._csvs[member, target.name]
 
-    def _blended_csv(self, split: str) -> Path:
-        rows = read_rows(self._annotations(self.members[0], split))
-        probas = self._probas(self.members, split)
-        csv = new_folder(self.save_dir / "ensembles") / f"hateful_memes_{self.options.kind}_{split}.csv"
-        write_predictions(
-            csv, [Prediction(r.shown_id, p, label(p)) for r, p in zip(rows, probas, strict=True)]
-        )
+    def _blended_csv(self, target: Target) -> Path:
+        probas = self._probas(self.members, target)
+        name = f"hateful_memes_{self.options.kind}_{target.name}.csv"
+        csv = new_folder(self.save_dir / "ensembles") / name
+        if target.is_own:
+            shutil.copyfile(target.annotations, annotations_beside(csv))
+        rows = zip(target.rows, probas, strict=True)
+        write_predictions(csv, [Prediction(row.shown_id, p, label(p)) for row, p in rows])
         return csv
 
-    def _probas(self, members: Sequence[Member], split: str) -> list[float]:
-        columns = [[row.proba for row in read_predictions(self._csv(m, split))] for m in members]
+    def _probas(self, members: Sequence[Member], target: Target) -> list[float]:
+        columns = [[row.proba for row in read_predictions(self._csv(m, target))] for m in members]
         return columns[0] if self.options.kind is None else ensemble.blend(self.options.kind, columns)
 
     def _places(self, member: Member) -> Places:
         return Places.resolve(self.options.data_dir or Path(member.run.request().data_dir), self.save_dir)
 
-    def _annotations(self, member: Member, split: str) -> Path:
-        return self._places(member).dataset.split(split)
+    def _of(self, member: Member, target: Target | str) -> Target:
+        """The target as a member has it: a split lies in its own data folder."""
+        if isinstance(target, Target) and target.is_own:
+            return target
+        split = target if isinstance(target, str) else target.name
+        return Target.of_split(self._places(member), split)
 
     def _sha256(self, path: Path) -> str:
         if path not in self._digests:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mmf_win.bridge import settings
 from mmf_win.bridge.install import Installed
 from mmf_win.bridge.needs.check import Inputs, check
 from mmf_win.bridge.needs.config import resolve
-from mmf_win.bridge.needs.listing import Need, needs_of
+from mmf_win.bridge.needs.keys import features_key, image_keys, without_features
+from mmf_win.bridge.needs.listing import Need, needs_of, paths_of
 from mmf_win.bridge.versions import differences
-from mmf_win.console import Progress
+from mmf_win.console import Progress, as_typed
+from mmf_win.dataset.annotations import Row
+from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.runs.folder import RunRequest
 from mmf_win.runs.overrides import lasting
-from mmf_win.runs.presets import merge
+from mmf_win.runs.presets import Preset, merge
+from mmf_win.runs.targets import Target
+
+_SHOWN = 3
 
 
 def for_training(mmf: Installed, request: RunRequest, places: Places, resume_file: Path | None) -> Inputs:
@@ -45,7 +51,8 @@ def for_prediction(
     places: Places,
     *,
     checkpoint: Path,
-    split: str,
+    target: Target,
+    features: Path | None,
     overrides: Sequence[str],
 ) -> None:
     """What a prediction reads.
@@ -53,19 +60,70 @@ def for_prediction(
     Raises:
         DataError: something is missing or broken.
     """
-    splits = {**request.splits, "test": split}
-    common = settings.common(request.model, splits, differences(mmf.version))
-    layers = [common, request.settings, settings.predict(checkpoint)]
-    words = [*lasting(request.overrides), *overrides]
+    layers = [
+        settings.common(request.model, {**request.splits, "test": target.name}, differences(mmf.version)),
+        request.settings,
+        settings.predict(checkpoint),
+        target.settings,
+        settings.features_in(features) if features else {},
+    ]
+    config = _resolved(mmf, request, places, layers, [*lasting(request.overrides), *overrides])
+    if target.is_own and config["dataset"].get("use_features"):
+        _require_own_features(mmf, places, target, paths_of(config["dataset"], "features", ["test"])[0])
     check(
         mmf.root,
         places,
-        _resolved(mmf, request, places, layers, words),
+        config,
         slots=("test",),
         may_leave_out=False,
         offline=request.offline,
         hint_words=[*(_typed(request) or ["PRESET"]), *places.data_option],
     )
+
+
+def _require_own_features(mmf: Installed, places: Places, target: Target, lmdb: Path) -> None:
+    """Refuse own memes whose images have no region features, or those of another image.
+
+    Raises:
+        DatasetError: it names the images, and what can be done.
+    """
+    rows = target.rows
+    keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
+    missing = without_features(rows, keys)
+    if missing:
+        shown = ", ".join(row.shown_id for row in missing[:_SHOWN]) + (" …" if len(missing) > _SHOWN else "")
+        free = ", ".join(without_regions(mmf, places))
+        add = as_typed("mmfw", "features", "add", "FOLDER", *places.data_option)
+        raise DatasetError(
+            f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
+            f"{len(rows)} images ({shown})",
+            hint=f"`{add}` takes those that MMF's extraction scripts write, --features names another LMDB; "
+            f"these presets read none: {free}",
+        )
+    by_key: dict[str, Row] = {}
+    for row in rows:
+        key = features_key(row, keys)
+        stem = PurePosixPath(row.img).stem
+        earlier = by_key.setdefault(key, row)
+        if key not in (stem, stem.lstrip("0") or "0") or earlier.img != row.img:
+            other = earlier.img if earlier.img != row.img else f"the key {key}"
+            raise DatasetError(
+                f"{target.source}: MMF would take the region features of {other} for {row.img}",
+                hint="MMF finds features by the number at the end of an image's name, else by the name up to "
+                "its first dot, whatever the folder: rename the image and its features",
+            )
+
+
+def without_regions(mmf: Installed, places: Places) -> list[str]:
+    """The presets that come with mmfw and read no region features."""
+    names = [name for name in presets.names() if presets.load(name).published]
+    with Progress("looking at presets", len(names), "file") as progress:
+        found = []
+        for name in names:
+            if not _resolved_preset(mmf, presets.load(name), places)["dataset"].get("use_features"):
+                found.append(name)
+            progress.advance(1)
+    return found
 
 
 def needs_of_presets(mmf: Installed, names: Sequence[str], places: Places) -> dict[Need, list[str]]:
@@ -82,15 +140,7 @@ def needs_of_presets(mmf: Installed, names: Sequence[str], places: Places) -> di
     found: dict[Need, list[str]] = {}
     with Progress("looking at presets", len(names), "file") as progress:
         for name in names:
-            preset = presets.load(name)
-            config = resolve(
-                mmf.root,
-                places,
-                model=preset.model,
-                config=preset.config,
-                settings=preset.settings,
-                offline=preset.offline,
-            )
+            config = _resolved_preset(mmf, presets.load(name), places)
             for need in needs_of(mmf.root, places, config):
                 found.setdefault(need, []).append(name)
             progress.advance(1)
@@ -101,6 +151,17 @@ def needs_of_run(mmf: Installed, request: RunRequest, places: Places) -> dict[Ne
     """What training a run again would need → its preset, as one would type it."""
     config = _resolved(mmf, request, places, [request.settings], lasting(request.overrides))
     return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
+
+
+def _resolved_preset(mmf: Installed, preset: Preset, places: Places) -> settings.Settings:
+    return resolve(
+        mmf.root,
+        places,
+        model=preset.model,
+        config=preset.config,
+        settings=preset.settings,
+        offline=preset.offline,
+    )
 
 
 def _typed(request: RunRequest) -> list[str]:

@@ -24,6 +24,7 @@ from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.overrides import lasting
 from mmf_win.runs.presets import merge
 from mmf_win.runs.retry import Start, Trial, events_of, until_it_fits, what_began
+from mmf_win.runs.targets import Target
 
 _WORKERS = "training.num_workers"
 
@@ -158,20 +159,24 @@ def predict(
     places: Places,
     *,
     checkpoint: Path,
-    split: str,
+    target: Target,
     overrides: tuple[str, ...],
     batch_size: int | None,
+    features: Path | None = None,
+    report: Path | None = None,
     retry: bool = True,
 ) -> Path:
-    """Predict a split with a checkpoint of a run, in a fresh process.
+    """Predict memes with a checkpoint of a run, in a fresh process.
 
     Args:
         run: the run that knows the model's configuration.
         places: MMF's folders.
         checkpoint: the weights.
-        split: the annotation file's stem.
+        target: the memes.
         overrides: the user's ``KEY=VALUE`` words, after those of the run.
         batch_size: memes a batch; None for the run's own.
+        features: an LMDB of region features to read instead of the dataset's.
+        report: where the predictions go; None for the run's folder of reports.
         retry: try again with less, when memory runs out.
 
     Returns:
@@ -182,22 +187,27 @@ def predict(
     """
     request = run.request()
     mmf = _usable_for(request)
-    inputs.for_prediction(mmf, request, places, checkpoint=checkpoint, split=split, overrides=overrides)
+    inputs.for_prediction(
+        mmf, request, places, checkpoint=checkpoint, target=target, features=features, overrides=overrides
+    )
     differ = differences(mmf.version)
     replaced = {"training.batch_size"} if batch_size is not None else set()
     words = [*lasting(request.overrides, replaced), *overrides]
-    report = run.report(split)
+    report = report or run.report(target.name)
 
     def predict_once(trial: Trial, begin: Start) -> tuple[Request, Exit]:
         layers = [
-            settings.common(request.model, {**request.splits, "test": split}, differ),
+            settings.common(request.model, {**request.splits, "test": target.name}, differ),
             request.settings,
             settings.options(differ, seed=request.seed, batch_size=batch_size or request.batch_size),
             settings.predict(checkpoint),
+            target.settings,
+            settings.features_in(features) if features else {},
         ]
         asked = replace(
             _asked(run, run.new_attempt(), request, "predict", mmf, differ, layers, words, trial),
-            annotations=str(places.dataset.split(split)),
+            annotations=str(target.annotations),
+            keep_annotations=target.is_own,
             report=str(report),
         )
         return asked, attempt(run, asked, places, offline=request.offline)

@@ -127,7 +127,7 @@ def build_dataset(root: Path, splits: Mapping[str, int] = SPLITS, seed: int = 0)
             text = " ".join(random.choice(WORDS, 5))
             meme = {"id": stem, "img": f"img/{stem}.png", "label": row % 2, "text": text}
             lines.append(json.dumps(meme, ensure_ascii=False))
-        (annotations / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (annotations / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return stems
 
 

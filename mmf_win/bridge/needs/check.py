@@ -116,6 +116,9 @@ def _told(statuses: Sequence[Status]) -> str:
 def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> None:
     """The annotations and images, as they were converted; those of another hand nobody can judge."""
     root = places.dataset.root
+    read = [*paths_of(dataset, "annotations", slots), *paths_of(dataset, "images", slots)]
+    if not any(path.is_relative_to(root) for path in read):
+        return  # own memes
     wanted = {_below(path, root) for path in paths_of(dataset, "annotations", slots) if path.is_file()}
     folders = paths_of(dataset, "images", slots) if dataset.get("use_images") else []
     prefixes = tuple(f"{_below(path, root)}/" for path in folders)
@@ -183,7 +186,7 @@ def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:
 
     def is_there(folder: str, image: str) -> bool:
         below, _, name = image.rpartition("/")
-        parent = f"{folder}/{below}"
+        parent = os.path.join(folder, below)  # noqa: PTH118 – many, and an absolute path stays one
         if parent not in listings:
             try:
                 listings[parent] = set(os.listdir(parent))  # noqa: PTH208 – only names are wanted

@@ -70,6 +70,11 @@ def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:
     return [row for row in rows if not any(key in keys for key in _asked_for(row.img))]
 
 
+def features_key(row: Row, keys: Collection[str]) -> str:
+    """The key of the record that MMF takes for a row which has one."""
+    return next(key for key in _asked_for(row.img) if key in keys)
+
+
 def _asked_for(image: str) -> tuple[str, ...]:
     stem = image.split("/")[-1].split(".")[0]
     try:

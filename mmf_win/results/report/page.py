@@ -18,12 +18,15 @@ from mmf_win.results.report.confounders import Pair, pairs
 from mmf_win.results.report.curves import Curves, named_versions, read_curves
 from mmf_win.results.report.pictures import Comparison, Thumbnail, thumbnail
 from mmf_win.results.report.render import write_page
-from mmf_win.results.report.scored import Meme, Scored, worst
+from mmf_win.results.report.scored import Meme, Scored, ranked, worst
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run, RunRequest
 
 MISTAKES = 12
 """Memes shown of each kind of mistake."""
+
+GALLERY = 24
+"""Memes shown of a split without labels."""
 
 PAIRS = 8
 """Confounder pairs shown."""
@@ -184,12 +187,18 @@ def _about(
     if scored is None:
         return {**always, "decisions": []}
     labels = scored.labels
+    cards = _Cards(dataset, images)
     if labels is None:
-        return {**always, "decisions": [plots.histogram(scored.probas, scored.threshold)]}
+        return {
+            **always,
+            "decisions": [plots.histogram(scored.probas, scored.threshold)],
+            "gallery": cards.of(ranked(scored.memes, GALLERY)),
+            "missing": cards.missing,
+            "pictures": cards.pictures,
+        }
     metrics = measure(labels, scored.probas, threshold=scored.threshold, calibrated=scored.are_probabilities)
     decisions = plots.decisions(labels, scored.probas, metrics)
     found = pairs(scored.memes, {} if comparison is None else _alike(comparison))
-    cards = _Cards(dataset, images)
     return {
         **always,
         "metrics": metrics,
@@ -316,7 +325,7 @@ def _facts(
 def _facts_of(scored: Scored) -> list[Fact]:
     digest = file_digest(scored.annotations).hex()
     facts = [
-        Fact("Split", f"{scored.split}, {len(scored.memes):,} memes"),
+        Fact("Split", f"{scored.title}, {len(scored.memes):,} memes"),
         Fact("Annotations", f"sha256 {digest}", f"{digest[:8]}…"),
     ]
     for member in scored.record.get("members", []):

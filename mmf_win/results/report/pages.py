@@ -60,7 +60,8 @@ def of_ensemble(csv: Path) -> Path:
         DataError: predictions or annotations cannot be read.
     """
     told = record.read(csv)
-    dataset = DatasetPaths(Path(told["annotations"]).parents[1])
+    annotations = Path(told["annotations"])  # of own memes, it lies in no dataset, and a copy beside the CSV
+    dataset = DatasetPaths(annotations.parent.parent)
     scored = read_scored(csv, told["split"], dataset)
     with _comparison(scored, dataset, images=True) as comparison:
         from mmf_win.results.report import page

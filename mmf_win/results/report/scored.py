@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.dataset.annotations import Row, labels_of, read_rows
+from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
@@ -47,17 +48,24 @@ class Scored:
 
     Attributes:
         csv: the file of predictions.
-        split: the annotation file's stem.
-        annotations: the annotation file.
+        split: the annotation file's stem, or what stands for own memes in names.
+        title: what the user calls it.
+        annotations: the file that holds the memes.
         memes: in the order of the annotations.
         record: what is written beside the CSV, see :mod:`mmf_win.results.record`; empty without that.
     """
 
     csv: Path
     split: str
+    title: str
     annotations: Path
     memes: tuple[Meme, ...]
     record: dict[str, Any]
+
+    @property
+    def are_own(self) -> bool:
+        """Whether these are memes of the user's own, not the dataset's."""
+        return self.annotations == annotations_beside(self.csv)
 
     @property
     def labels(self) -> list[int] | None:
@@ -98,7 +106,8 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     Raises:
         DataError: one of the two cannot be read, or they do not fit each other.
     """
-    annotations = dataset.split(split)
+    own = annotations_beside(csv)
+    annotations = own if own.is_file() else dataset.split(split)
     if not annotations.is_file():
         raise DatasetError(
             f"{annotations}: there is no such file, and {csv.name} was predicted for it",
@@ -113,7 +122,14 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} anew: mmfw predict") from None
     memes = tuple(Meme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
-    return Scored(csv, split, annotations, memes, record.read(csv))
+    told = record.read(csv)
+    title = Path(str(told.get("annotations", split))).name if annotations == own else split
+    return Scored(csv, split, title, annotations, memes, told)
+
+
+def ranked(memes: Sequence[Meme], limit: int) -> list[Meme]:
+    """Memes by their probability, the highest first."""
+    return sorted(memes, key=lambda meme: (-meme.proba, meme.row.id))[:limit]
 
 
 def worst(memes: Sequence[Meme], label: int, limit: int) -> list[Meme]:

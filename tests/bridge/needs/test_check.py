@@ -186,7 +186,10 @@ def test_features_that_do_not_hold_what_they_list_are_found(
     import lmdb
 
     dataset.features_without()
-    with lmdb.open(str(dataset.lmdb), map_size=1 << 28) as opened, opened.begin(write=True) as transaction:
+    with (
+        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
+        opened.begin(write=True) as transaction,
+    ):
         if change is None:
             transaction.delete(b"keys")
         else:
@@ -206,7 +209,10 @@ def test_a_damaged_list_of_keys_is_one_kind_of_error(
     import lmdb
 
     dataset.features_without()
-    with lmdb.open(str(dataset.lmdb), map_size=1 << 28) as opened, opened.begin(write=True) as transaction:
+    with (
+        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
+        opened.begin(write=True) as transaction,
+    ):
         transaction.put(b"keys", pickled)
     with pytest.raises(DataError, match=r"not whole: .*the list of its keys"):
         dataset.check()
@@ -221,7 +227,10 @@ def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: P
             return Path.touch, (tmp_path / "done",)
 
     dataset.features_without()
-    with lmdb.open(str(dataset.lmdb), map_size=1 << 28) as opened, opened.begin(write=True) as transaction:
+    with (
+        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
+        opened.begin(write=True) as transaction,
+    ):
         transaction.put(b"keys", pickle.dumps([Hostile()]))
     with pytest.raises(DataError, match="the list of its keys wants"):
         dataset.check()

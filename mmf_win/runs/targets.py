@@ -1,0 +1,105 @@
+"""What a run predicts: a split of the dataset, or memes of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmf_win.bridge import settings
+from mmf_win.bridge.settings import Settings
+from mmf_win.console import say
+from mmf_win.dataset.annotations import Row, count_rows, read_rows, require_split
+from mmf_win.dataset.own_memes import as_rows, find_images, read_table, write_annotations
+from mmf_win.errors import DatasetError
+from mmf_win.paths import Places, portable_name
+
+
+@dataclass(frozen=True)
+class Target:
+    """Memes to predict.
+
+    Attributes:
+        name: the split's, or what stands for it in the names of files.
+        annotations: the annotation file that MMF reads.
+        table: the user's table of own memes; None for a split.
+    """
+
+    name: str
+    annotations: Path
+    table: Path | None = None
+
+    @classmethod
+    def of_split(cls, places: Places, split: str) -> Target:
+        """A split on disk.
+
+        Raises:
+            DatasetError: it is not there, or without memes.
+        """
+        annotations = require_split(places.dataset, split)
+        if not count_rows(annotations):
+            raise DatasetError(f"{annotations}: there are no memes in it")
+        return cls(split, annotations)
+
+    @classmethod
+    def of_table(cls, table: Path, scratch: Path) -> Target:
+        """The memes of a user's table.
+
+        Args:
+            table: CSV or JSON Lines; see :mod:`mmf_win.dataset.own_memes`.
+            scratch: a folder for the annotations that MMF reads.
+
+        Raises:
+            DatasetError: the table cannot be used, or images are missing.
+        """
+        memes = find_images(read_table(table), table.parent, shown=str(table))
+        unlabelled = sum(meme.label is None for meme in memes)
+        if 0 < unlabelled < len(memes):
+            say(f"note: {unlabelled} of {len(memes)} memes have no label, so nothing is scored")
+        return cls._own(table, as_rows(memes), scratch)
+
+    @classmethod
+    def of_image(cls, image: Path, text: str, scratch: Path) -> Target:
+        """One image and its text.
+
+        Raises:
+            DatasetError: there is no such image.
+        """
+        if not image.is_file():
+            raise DatasetError(f"{image}: there is no such image")
+        return cls._own(image, [Row(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch)
+
+    @classmethod
+    def _own(cls, source: Path, rows: Sequence[Row], scratch: Path) -> Target:
+        annotations = scratch / "memes.jsonl"
+        write_annotations(annotations, rows)
+        return cls(portable_name(f"memes-{source.stem}"), annotations, source.absolute())
+
+    @property
+    def is_own(self) -> bool:
+        """Whether these are memes of the user's own."""
+        return self.table is not None
+
+    @property
+    def title(self) -> str:
+        """What the user calls them."""
+        return self.name if self.table is None else self.table.name
+
+    @property
+    def source(self) -> Path:
+        """The file that the user knows."""
+        return self.table or self.annotations
+
+    @property
+    def rows(self) -> list[Row]:
+        """The memes.
+
+        Raises:
+            DatasetError: the annotations cannot be read.
+        """
+        return read_rows(self.annotations, shown=str(self.source))
+
+    @property
+    def settings(self) -> Settings:
+        """MMF's keys that name these memes, where the run's own splits do not."""
+        return settings.own_memes(self.annotations) if self.is_own else {}

@@ -1,0 +1,149 @@
+"""Own memes: scored from tables and from one image, by the real MMF."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.dataset.annotations import read_rows
+from tests.endtoend.conftest import Tool
+from tests.worlds import tiny_mmf
+
+pytestmark = pytest.mark.torch
+
+SPLIT = "test_unseen"
+WITHOUT_REGIONS = ("image", "bert", "concat_bert", "late_fusion", "mmbt")
+
+
+def rows_of(path: str | Path) -> list[dict[str, str]]:
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table_of_the_split(tool: Tool, folder: Path, **labels: Any) -> Path:
+    """The rows of a split as a table of a user's own: images elsewhere, other names for the columns."""
+    folder.mkdir()
+    path = folder / "мои мемы.csv"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "text", "image"])
+        for row in read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl"):
+            image = folder / Path(row.img).name
+            shutil.copyfile(tool.world.dataset / "images" / row.img, image)
+            table.writerow([f"мем {row.id}", row.text, image.name])
+    return path
+
+
+@pytest.mark.parametrize("recipe", [*WITHOUT_REGIONS, "visual_bert"])
+def test_own_memes_get_the_very_probabilities_that_they_get_as_a_split(recipe: str, tool: Tool) -> None:
+    tool("train", tool.preset(recipe), "--updates", "1", "--seed", "1")
+    split = rows_of(tool("predict", "--split", SPLIT, "--no-report")["csv"])
+    table = table_of_the_split(tool, tool.folder / "my memes")
+    before = sorted(file.name for file in table.parent.iterdir())
+    own = tool("predict", "--memes", str(table))
+    assert [row["proba"] for row in rows_of(own["csv"])] == [row["proba"] for row in split]
+    assert [row["id"] for row in rows_of(own["csv"])] == [f"мем {row['id']}" for row in split]
+    assert own["auroc"] is None, "the table has no labels"
+    assert sorted(file.name for file in table.parent.iterdir()) == before, "the user's folder is left alone"
+    page = Path(own["report"]).read_text(encoding="utf-8")
+    assert "мои мемы.csv" in page and f"мем {split[0]['id']}" in page and 'id="gallery"' in page
+    assert page.count("data:image/webp") == len(split)
+
+
+def test_one_image_and_its_text_get_a_probability_and_leave_no_file(tool: Tool) -> None:
+    run = tool.run_of(tool("train", tool.preset("mmbt"), "--updates", "1", "--seed", "1"))
+    table = table_of_the_split(tool, tool.folder / "mine")
+    first = read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")[0]
+    image = table.parent / Path(first.img).name
+    one = tool("predict", "--image", str(image), "--text", first.text)
+    [batch_of_one] = [one["proba"]]
+    of_table = float(rows_of(tool("predict", "--memes", str(table), "--no-report")["csv"])[0]["proba"])
+    assert batch_of_one == pytest.approx(of_table, abs=1e-5), "only the size of the batch differs"
+    assert len(list(run.reports.glob("*.csv"))) == 1
+    assert tool.code("predict", "--image", str(image), "--text", first.text) == 0
+    assert tool.output.strip() == f"{batch_of_one:.4f}"
+    assert tool.code("predict", "--image", str(image)) == 2
+    assert "--text" in tool.errors
+
+
+def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
+    tool("train", tool.preset("bert"), "--updates", "1", "--seed", "1")
+    rows = [
+        {
+            "img": tool.world.dataset.joinpath("images", row.img).as_posix(),
+            "text": row.text,
+            "label": row.label,
+        }
+        for row in read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")
+    ]
+    table = tool.folder / "dev_seen.jsonl"  # called as a split, which it is not
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    own = tool("predict", "--memes", str(table))
+    assert 0 <= own["auroc"] <= 1 and own["rows"] == len(rows)
+    assert own["annotations"] == str(table)
+    assert [row["id"] for row in rows_of(own["csv"])] == [Path(row["img"]).name for row in rows]
+    table.unlink()
+    Path(own["report"]).unlink()
+    assert tool.code("report", "--split", own["split"]) == 0
+    page = Path(own["report"]).read_text(encoding="utf-8")
+    assert "dev_seen.jsonl" in page and "Published" not in page
+    assert "licensed" not in page
+
+
+def test_no_dataset_is_needed_to_score_own_memes(tool: Tool, tmp_path: Path) -> None:
+    tool("train", tool.preset("mmbt"), "--updates", "1")
+    table = table_of_the_split(tool, tmp_path / "mine")
+    bare = tiny_mmf.TinyWorld(tmp_path / "bare")
+    bare.data.mkdir(parents=True)
+    tool.world, full = bare, tool.world
+    own = tool("predict", "--memes", str(table), "--no-report")
+    assert len(rows_of(own["csv"])) == len(read_rows(full.dataset / "annotations" / f"{SPLIT}.jsonl"))
+
+
+def test_an_ensemble_scores_own_memes(tool: Tool) -> None:
+    for seed in ("1", "2"):
+        tool("train", tool.preset("bert"), "--updates", "1", "--seed", seed, "--name", f"n{seed}")
+    table = table_of_the_split(tool, tool.folder / "mine")
+    assert tool.code("predict", "n1", "n2", "--ensemble", "mean", "--memes", str(table), "--json") == 0
+    decoder, text, results = json.JSONDecoder(), tool.output.strip(), []
+    while text:
+        value, end = decoder.raw_decode(text)
+        results.append(value)
+        text = text[end:].lstrip()
+    columns = [[float(row["proba"]) for row in rows_of(result["csv"])] for result in results]
+    assert columns[2] == pytest.approx([sum(pair) / 2 for pair in zip(*columns[:2], strict=True)])
+    assert "мои мемы.csv" in Path(results[2]["report"]).read_text(encoding="utf-8")
+
+
+def test_images_without_region_features_are_refused_with_what_can_be_done(tool: Tool, tmp_path: Path) -> None:
+    tool("train", tool.preset("visual_bert"), "--updates", "1")
+    image = tmp_path / "новое.png"
+    shutil.copyfile(next((tool.world.dataset / "images" / "img").iterdir()), image)
+    table = tmp_path / "own.csv"
+    table.write_text("img,text\nновое.png,hello\n", encoding="utf-8")
+    assert tool.code("predict", "--memes", str(table)) == 3
+    assert "новое.png" in tool.errors
+    assert all(preset in tool.errors for preset in ("text_bert", "image_grid", "mmbt_grid"))
+    assert "visual_bert_coco" not in tool.errors
+    assert "mmfw features add" in tool.errors
+
+    other = tmp_path / "own.lmdb"
+    tiny_mmf.build_features(other, ["новое"])
+    own = tool("predict", "--memes", str(table), "--features", str(other))
+    assert [row["id"] for row in rows_of(own["csv"])] == ["новое.png"]
+
+
+def test_features_of_another_image_are_not_taken(tool: Tool, tmp_path: Path) -> None:
+    tool("train", tool.preset("visual_bert"), "--updates", "1")
+    for name in ("cat_7.png", "7.png"):
+        shutil.copyfile(next((tool.world.dataset / "images" / "img").iterdir()), tmp_path / name)
+    tiny_mmf.build_features(tmp_path / "own.lmdb", ["cat_7", "7"])
+    table = tmp_path / "own.csv"
+    table.write_text("img,text\ncat_7.png,hello\n", encoding="utf-8")
+    assert tool.code("predict", "--memes", str(table), "--features", str(tmp_path / "own.lmdb")) == 3
+    assert "cat_7.png" in tool.errors and "rename" in tool.errors
