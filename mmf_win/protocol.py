@@ -16,10 +16,11 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     train_started    update (where it begins), max_updates, device, batch, micro_batch, searching (whether
                      that is only to measure with), workers (of the DataLoader), seed, parameters (how many),
                      remembered (whether the micro-batch is what fitted before), fit (what a fitting one
-                     depends on)
+                     depends on), data (what it trains on, as in Request.data; null where that is not known)
     micro_batch      rows (that go through at once from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
-    val              update, metrics, final (whether with the best checkpoint, after training)
+    val              update, metrics, final (whether with the best checkpoint, after training), data (what
+                     it was measured on, as above)
     saving           update; a checkpoint is about to be written
     checkpoint       update, is_best; it is written
     note             text; something that the user should know
@@ -132,6 +133,8 @@ class Request:
         find_micro_batch: look for the most that fit, when none is said and none is known.
         eval_batch: the same for validation and prediction; None for the whole batch.
         fits: micro-batches that fitted before, by what they depend on.
+        data: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen", "rows": 433,
+            "full_rows": 540}``; ``full_rows`` is null where the size of the full split is not known.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
@@ -152,6 +155,7 @@ class Request:
     find_micro_batch: bool = False
     eval_batch: int | None = None
     fits: dict[str, int] = field(default_factory=dict)
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
     annotations: str | None = None
     keep_annotations: bool = False
     report: str | None = None

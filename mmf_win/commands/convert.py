@@ -108,7 +108,16 @@ def _first_line(path: Path) -> str:
 
 def _show(result: Conversion, data_dir: Path | None) -> None:
     header = ("split", "rows", "hateful", "benign", "left out")
-    rows = [(name, s.rows, s.hateful, s.benign, s.missing) for name, s in result.splits.items()]
+    rows = [
+        (
+            name,
+            f"{s.rows:,} of {s.rows + s.missing:,}" if s.missing else s.rows,
+            s.hateful,
+            s.benign,
+            s.missing,
+        )
+        for name, s in result.splits.items()
+    ]
     print(table(header, rows))
     extra = f", {result.extra_images} of them in no split" if result.extra_images else ""
     say(f"\n{result.images} images{extra}")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from mmf_win.dataset.annotations import Row
 from mmf_win.errors import DatasetError
@@ -22,21 +23,36 @@ class SplitSummary:
         hateful: rows with label 1; None when the split has no labels.
         benign: rows with label 0; None when the split has no labels.
         missing: rows without their image, which are left out.
+        missing_ids: the ids of these rows; none in a record that an earlier mmfw wrote.
     """
 
     rows: int
     hateful: int | None
     benign: int | None
     missing: int
+    missing_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Row], missing: int) -> SplitSummary:
-        """Count the rows that stay."""
+    def of(cls, rows: Sequence[Row], missing: Sequence[Row]) -> SplitSummary:
+        """Count the rows that stay, and name those that are left out."""
         labels = [row.label for row in rows]
         labelled = any(label is not None for label in labels)
         return cls(
-            len(rows), labels.count(1) if labelled else None, labels.count(0) if labelled else None, missing
+            rows=len(rows),
+            hateful=labels.count(1) if labelled else None,
+            benign=labels.count(0) if labelled else None,
+            missing=len(missing),
+            missing_ids=tuple(row.id for row in missing),
         )
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SplitSummary:
+        """From the plain values of a record.
+
+        Raises:
+            TypeError: they are others than a record has.
+        """
+        return cls(**{**value, "missing_ids": tuple(value.get("missing_ids", ()))})
 
 
 def shared_ids(splits: Mapping[str, Sequence[Row]]) -> dict[str, int]:

@@ -72,7 +72,7 @@ class Conversion:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Conversion:
         """What :meth:`to_json` made."""
-        splits = {split: SplitSummary(**summary) for split, summary in value["splits"].items()}
+        splits = {split: SplitSummary.from_json(summary) for split, summary in value["splits"].items()}
         return cls(**{**value, "target": Path(value["target"]), "splits": splits})
 
 
@@ -138,6 +138,7 @@ def _convert(
     sha256 = None if digest is None else digest.hexdigest()
 
     kept = {split: [row for row in rows[split] if row.img in images] for split in rows}
+    missing = {split: [row for row in rows[split] if row.img not in images] for split in rows}
     for split, stay in kept.items():
         file = here.new / "annotations" / f"{split}.jsonl"
         if len(stay) < len(rows[split]):
@@ -146,7 +147,7 @@ def _convert(
     named = {row.img for split in rows.values() for row in split}
     result = Conversion(
         target=paths.root,
-        splits={split: SplitSummary.of(stay, len(rows[split]) - len(stay)) for split, stay in kept.items()},
+        splits={split: SplitSummary.of(stay, missing[split]) for split, stay in kept.items()},
         shared_ids=shared_ids(kept),
         images=len(images),
         extra_images=len(images.keys() - named),

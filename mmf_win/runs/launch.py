@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,7 @@ def train(
             keep=request.keep,
             find_micro_batch=request.auto_batch,
             fits=fits.load() if memory.remembered else {},
+            data={slot: asdict(part) for slot, part in found.read.items()},
         )
         # A word that MMF refuses must not stay with a run that went well so far.
         remember = lambda: run.save_request(request)  # noqa: E731

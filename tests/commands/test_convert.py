@@ -13,7 +13,7 @@ from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.cli import main
 from mmf_win.paths import Places
 from tests.worlds import hostile
-from tests.worlds.memes import memes
+from tests.worlds.memes import memes, without_images
 
 PASSWORD = "пароль 密码"
 
@@ -48,11 +48,24 @@ def test_a_table_of_splits_and_what_to_do_next(
 def test_json_for_scripts(archive: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(archive, data_dir, "--password", PASSWORD, "--json") == 0
     first = json.loads(capsys.readouterr().out)
-    assert first["splits"]["train"] == {"rows": 6, "hateful": 3, "benign": 3, "missing": 0}
+    assert first["splits"]["train"] == {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": []}
     assert run(archive, data_dir, "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert (first["already_done"], again["already_done"]) == (False, True)
     assert again["target"] == str(Places.resolve(data_dir).dataset.root)
+
+
+def test_rows_that_are_left_out_stand_beside_the_full_number(
+    user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = hostile.plain_zip(user_dir / "copy.zip", without_images(memes(), [14, 15]))
+    assert run(copy, data_dir, "--allow-missing") == 0
+    lines = {words[0]: words[1:] for line in capsys.readouterr().out.splitlines() if (words := line.split())}
+    assert lines["test_unseen"] == ["1", "of", "3", "0", "1", "2"]
+    assert lines["test_seen"] == ["2", "1", "1", "0"]
+    assert run(copy, data_dir, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)["splits"]["test_unseen"]
+    assert (summary["rows"], summary["missing"], summary["missing_ids"]) == (1, 2, [14, 15])
 
 
 def test_the_password_is_kept_nowhere(archive: Path, data_dir: Path) -> None:

@@ -70,6 +70,7 @@ class Observer:
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             remembered=micro.remembered,
             fit=micro.fit,
+            data=self.request.data.get("train"),
         )
         if self.request.find_micro_batch and micro.search is None:
             self.micro_batch_changed(micro)
@@ -108,7 +109,8 @@ class Observer:
     def validated(self, trainer: Any, meter: Any, *, final: bool = False) -> None:
         """The whole validation set has been scored; ``final`` after training, with the best checkpoint."""
         metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
-        self.event("val", update=trainer.num_updates, metrics=metrics, final=final)
+        data = self.request.data.get("val")
+        self.event("val", update=trainer.num_updates, metrics=metrics, final=final, data=data)
 
     def saving(self, update: int) -> None:
         """A checkpoint is about to be written, which a request to leave does not interrupt."""

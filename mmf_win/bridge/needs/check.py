@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mmf_win.bridge.needs import caches
@@ -13,10 +13,11 @@ from mmf_win.bridge.needs.keys import image_keys, without_features
 from mmf_win.bridge.needs.listing import Need, needs_of, paths_of, tell_mmf
 from mmf_win.bridge.needs.state import Status, examine
 from mmf_win.console import as_typed, say
-from mmf_win.dataset.annotations import Row, keep_rows, read_rows
+from mmf_win.dataset.annotations import Row, count_rows, keep_rows, read_rows
+from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.record import verify_dataset
 from mmf_win.errors import DataError, DatasetError
-from mmf_win.paths import Places
+from mmf_win.paths import DatasetPaths, Places
 
 _SHOWN = 3
 
@@ -40,9 +41,11 @@ class Inputs:
 
     Attributes:
         left_out: MMF's name of a split → what is read of its annotations, where that is not all.
+        read: MMF's name of a split → how much of it is read, for those with one annotation file.
     """
 
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    read: Mapping[str, Coverage] = field(default_factory=dict)
 
     def settings(self, folder: Path) -> Tree:
         """MMF's keys for a run that leaves rows out, whose shorter annotation files are written now.
@@ -93,7 +96,9 @@ def check(
     needs = needs_of(root, places, config, slots)
     _require_whole([examine(need, places) for need in needs], hint_words, offline)
     tell_mmf(needs)
-    return _with_rows(needs, config["dataset"], slots, allow_missing=allow_missing, may=may_leave_out)
+    dataset = config["dataset"]
+    left_out = _with_rows(needs, dataset, slots, allow_missing=allow_missing, may=may_leave_out)
+    return Inputs(left_out, dict(_read(places.dataset, dataset, slots, left_out)))
 
 
 def _require_whole(statuses: Sequence[Status], hint_words: Sequence[str], offline: bool) -> None:
@@ -141,8 +146,8 @@ def _below(path: Path, folder: Path) -> str:
 
 def _with_rows(
     needs: Sequence[Need], dataset: Tree, slots: Sequence[str], *, allow_missing: bool, may: bool
-) -> Inputs:
-    """Compare the rows with what there is of them."""
+) -> dict[str, LeftOut]:
+    """Compare the rows with what there is of them; return what is left where some are missing."""
     annotations = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
     rows = {slot: read_rows(p[0]) for slot, p in annotations.items() if len(p) == 1 and p[0].is_file()}
     absent: dict[str, list[Row]] = {}
@@ -159,7 +164,7 @@ def _with_rows(
         if gone:
             absent[slot] = gone
     if not absent:
-        return Inputs()
+        return {}
     told = ", ".join(
         f"{annotations[slot][0].stem} {len(gone)} of {len(rows[slot])} ({_names(gone)})"
         for slot, gone in absent.items()
@@ -177,7 +182,23 @@ def _with_rows(
         if not kept:
             raise DatasetError(f"{annotations[slot][0]}: no row is left: {message}")
         left_out[slot] = LeftOut(annotations[slot][0], kept)
-    return Inputs(left_out)
+    return left_out
+
+
+def _read(
+    paths: DatasetPaths, dataset: Tree, slots: Sequence[str], left_out: Mapping[str, LeftOut]
+) -> Iterator[tuple[str, Coverage]]:
+    """How much of each split is read: rows may be left out now, and may have been at conversion."""
+    for slot in slots:
+        files = paths_of(dataset, "annotations", [slot])
+        if len(files) != 1 or not files[0].is_file():
+            continue
+        split, is_own = files[0].stem, _below(files[0], paths.annotations) != files[0].name
+        there = Coverage(split, count_rows(files[0])) if is_own else coverage(paths, split)
+        if slot in left_out:
+            rows, full = len(left_out[slot].kept), there.full_rows
+            there = replace(there, rows=rows, full_rows=there.rows if full is None else full)
+        yield slot, there
 
 
 def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:

@@ -14,6 +14,8 @@ import pytest
 from mmf_win.bridge.needs.check import Inputs, check
 from mmf_win.bridge.needs.keys import without_features
 from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.dataset.convert import convert
+from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.record import Record
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.integrity import Checksum, Manifest, Source, record
@@ -115,6 +117,7 @@ def test_rows_that_may_be_missing_are_left_out_of_files_of_the_runs_own(
     dataset.features_without(train[0], train[3])
     found = dataset.check(allow_missing=True)
     assert "these rows are left out" in capsys.readouterr().err
+    assert found.read == {"train": Coverage("train", 4, 6), "val": Coverage("dev", 3)}
     own = tmp_path / "annotations" / "train.jsonl"
     assert found.settings(own.parent) == {
         "dataset_config": {"hateful_memes": {"annotations": {"train": [str(own)]}}}
@@ -123,6 +126,24 @@ def test_rows_that_may_be_missing_are_left_out_of_files_of_the_runs_own(
     assert own.read_bytes().splitlines(keepends=True) == [
         line for number, line in enumerate(original) if number not in (0, 3)
     ]
+
+
+def test_rows_left_out_at_conversion_and_now_are_counted_together(
+    dataset: Dataset, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = dataset.rows("dev")[0]
+    root = dataset.places.dataset.root
+    (root / "images" / gone.img).unlink()
+    copy = root.rename(user_dir / "copy")
+    convert(copy, dataset.places, allow_missing=True)
+    dataset.features_without(dataset.rows("dev")[1], dataset.rows("train")[2])
+    found = dataset.check("train", "val", "test", allow_missing=True)
+    assert found.read == {
+        "train": Coverage("train", 5, 6),
+        "val": Coverage("dev", 1, 3),
+        "test": Coverage("test", 2, 2),
+    }
+    assert dataset.check("train", "val", "test", regions=False).read["val"] == Coverage("dev", 2, 3)
 
 
 def test_a_prediction_is_never_made_without_some_of_its_rows(dataset: Dataset) -> None:

@@ -1,0 +1,114 @@
+"""How much of a split there is, after real conversions of copies that lack images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.convert import convert
+from mmf_win.dataset.coverage import Coverage, converted, coverage
+from mmf_win.errors import DatasetError
+from mmf_win.files import read_json, write_json
+from mmf_win.paths import DatasetPaths, Places
+from tests.worlds import hostile
+from tests.worlds.memes import PHASE_1, laid_out, lay_out, memes, public_copy, without_images
+
+LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_unseen
+
+
+@pytest.fixture
+def places(user_dir: Path) -> Places:
+    return Places.resolve(user_dir / "data dir", user_dir / "save", environ={})
+
+
+@pytest.fixture
+def dataset(user_dir: Path, places: Places) -> DatasetPaths:
+    """A dataset that was converted from a copy without four of its images."""
+    archive = hostile.plain_zip(user_dir / "copy.zip", without_images(memes(), LACKING))
+    convert(archive, places, allow_missing=True)
+    return places.dataset
+
+
+def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: Places) -> None:
+    files, gone = public_copy()
+    result = convert(lay_out(files, user_dir / "copy"), places, allow_missing=True)
+    found = {split: str(coverage(places.dataset, split)) for split in result.splits}
+    assert found == {
+        "train": "20 rows of train",
+        "dev_seen": "398 of 500 rows of dev_seen",
+        "dev_unseen": "433 of 540 rows of dev_unseen",
+        "test_seen": "1,000 rows of test_seen",
+        "test_unseen": "1,593 of 2,000 rows of test_unseen",
+    }
+    summaries = {split: converted(places.dataset, split) for split in gone}
+    assert {split: list(s.missing_ids) for split, s in summaries.items() if s is not None} == gone
+    again = convert(user_dir / "copy", places)
+    assert again.already_done and again.splits == result.splits
+
+
+def test_nothing_is_missing_of_a_split_that_was_converted_whole(dataset: DatasetPaths) -> None:
+    assert coverage(dataset, "test_seen") == Coverage("test_seen", 2, 2)
+    assert not coverage(dataset, "test_seen").is_partial
+
+
+def test_a_complete_copy_takes_the_place_of_the_other(
+    dataset: DatasetPaths, user_dir: Path, places: Places
+) -> None:
+    assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
+    convert(hostile.plain_zip(user_dir / "complete.zip", memes()), places, force=True)
+    assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 3, 3)
+
+
+def test_the_first_phase_is_no_different(user_dir: Path, places: Places) -> None:
+    convert(lay_out(without_images(memes(PHASE_1), [7]), user_dir / "old"), places, allow_missing=True)
+    assert str(coverage(places.dataset, "dev")) == "2 of 3 rows of dev"
+    assert coverage(places.dataset, "test") == Coverage("test", 3, 3)
+
+
+@pytest.mark.parametrize("split", ["dev_seen", "dev_unseen"])
+def test_of_a_file_that_was_changed_by_hand_nothing_is_claimed(dataset: DatasetPaths, split: str) -> None:
+    file = dataset.split(split)
+    file.write_bytes(file.read_bytes().replace(b'"label": 1', b'"label": 0'))  # of the same size
+    assert coverage(dataset, split).full_rows is None
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    assert coverage(dataset, split) == Coverage(split, 1, None)
+    assert converted(dataset, "test_unseen") is not None, "the others are as they were"
+
+
+def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
+    dataset: DatasetPaths, user_dir: Path
+) -> None:
+    dataset.split("mine").write_bytes(dataset.split("dev_unseen").read_bytes())
+    assert coverage(dataset, "mine") == Coverage("mine", 2, None)
+    by_mmf = DatasetPaths(lay_out(laid_out(memes()), user_dir / "by mmf itself"))
+    assert coverage(by_mmf, "test_unseen") == Coverage("test_unseen", 3, None)
+    with pytest.raises(DatasetError):
+        coverage(by_mmf, "nobody")
+
+
+def test_a_record_of_an_earlier_mmfw_has_the_counts_alone(dataset: DatasetPaths) -> None:
+    value = read_json(dataset.record)
+    for summary in value["result"]["splits"].values():
+        del summary["missing_ids"]
+    write_json(dataset.record, value)
+    assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
+    summary = converted(dataset, "dev_seen")
+    assert summary is not None and (summary.missing, summary.missing_ids) == (2, ())
+
+
+@pytest.mark.parametrize("result", [{}, {"splits": {}}, {"splits": {"dev_seen": {"of": "a later mmfw"}}}])
+def test_a_record_that_says_nothing_of_a_split_is_no_trouble(dataset: DatasetPaths, result: object) -> None:
+    write_json(dataset.record, {**read_json(dataset.record), "result": result})
+    assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, None)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"split": "dev", "rows": None}, {"split": 1, "rows": 2}])
+def test_what_says_nothing_of_rows_is_not_read(value: object) -> None:
+    assert Coverage.read(value) is None
+
+
+def test_what_is_read_may_have_other_keys_and_not_know_the_full_split() -> None:
+    read = Coverage.read({"split": "mine", "rows": 1593, "full_rows": None, "auroc": 0.7})
+    assert read == Coverage("mine", 1593)
+    assert read is not None and (str(read), read.brief) == ("1,593 rows of mine", "mine")
