@@ -40,10 +40,14 @@ class Submission:
     Attributes:
         predictions: its usable rows, in the file's order.
         problems: what is wrong with it, the fatal ones first.
+        missing: how many of the ids that it needs are not in it.
+        missing_left_out: how many of these were left out when the dataset was converted.
     """
 
     predictions: tuple[Prediction, ...]
     problems: tuple[Problem, ...]
+    missing: int = 0
+    missing_left_out: int = 0
 
     @property
     def usable(self) -> bool:
@@ -51,12 +55,13 @@ class Submission:
         return not any(problem.fatal for problem in self.problems)
 
 
-def check(path: Path, ids: Sequence[str]) -> Submission:
+def check(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> Submission:
     """Look for everything that is wrong with a submission.
 
     Args:
         path: the CSV.
         ids: those of the split's annotation file, in its order, as :attr:`Row.shown_id` has them.
+        left_out: those of the full split that were left out when the dataset was converted.
 
     Raises:
         DataError: the file cannot be read.
@@ -69,10 +74,17 @@ def check(path: Path, ids: Sequence[str]) -> Submission:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         return Submission((), (Problem("it is not a text file in UTF-8"),))
-    parser = _Parser(text, ids)
+    parser = _Parser(text, [*ids, *left_out])
     predictions = tuple(parser.predictions())
-    problems = [*parser.problems(), *(_compare(parser.ids, ids) if parser.has_rows else ())]
-    return Submission(predictions, tuple(sorted(problems, key=lambda problem: not problem.fatal)))
+    problems = [*parser.problems(), *(_compare(parser.ids, ids, left_out) if parser.has_rows else ())]
+    found = set(parser.ids)
+    lacking = sum(id_ not in found for id_ in left_out)
+    return Submission(
+        predictions,
+        tuple(sorted(problems, key=lambda problem: not problem.fatal)),
+        missing=sum(id_ not in found for id_ in ids) + lacking,
+        missing_left_out=lacking,
+    )
 
 
 def load(path: Path, ids: Sequence[str]) -> list[Prediction]:
@@ -187,11 +199,14 @@ class _Parser:
         self._faults.setdefault(what, []).append(line)
 
 
-def _compare(found: Sequence[str], wanted: Sequence[str]) -> Iterator[Problem]:
+def _compare(found: Sequence[str], wanted: Sequence[str], left_out: Sequence[str]) -> Iterator[Problem]:
     counts = Counter(found)
-    known = set(wanted)
+    known = {*wanted, *left_out}
     ids = {
         "missing": [id_ for id_ in wanted if id_ not in counts],
+        "missing that the full split has, and that were left out when the dataset was converted": [
+            id_ for id_ in left_out if id_ not in counts
+        ],
         "not of this split": [id_ for id_ in counts if id_ not in known],
         "there more than once": [id_ for id_, n in counts.items() if n > 1],
     }
@@ -199,7 +214,8 @@ def _compare(found: Sequence[str], wanted: Sequence[str]) -> Iterator[Problem]:
         if some:
             are = "id is" if len(some) == 1 else "ids are"
             yield Problem(f"{len(some)} {are} {what} ({_first(some, 'id')})")
-    if not any(ids.values()) and list(found) != list(wanted):
+    apart = set(left_out)  # their place among the others is not known
+    if not any(ids.values()) and [id_ for id_ in found if id_ not in apart] != list(wanted):
         yield Problem(
             "its rows are in another order than the annotations, so only a reader that goes by id scores it",
             fatal=False,

@@ -127,3 +127,46 @@ def test_bytes_that_the_csv_module_refuses_are_told(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.csv"):
         submission.check(tmp_path / "nowhere.csv", IDS)
+
+
+LEFT_OUT = ["77", "5"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "fatal", "missing"),
+    [
+        ("77,0.5,0\n5,0.5,0\n", None, (0, 0)),
+        ("", "2 ids are missing that the full split has", (2, 2)),
+        ("5,0.5,0\n", "1 id is missing that the full split has", (1, 1)),
+        ("77,0.5,0\n5,0.5,0\n13,0.5,0\n", "1 id is not of this split (id 13)", (0, 0)),
+        ("77,0.5,0\n5,0.5,0\n5,0.5,0\n", "1 id is there more than once (id 5)", (0, 0)),
+    ],
+    ids=["full", "without what was left out", "without one of them", "with a stranger", "twice"],
+)
+def test_a_submission_needs_the_ids_that_were_left_out_at_conversion(
+    tmp_path: Path, rows: str, fatal: str | None, missing: tuple[int, int]
+) -> None:
+    path = tmp_path / "predictions.csv"
+    path.write_text(GOOD + rows, encoding="utf-8")
+    found = submission.check(path, IDS, LEFT_OUT)
+    assert [p.text.startswith(fatal or "") for p in found.problems] == ([] if fatal is None else [True])
+    assert (found.missing, found.missing_left_out) == missing
+    assert found.usable is (fatal is None)
+
+
+def test_the_order_is_judged_by_the_ids_whose_place_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.csv"
+    head, *rows = GOOD.splitlines(keepends=True)
+    mixed = [rows[0], "5,0.5,0\n", rows[1], "77,0.5,0\n", rows[2]]
+    path.write_text("".join([head, *mixed]), encoding="utf-8")
+    assert submission.check(path, IDS, LEFT_OUT).problems == ()
+    path.write_text("".join([head, *reversed(mixed)]), encoding="utf-8")
+    [problem] = submission.check(path, IDS, LEFT_OUT).problems
+    assert "order" in problem.text and not problem.fatal
+
+
+def test_what_is_missing_is_counted_with_what_is_only_missing_here(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.csv"
+    path.write_text("".join(GOOD.splitlines(keepends=True)[:2]), encoding="utf-8")
+    found = submission.check(path, IDS, LEFT_OUT)
+    assert (len(found.predictions), found.missing, found.missing_left_out) == (1, 4, 2)
