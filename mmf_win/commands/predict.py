@@ -214,8 +214,10 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
 
 
 def _tell(result: Result) -> None:
+    from mmf_win.dataset.coverage import Coverage
+
     record = result.record
-    where = f"{record['rows']} rows of {result.memes}: {result.title}"
+    where = f"{Coverage(result.memes, record['rows'], record['full_rows'])}: {result.title}"
     if record["accuracy"] is None:
         say(f"{where}: no labels, so there is nothing to score")
         return

@@ -42,9 +42,9 @@ def command(
     """Make a page about a run, or one that compares several.
 
     The page is one file that opens from disk without a network. For one run it goes into the run's reports
-    as report.html: curves, scores beside the published ones, and the worst mistakes, their pictures blurred
-    until they are clicked. For several it goes into the save dir as comparison.html. RUN is a run's id, its
-    name (the newest run of that name) or its folder.
+    as report.html: curves, scores, the published ones where the split is one of the paper's, and the worst
+    mistakes, their pictures blurred until they are clicked. For several it goes into the save dir as
+    comparison.html. RUN is a run's id, its name (the newest run of that name) or its folder.
     """
     from mmf_win.bridge.install import require_packages
     from mmf_win.paths import Places

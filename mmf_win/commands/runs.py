@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -72,7 +72,7 @@ def command(
     elif not found:
         say(f"there are no runs in {save}; `mmfw train PRESET` makes one")
     else:
-        header = ("run", "preset", "state", "updates", "best AUROC", "started", "time", "size")
+        header = ("run", "preset", "state", "updates", "best AUROC", "on", "started", "time", "size")
         print(table(header, [_line(summary) for summary in found]))
 
 
@@ -87,7 +87,9 @@ def _save_dir(chosen: Path | None) -> Path:
 
 def _line(s: Summary) -> tuple[object, ...]:
     done = f"{s.updates or 0}/{s.max_updates or '?'}"
-    return (s.id, s.preset, s.state, done, s.best_auroc, moment(s.started), duration(s.seconds), size(s.size))
+    on = None if s.best_auroc is None else s.validated_on
+    spent = duration(s.seconds)
+    return (s.id, s.preset, s.state, done, s.best_auroc, on, moment(s.started), spent, size(s.size))
 
 
 def _print_csv(found: Sequence[Summary]) -> None:
@@ -114,6 +116,7 @@ def show(run: str | None, save_dir: Path | None, as_json: bool) -> None:
     from mmf_win.runs.history import details, find
 
     told = details(find(_save_dir(save_dir), run))
+    told["predictions"] = [_prediction(Path(csv)) for csv in told["predictions"]]
     if as_json:
         print_json(told)
         return
@@ -124,9 +127,25 @@ def show(run: str | None, save_dir: Path | None, as_json: bool) -> None:
             print(f"{key}: {_shown(value, key)}")
 
 
+def _prediction(csv: Path) -> dict[str, Any]:
+    """A prediction file, its AUROC and what that was measured on, as the record beside it says."""
+    from mmf_win.results import record
+
+    told = record.read(csv)
+    return {
+        "csv": str(csv),
+        **{key: told[key] for key in ("auroc", "split", "rows", "full_rows") if key in told},
+    }
+
+
 def _shown(value: object, key: str = "") -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(entry, name)}" for name, entry in value.items())
+        from mmf_win.dataset.coverage import Coverage
+
+        on = Coverage.read(value)
+        named = value if on is None else {k: v for k, v in value.items() if k not in asdict(on)}
+        words = [f"{name} {_shown(entry, name)}" for name, entry in named.items()]
+        return ", ".join([*words, *([] if on is None else [f"on {on}" if words else str(on)])])
     if value is None:
         return "-"
     if isinstance(value, float) and key in ("started", "t"):
@@ -199,7 +218,8 @@ def compare(first: str, second: str, save_dir: Path | None, as_json: bool) -> No
     differing = differences(*runs)
     a, b = (summarize(run) for run in runs)
     scores = {
-        name: (getattr(a, name), getattr(b, name)) for name in ("state", "updates", "best_auroc", "seconds")
+        name: (getattr(a, name), getattr(b, name))
+        for name in ("state", "updates", "best_auroc", "validated_on", "seconds")
     }
     if as_json:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})

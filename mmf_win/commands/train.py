@@ -25,7 +25,7 @@ class _BatchSize(click.IntRange):
 @click.command(
     epilog="""\b
 Examples:
-  mmfw train --list                         the presets and their published numbers
+  mmfw train --list                         the presets, and what the paper reports of them
   mmfw train mmbt_grid                      train one
   mmfw train mmbt_grid --updates 500 --seed 1 --name quick
   mmfw train my.yaml                        train your own preset
@@ -120,26 +120,53 @@ def command(
 
 def _print_presets(as_json: bool) -> None:
     from mmf_win.runs import presets
+    from mmf_win.runs.published import PAPER, SPLITS, published
 
     loaded = [presets.load(name) for name in presets.names()]
     if as_json:
         print_json(
-            [{"name": p.name, "title": p.title, "model": p.model, "published": p.published} for p in loaded]
+            [
+                {
+                    "name": p.name,
+                    "title": p.title,
+                    "model": p.model,
+                    "published": {SPLITS.get(name, name): numbers for name, numbers in p.published.items()},
+                }
+                for p in loaded
+            ]
         )
         return
-    header = ("preset", "", "val acc", "val AUROC", "test acc", "test AUROC")
-    print(table(header, [(p.name, p.title, *_published(p.published)) for p in loaded]))
-    say("\nPublished numbers: arXiv:2005.04790, percent, test as mean ± standard deviation.")
+    columns = [(split, metric) for split in SPLITS.values() for metric in ("accuracy", "auroc")]
+
+    def cell(numbers: dict[str, Any], split: str, metric: str) -> str | None:
+        found = published(numbers, split, metric)
+        if found is None:
+            return None
+        return f"{100 * found.value:.2f}" + (f"±{100 * found.spread:.2f}" if found.spread else "")
+
+    header = ("preset", "", *(f"{split} {_SHORT[metric]}" for split, metric in columns))
+    print(table(header, [(p.name, p.title, *(cell(p.published, *c) for c in columns)) for p in loaded]))
+    val, test = SPLITS.values()
+    say(
+        f"\nPublished in {PAPER}, in percent, for {val} and {test} (dev and test in phase 1); {test} as mean "
+        "± standard deviation. The paper reports no other split."
+    )
 
 
-def _published(numbers: dict[str, Any]) -> list[str | None]:
-    def cell(split: str, metric: str) -> str | None:
-        value = numbers.get(split, {}).get(metric)
-        if isinstance(value, list):
-            return f"{value[0]:.2f}±{value[1]:.2f}"
-        return None if value is None else f"{value:.2f}"
+_SHORT = {"accuracy": "acc", "auroc": "AUROC"}
 
-    return [cell(split, metric) for split in ("val", "test") for metric in ("accuracy", "auroc")]
+
+def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str | None:
+    """What the paper reports for a validation split, or why nothing; None of what is not in the paper."""
+    from mmf_win.runs.published import published, why_none
+
+    if not numbers or split is None:
+        return None
+    paper = published(numbers, split, "auroc")
+    if paper is None:
+        return why_none(split)
+    apart = "" if rows is None or paper.is_comparable(rows) else ", so the two are not comparable"
+    return f"published: {paper.value:.4f} on the {paper.rows:,} rows of {split}{apart}"
 
 
 def _print_result(run: Any, as_json: bool) -> None:
@@ -152,9 +179,9 @@ def _print_result(run: Any, as_json: bool) -> None:
     if as_json:
         print_json(asdict(summary))
         return
-    published = run.request().published.get("val", {}).get("auroc")
-    compared = f" (published: {published / 100:.4f})" if published else ""
     if summary.best_auroc is not None:
-        say(f"best validation AUROC {summary.best_auroc:.4f}{compared}, on {run.request().splits['val']}")
+        say(f"best validation AUROC {summary.best_auroc:.4f} on {summary.validated_on}")
+        if note := _beside(run.request().published, summary.val_split, summary.val_rows):
+            say(f"  {note}")
     say(f"{summary.updates} updates in {duration(summary.seconds)}: {run.path}")
     say(f"next: {as_typed('mmfw', 'predict', run.path)}")

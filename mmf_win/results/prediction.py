@@ -17,6 +17,7 @@ from mmf_win import __version__
 from mmf_win.bridge.install import usable_mmf
 from mmf_win.console import Progress, say
 from mmf_win.dataset.annotations import labels_of
+from mmf_win.dataset.coverage import coverage
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import Prediction, read_predictions, write_predictions
 from mmf_win.errors import DatasetError, UsageError
@@ -203,9 +204,11 @@ class _Team:
         target = self._of(members[0], target)
         validation = members[0].run.request().splits["val"]
         kind = self.options.kind if len(members) > 1 else None
+        dataset = self._places(members[0]).dataset
         facts = record.scores(target.rows, labelled, value, kind) | {
             "threshold_from": "default" if threshold is None else f"best accuracy on {validation}",
             "split": target.name,
+            "full_rows": None if target.is_own else coverage(dataset, target.name).full_rows,
             "annotations": str(target.source),
             "annotations_sha256": self._sha256(target.source),
             "ensemble": kind,

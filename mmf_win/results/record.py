@@ -6,6 +6,8 @@
                          a number, or null where it is undefined; of ranks the last two are
     intervals            metric → [low, high], 95 %; without the metrics that are null
     rows, hateful        how many, and how many of them are labelled 1; hateful is null without labels
+    full_rows            how many rows the full split has: more than rows where the conversion left some out;
+                         null where no conversion wrote the annotation file, or it was changed since then
     threshold            a probability above it was labelled 1
     threshold_from       "default", or "best accuracy on <split>"
     split, annotations, annotations_sha256

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import say
+from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError, UsageError
 from mmf_win.locking import is_locked
 from mmf_win.protocol import Event, read_events
@@ -27,6 +28,9 @@ class Summary:
         state: ``done``, ``running``, ``interrupted``, ``killed``, or ``failed: <class>``.
         updates, max_updates: how far it came, and how far it was to go; None before training began.
         best_auroc: the best validation AUROC, 0 to 1.
+        val_split: the annotation file that it was measured on; before that, the one that it will be.
+        val_rows: how many of its rows were used; None before that, and for a run of an earlier mmfw.
+        val_full_rows: how many rows the full split has; None where that is not known.
         started: seconds since the epoch.
         seconds: time spent in training, over all attempts.
         size: bytes on disk.
@@ -39,9 +43,19 @@ class Summary:
     updates: int | None
     max_updates: int | None
     best_auroc: float | None
+    val_split: str | None
+    val_rows: int | None
+    val_full_rows: int | None
     started: float
     seconds: float
     size: int
+
+    @property
+    def validated_on(self) -> str | None:
+        """The validation split, and how many of its rows where some are left out."""
+        if self.val_split is None or self.val_rows is None:
+            return self.val_split
+        return Coverage(self.val_split, self.val_rows, self.val_full_rows).brief
 
 
 def all_runs(save_dir: Path) -> list[Run]:
@@ -86,7 +100,9 @@ def summarize(run: Run) -> Summary:
     events = read_events(run.events)
     # The final validation is of the best checkpoint, which may lie behind.
     counted = [event for event in events if "update" in event and not event.get("final")]
-    scores = [score for event in events if (score := val_auroc(event)) is not None]
+    scores = [(score, event) for event in events if (score := val_auroc(event)) is not None]
+    best, measured = max(scores, key=lambda pair: pair[0], default=(None, None))
+    on = Coverage.read(measured and measured.get("data"))
     limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
     return Summary(
         id=run.id,
@@ -95,7 +111,10 @@ def summarize(run: Run) -> Summary:
         state=state(run),
         updates=counted[-1]["update"] if counted else None,
         max_updates=limits[-1] if limits else request.updates,
-        best_auroc=max(scores, default=None),
+        best_auroc=best,
+        val_split=on.split if on else request.splits.get("val"),
+        val_rows=on.rows if on else None,
+        val_full_rows=on.full_rows if on else None,
         started=request.created,
         seconds=round(_seconds(events), 1),
         size=_size(run.path),
@@ -152,13 +171,14 @@ def details(run: Run) -> dict[str, Any]:
         **asdict(summarize(run)),
         "why": end.message or None if end else None,
         **{key: request[key] for key in asked},
+        "trained_on": next((on for event in reversed(events) if (on := _data(event, "train_started"))), None),
         "attempts": [
             {key: event[key] for key in ("attempt", "action", "t") if key in event}
             for event in events
             if event["kind"] == "run_started"
         ],
         "validations": [
-            {"update": event.get("update"), "auroc": score}
+            {"update": event.get("update"), "auroc": score, **_data(event)}
             for event in events
             if (score := val_auroc(event)) is not None and not event.get("final")
         ],
@@ -184,6 +204,12 @@ def val_auroc(event: Event) -> float | None:
     metrics = event.get("metrics")
     value = metrics.get(AUROC) if isinstance(metrics, dict) else None
     return float(value) if isinstance(value, (int, float)) else None
+
+
+def _data(event: Event, kind: str = "val") -> dict[str, Any]:
+    """What an event of this kind says it read: split, rows and full_rows; empty where it does not say."""
+    on = Coverage.read(event.get("data")) if event["kind"] == kind else None
+    return {} if on is None else asdict(on)
 
 
 def _seconds(events: list[Event]) -> float:

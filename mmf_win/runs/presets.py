@@ -8,7 +8,7 @@ A preset holds
 ``settings``   a tree of MMF's keys, merged over that configuration,
 ``extends``    another preset (a name, or a file beside this one) to start from,
 ``offline``    true when MMF must download nothing,
-``published``  what the paper reports, in percent.
+``published``  what the paper reports, in percent; see :mod:`mmf_win.runs.published`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mmf_win import console
 from mmf_win.console import Progress, say
+from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event, EventReader, read_events
 from mmf_win.runs.gpu import Card
 from mmf_win.runs.history import val_auroc
@@ -54,7 +55,7 @@ class Watcher:
         self._on_training()
         say(
             f"training on {event['device']}: {event['parameters']:,} parameters, "
-            f"batch {event['batch']}, seed {event['seed']}"
+            f"batch {event['batch']}, seed {event['seed']}{_part(event, ', ')}"
         )
         if event["device"].startswith("cuda"):
             self._card = Card()
@@ -81,7 +82,8 @@ class Watcher:
             best = self._best is None or auroc > self._best
             self._best = auroc if best else self._best
             self._notes["AUROC"] = f"{auroc:.4f}"
-            self._progress.say(f"update {event['update']}: validation AUROC {auroc:.4f}{' (best)' * best}")
+            score = f"{auroc:.4f}{_part(event, ' on ')}{' (best)' * best}"
+            self._progress.say(f"update {event['update']}: validation AUROC {score}")
         self._advance_to(event["update"])
 
     def _on_note(self, event: Event) -> None:
@@ -110,3 +112,9 @@ class Watcher:
         if self._progress is not None:
             self._progress.__exit__(None, None, None)
             self._progress = None
+
+
+def _part(event: Event, before: str) -> str:
+    """What the event's rows are a part of, after ``before``; empty where none are known to be left out."""
+    data = Coverage.read(event.get("data"))
+    return f"{before}{data}" if data and data.is_partial else ""

@@ -13,6 +13,7 @@ import pytest
 
 import mmf_win.runs
 from mmf_win.cli import main
+from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs.folder import Run, RunRequest
@@ -98,6 +99,36 @@ def test_a_run_is_shown_with_why_it_failed(capsys: pytest.CaptureFixture[str], s
     assert shown["validations"] == [{"update": 10, "auroc": 0.7}]
     text = told(capsys, save, "show", "a")
     assert "why: why it failed" in text and "update 10, auroc 0.7000" in text
+
+
+def test_every_score_says_which_rows_were_left_out(
+    capsys: pytest.CaptureFixture[str], user_dir: Path
+) -> None:
+    run = make(user_dir, "a/2026-01-01T00-00-00")
+    log = EventLog(run.events, "1")
+    log.write("train_started", update=0, data={"split": "train", "rows": 8400, "full_rows": 8500})
+    data = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
+    log.write("val", update=20, metrics={"hateful_memes/roc_auc": 0.75}, data=data)
+    csv = run.reports / "hateful_memes_a_test_unseen_2026-01-01T00-00-01.csv"
+    csv.parent.mkdir()
+    csv.write_text("id,proba,label\n", encoding="utf-8")
+    facts = {"auroc": 0.625, "split": "test_unseen", "rows": 1593, "full_rows": 2000}
+    write_json(csv.with_suffix(".metrics.json"), {**facts, "threshold": 0.5})
+    csv.with_name("hateful_memes_a_train_2026-01-01T00-00-00.csv").touch()  # without a record
+
+    assert "0.7500  433 of 540 rows of dev_unseen" in told(capsys, user_dir)
+    [listed] = json.loads(told(capsys, user_dir, "--json"))
+    assert [listed[f"val_{key}"] for key in ("split", "rows", "full_rows")] == ["dev_unseen", 433, 540]
+    shown = json.loads(told(capsys, user_dir, "show", "a", "--json"))
+    assert shown["predictions"][0] == {"csv": str(csv), **facts}
+    assert list(shown["predictions"][1]) == ["csv"]
+    text = told(capsys, user_dir, "show", "a")
+    assert "trained_on: 8,400 of 8,500 rows of train\n" in text
+    assert "update 20, auroc 0.7500, on 433 of 540 rows of dev_unseen\n" in text
+    assert f"csv {csv}, auroc 0.6250, on 1,593 of 2,000 rows of test_unseen\n" in text
+    other = make(user_dir, "b/2026-01-01T00-00-00")
+    found = json.loads(told(capsys, user_dir, "compare", run.id, other.id, "--json"))
+    assert found["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
 
 
 def test_only_what_differs_is_compared(capsys: pytest.CaptureFixture[str], save: Path) -> None:

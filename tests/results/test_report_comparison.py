@@ -16,7 +16,7 @@ comparison = pytest.importorskip("mmf_win.results.report.comparison")
 from mmf_win.cli import main  # noqa: E402
 from mmf_win.errors import UsageError  # noqa: E402
 from mmf_win.results.report.scored import predictions_of, read_scored  # noqa: E402
-from tests.results.test_report_page import text_of  # noqa: E402
+from tests.results.test_report_page import left_out, text_of  # noqa: E402
 from tests.worlds import report_world  # noqa: E402
 from tests.worlds.report_world import World  # noqa: E402
 
@@ -49,7 +49,8 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
     assert second.spread("auroc").deviation is None, "one run has none"
     page = text_of(pages.of_runs([*runs, other], world.save).read_text(encoding="utf-8"))
     assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f}" in page
-    assert "0.6792" in page, "the published one"
+    assert "Published AUROC on test_seen" in page
+    assert "0.6792 on 1,000 rows: not comparable" in page, "with 32"
 
 
 def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:
@@ -122,3 +123,35 @@ def test_what_cannot_be_compared_is_an_error(world: World) -> None:
         pages.of_runs([run, run], world.save)
     with pytest.raises(UsageError, match="dev_seen"):
         pages.of_runs([run, other], world.save, split="dev_seen")
+
+
+def test_no_published_number_stands_beside_another_split(world: World) -> None:
+    lines = world.dataset.split(report_world.SPLIT).read_bytes()
+    world.dataset.split("test_unseen").write_bytes(lines)
+    runs = [world.run("a"), world.run("b")]
+    for run in runs:
+        world.predict(run, "test_unseen")
+    page = text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
+    assert "0.6792" not in page and "Published" not in page
+    assert "The paper reports dev_seen and test_seen, not test_unseen." in page
+
+
+def test_runs_of_no_preset_of_the_paper_are_not_told_what_it_reports(world: World) -> None:
+    runs = [world.run("a", published={}), world.run("b", published={})]
+    for run in runs:
+        world.predict(run)
+    assert "aper reports" not in text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
+
+
+def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
+    left_out(world, report_world.SPLIT, 8)
+    runs = [world.run("a"), world.run("b"), world.run("c", preset="vilbert")]
+    for run, rows in zip(runs, (433, 540, 540), strict=True):
+        data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
+        events = report_world.attempt("1", 0, 120, "ok", validated=data)
+        run.events.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+        world.predict(run)
+    page = text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
+    assert f"Rows of {report_world.SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
+    assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
+    assert "on different rows" in page, "of the first preset's two runs"

@@ -105,3 +105,21 @@ def test_a_plain_line_tells_all_fake_nvml(
     assert said == (
         f"training: 10 of 30 updates (33 %), 0.5 updates/s, 40 s left, AUROC 0.6100, loss 0.5000{card}\n"
     )
+
+
+def test_rows_that_are_left_out_are_told_with_the_training_and_each_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog(tmp_path / "events.jsonl", "1")
+    started = {"update": 0, "max_updates": 30, "device": "cpu", "parameters": 1, "batch": 4, "seed": 1}
+    metrics = {"hateful_memes/roc_auc": 0.61}
+    with Watcher(log.path, "1", lambda: None) as watcher:
+        log.write("train_started", **started, data={"split": "train", "rows": 8400, "full_rows": 8500})
+        for rows, full in ((433, 540), (540, 540), (540, None)):
+            data = {"split": "dev_unseen", "rows": rows, "full_rows": full}
+            log.write("val", update=rows, metrics=metrics, data=data)
+        watcher.poll()
+    _, training, *validations = capsys.readouterr().err.splitlines()
+    assert training.endswith("8,400 of 8,500 rows of train")
+    assert ["433 of 540 rows of dev_unseen" in line for line in validations] == [True, False, False]
+    assert not any("rows of" in line for line in validations[1:])

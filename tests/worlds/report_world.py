@@ -16,7 +16,7 @@ from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run, RunRequest
 
-SPLIT = "test_unseen"
+SPLIT = "test_seen"
 PUBLISHED = {
     "val": {"accuracy": 58.20, "auroc": 68.57},
     "test": {"accuracy": [60.06, 0.97], "auroc": [67.92, 0.87]},
@@ -105,7 +105,15 @@ def make(folder: Path, groups: int = 8) -> World:
     return world
 
 
-def attempt(name: str, first: int, last: int, outcome: str | None, **started: Any) -> list[dict[str, Any]]:
+def attempt(
+    name: str,
+    first: int,
+    last: int,
+    outcome: str | None,
+    *,
+    validated: dict[str, Any] | None = None,
+    **started: Any,
+) -> list[dict[str, Any]]:
     """The events of an attempt to train from one update to another; ``outcome`` None when it was killed."""
     begin = BEGAN + 1000 * int(name)
 
@@ -142,7 +150,7 @@ def attempt(name: str, first: int, last: int, outcome: str | None, **started: An
                 "hateful_memes/accuracy": 0.5,
                 "total_loss": 0.69,
             }
-            events.append(event(update, "val", metrics=metrics, final=False))
+            events.append(event(update, "val", metrics=metrics, final=False, data=validated))
     if outcome is not None:
         events.append(event(last, "run_ended", action="train", outcome=outcome))
     return events

@@ -17,6 +17,7 @@ from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Scored
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.published import PAPER, Published, published, why_none
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Entry:
         run, request, curves: what its folder says.
         state: how it stands.
         best: its best validation AUROC.
+        best_on: what that was measured on; None where there is none.
         scored: its predictions of the split that is compared; None where there are none with labels.
         auroc, accuracy: of these predictions.
     """
@@ -36,9 +38,15 @@ class Entry:
     curves: Curves
     state: str
     best: float | None
+    best_on: str | None
     scored: Scored | None
     auroc: float | None
     accuracy: float | None
+
+    @property
+    def rows(self) -> str | None:
+        """How many rows of the split were predicted; None where there are no predictions."""
+        return None if self.scored is None else self.scored.coverage.amount
 
 
 @dataclass(frozen=True)
@@ -68,11 +76,20 @@ class Group:
         """Of ``best``, ``auroc`` or ``accuracy``."""
         return Spread.of([getattr(entry, metric) for entry in self.entries])
 
-    def published(self, metric: str) -> float | None:
-        """What the paper reports for the test set, 0 to 1."""
-        value = self.entries[0].request.published.get("test", {}).get(metric)
-        value = value[0] if isinstance(value, (list, tuple)) else value
-        return value / 100 if isinstance(value, (int, float)) else None
+    def same(self, attribute: str) -> str | None:
+        """``best_on`` or ``rows``, where it is known and the same for all of the runs."""
+        values = {getattr(entry, attribute) for entry in self.entries} - {None}
+        if len(values) > 1:
+            return "different rows"
+        return next(iter(values), None)
+
+    def published(self, split: str) -> Published | None:
+        """The AUROC that the paper reports for a split."""
+        return published(self.entries[0].request.published, split, "auroc")
+
+    def is_comparable(self, paper: Published) -> bool:
+        """Whether all of the runs predicted as many rows as the paper did."""
+        return all(paper.is_comparable(len(e.scored.memes)) for e in self.entries if e.scored is not None)
 
 
 @dataclass(frozen=True)
@@ -99,12 +116,16 @@ def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: 
     entries = [entry_of(run, scored) for run, scored in runs]
     groups = list(grouped(entries))
     colours = coloured(entries)
+    papers = {} if split is None else {group.preset: group.published(split) for group in groups}
     return write_page(
         "compare.html",
         output,
         groups=groups,
         entries=entries,
         split=split,
+        papers=papers if any(papers.values()) else {},
+        paper=PAPER,
+        why_none=why_none(split) if split and any(entry.request.published for entry in entries) else None,
         contrasts=contrasts(entries),
         samples=SAMPLES,
         plots=[
@@ -166,4 +187,6 @@ def entry_of(run: Run, scored: Scored | None) -> Entry:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold, samples=0)
         auroc, accuracy = metrics.auroc.value, metrics.accuracy.value
     curves = read_curves(read_events(run.events))
-    return Entry(run, run.request(), curves, summary.state, summary.best_auroc, scored, auroc, accuracy)
+    best = summary.best_auroc
+    on = None if best is None else summary.validated_on
+    return Entry(run, run.request(), curves, summary.state, best, on, scored, auroc, accuracy)

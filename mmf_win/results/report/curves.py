@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
 from mmf_win.runs.history import AUROC
 
@@ -43,6 +44,7 @@ class Attempt:
         micro_batch: rows that go through the model at once, where it is known.
         device: what it ran on, where it is known.
         why: for a later attempt, what had happened before.
+        data: what it trained on, where it is known.
     """
 
     number: int
@@ -51,6 +53,7 @@ class Attempt:
     micro_batch: int | None
     device: str | None
     why: str
+    data: Coverage | None = None
 
     @property
     def batching(self) -> str:
@@ -68,11 +71,13 @@ class Sample:
         update: how many updates were done.
         seconds: time spent in training until then; pauses between attempts do not count.
         values: finite numbers by the names that :meth:`Curves.series` takes.
+        data: of a validation, what it was measured on, where it is known.
     """
 
     update: int
     seconds: float
     values: dict[str, float]
+    data: Coverage | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,12 @@ class Curves:
         ``val_loss``, ``auroc`` or ``accuracy``.
         """
         return [(sample.update, sample.values[name]) for sample in self.samples if name in sample.values]
+
+    @property
+    def best_validation(self) -> Sample | None:
+        """The validation with the highest AUROC, the first of equal ones."""
+        validations = [sample for sample in self.samples if "auroc" in sample.values]
+        return max(validations, key=lambda sample: sample.values["auroc"], default=None)
 
     def lost(self, name: str) -> list[tuple[int, float]]:
         """The same of what a later attempt did once more."""
@@ -132,7 +143,8 @@ def read_curves(events: Iterable[Event]) -> Curves:
             values = _values(event)
             if values:
                 update = _whole(event.get("update")) or 0
-                samples[-1].append(Sample(update, spent + max(0.0, time - began), values))
+                seconds = spent + max(0.0, time - began)
+                samples[-1].append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
     kept, undone = _sift(attempts, samples)
     return Curves(tuple(attempts), tuple(kept), tuple(undone), tuple(named_versions(versions)))
 
@@ -154,6 +166,7 @@ def _attempt(event: Event, number: int, outcome: str | None) -> Attempt:
         micro_batch=_whole(event.get("micro_batch")),
         device=device if isinstance(device, str) else None,
         why=why if number > 1 else "",
+        data=Coverage.read(event.get("data")),
     )
 
 

@@ -21,6 +21,7 @@ from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Meme, Scored, ranked, worst
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.published import PAPER, Published, published, why_none
 
 MISTAKES = 12
 """Memes shown of each kind of mistake."""
@@ -30,8 +31,6 @@ GALLERY = 24
 
 PAIRS = 8
 """Confounder pairs shown."""
-
-PAPER = "arXiv:2005.04790"
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,6 @@ class Fact:
     def above(cls, name: str, value: str) -> Fact:
         """One that stands below the title as it is."""
         return cls(name, value, value)
-
-
-@dataclass(frozen=True)
-class Published:
-    """What the paper reports, 0 to 1; ``spread`` is a standard deviation."""
-
-    value: float
-    spread: float | None
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,6 @@ def write(
     """
     request, summary = run.request(), history.summarize(run)
     curves = read_curves(read_events(run.events))
-    published = {} if scored is None else request.published.get(_kind(scored.split, request), {})
     return write_page(
         "run.html",
         output,
@@ -143,7 +133,7 @@ def write(
         facts=_facts(run, request, summary, curves, scored),
         training=plots.training(curves),
         resources=plots.resources(curves),
-        **_about(scored, published, dataset, comparison),
+        **_about(scored, request.published, dataset, comparison),
     )
 
 
@@ -179,9 +169,9 @@ def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, compariso
 
 
 def _about(
-    scored: Scored | None, published: dict[str, Any], dataset: DatasetPaths, comparison: Comparison | None
+    scored: Scored | None, numbers: dict[str, Any], dataset: DatasetPaths, comparison: Comparison | None
 ) -> dict[str, Any]:
-    """What there is to say of predictions, beside what is published for such a split."""
+    """What there is to say of predictions; ``numbers`` are those published of the preset."""
     images = comparison is not None
     always = {"scored": scored, "paper": PAPER, "images": images, "metrics": None}
     if scored is None:
@@ -202,7 +192,8 @@ def _about(
     return {
         **always,
         "metrics": metrics,
-        "tiles": _tiles(metrics, published),
+        "tiles": _tiles(metrics, scored.split, numbers),
+        "why_none": why_none(scored.title),
         "confusion": _confusion(scored.memes),
         "decisions": decisions,
         "alarms": cards.of(worst(scored.memes, 0, MISTAKES)),
@@ -257,12 +248,7 @@ def _shown(found: list[Pair]) -> list[Pair]:
     return shown
 
 
-def _kind(split: str, request: RunRequest) -> str:
-    """Which of the paper's numbers stand beside those of a split."""
-    return "val" if split.startswith("dev") or split == request.splits.get("val") else "test"
-
-
-def _tiles(metrics: Metrics, published: dict[str, Any]) -> list[Tile]:
+def _tiles(metrics: Metrics, split: str, numbers: dict[str, Any]) -> list[Tile]:
     about = {
         "auroc": ("AUROC", "what the challenge ranked by"),
         "accuracy": ("Accuracy", f"at the threshold {metrics.threshold:.3g}"),
@@ -276,14 +262,9 @@ def _tiles(metrics: Metrics, published: dict[str, Any]) -> list[Tile]:
         score = getattr(metrics, key)
         if score.value is None and key in ("brier", "calibration_error"):
             continue
-        tiles.append(Tile(name, word, score.value, score.low, score.high, _published(published.get(key))))
+        paper = published(numbers, split, key)
+        tiles.append(Tile(name, word, score.value, score.low, score.high, paper))
     return tiles
-
-
-def _published(value: Any) -> Published | None:
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return Published(value[0] / 100, value[1] / 100)
-    return Published(value / 100, None) if isinstance(value, (int, float)) else None
 
 
 def _confusion(memes: Iterable[Meme]) -> Confusion:
@@ -316,7 +297,10 @@ def _facts(
             Fact.above("Batch", last.batching),
             Fact.above("Device", last.device or "unknown"),
         ]
-    facts.append(Fact("Validated on", request.splits.get("val", "unknown")))
+        if last.data is not None:
+            facts.append(Fact("Trained on", str(last.data), str(last.data) if last.data.is_partial else None))
+    on = summary.validated_on or "unknown"
+    facts.append(Fact("Validated on", on, on if on != summary.val_split else None))
     if scored is not None:
         facts += _facts_of(scored)
     return [*facts, Fact("Folder", str(run.path))]
@@ -325,7 +309,7 @@ def _facts(
 def _facts_of(scored: Scored) -> list[Fact]:
     digest = file_digest(scored.annotations).hex()
     facts = [
-        Fact("Split", f"{scored.title}, {len(scored.memes):,} memes"),
+        Fact("Split", f"{scored.title}, {scored.coverage.amount} memes"),
         Fact("Annotations", f"sha256 {digest}", f"{digest[:8]}…"),
     ]
     for member in scored.record.get("members", []):

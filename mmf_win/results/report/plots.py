@@ -36,10 +36,11 @@ def training(curves: Curves) -> list[Plot]:
             _over_updates(axes, curves)
         legend = (Key("series-1", "training"), *([Key("series-2", "validation")] if val else []))
         plots.append(Plot("loss", "Loss", f"The training loss went {ends}.", drawing.svg, legend))
-    scores = curves.series("auroc")
-    if scores:
-        update, best = max(scores, key=lambda point: point[1])
-        says = f"The best validation AUROC is {best:.4f}, at update {update:,}."
+    scores, top = curves.series("auroc"), curves.best_validation
+    if top is not None:
+        update, best = top.update, top.values["auroc"]
+        on = f", on {top.data.brief}" if top.data else ""
+        says = f"The best validation AUROC is {best:.4f}, at update {update:,}{on}."
         with canvas("validation", says) as drawing:
             axes = drawing.axes
             _attempts(axes, curves)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.dataset.annotations import Row, labels_of, read_rows
+from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions
 from mmf_win.errors import DataError, DatasetError
@@ -53,6 +54,7 @@ class Scored:
         annotations: the file that holds the memes.
         memes: in the order of the annotations.
         record: what is written beside the CSV, see :mod:`mmf_win.results.record`; empty without that.
+        full_rows: how many rows the full split has; None where that is not known.
     """
 
     csv: Path
@@ -61,6 +63,12 @@ class Scored:
     annotations: Path
     memes: tuple[Meme, ...]
     record: dict[str, Any]
+    full_rows: int | None = None
+
+    @property
+    def coverage(self) -> Coverage:
+        """How many rows of the split there are predictions for."""
+        return Coverage(self.title, len(self.memes), self.full_rows)
 
     @property
     def are_own(self) -> bool:
@@ -123,8 +131,9 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} anew: mmfw predict") from None
     memes = tuple(Meme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
     told = record.read(csv)
-    title = Path(str(told.get("annotations", split))).name if annotations == own else split
-    return Scored(csv, split, title, annotations, memes, told)
+    if annotations == own:
+        return Scored(csv, split, Path(str(told.get("annotations", split))).name, annotations, memes, told)
+    return Scored(csv, split, split, annotations, memes, told, coverage(dataset, split).full_rows)
 
 
 def ranked(memes: Sequence[Meme], limit: int) -> list[Meme]:

@@ -1,0 +1,63 @@
+"""Which of the paper's numbers belong to a split.
+
+A preset's and a run's ``published`` holds them as the paper does, for ``val`` and ``test``. These two were
+released as dev_seen and test_seen, and as dev and test in the challenge's first phase. The paper has no
+numbers for any other split, so no published number may stand beside a score on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PAPER = "arXiv:2005.04790"
+SPLITS = {"val": "dev_seen", "test": "test_seen"}
+"""What the paper calls a split → what it is called in the release."""
+
+_ROWS = {"val": 500, "test": 1000}
+_NAMES = {"dev_seen": "val", "dev": "val", "test_seen": "test", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number that the paper reports.
+
+    Attributes:
+        value: 0 to 1.
+        spread: the standard deviation over seeds; None where the paper has none.
+        split: the annotation file that it was measured on, as it is called here.
+        rows: how many memes the paper measured it on.
+    """
+
+    value: float
+    spread: float | None
+    split: str
+    rows: int
+
+    def is_comparable(self, rows: int) -> bool:
+        """Whether a score on so many memes of the split is one on the same memes."""
+        return rows == self.rows
+
+
+def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published | None:
+    """What the paper reports of a preset for a split.
+
+    Args:
+        numbers: a preset's ``published``.
+        split: the annotation file's stem.
+        metric: ``auroc`` or ``accuracy``.
+    """
+    name = _NAMES.get(split)
+    value = numbers.get(name, {}).get(metric) if name else None
+    value, spread = value if isinstance(value, (list, tuple)) and len(value) == 2 else (value, None)
+    if name is None or not isinstance(value, (int, float)):
+        return None
+    return Published(value / 100, None if spread is None else spread / 100, split, _ROWS[name])
+
+
+def why_none(split: str) -> str:
+    """Why no published number stands beside a score on a split."""
+    if split in _NAMES:
+        return "The paper reports nothing for this."
+    return f"The paper reports {' and '.join(SPLITS.values())}, not {split}."

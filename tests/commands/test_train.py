@@ -1,0 +1,25 @@
+"""What ``mmfw train`` prints without training."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mmf_win.cli import main
+
+
+def test_the_list_of_presets_names_the_split_of_each_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--list"]) == 0
+    said = capsys.readouterr()
+    header, *rows = said.out.splitlines()
+    for column in ("dev_seen acc", "dev_seen AUROC", "test_seen acc", "test_seen AUROC"):
+        assert column in header
+    [row] = [row for row in rows if row.startswith("vilbert_cc ")]
+    assert row.split()[-4:] == ["61.40", "70.07", "61.10±1.56", "70.03±1.77"]
+    assert "dev_seen and test_seen" in said.err
+    assert main(["train", "--list", "--json"]) == 0
+    presets_told = {told["name"]: told["published"] for told in json.loads(capsys.readouterr().out)}
+    assert presets_told["vilbert_cc"]["dev_seen"] == {"accuracy": 61.4, "auroc": 70.07}
+    assert presets_told["vilbert_cc"]["test_seen"]["auroc"] == [70.03, 1.77]
+    assert presets_told["demo"] == {}

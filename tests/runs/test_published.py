@@ -1,0 +1,44 @@
+"""Which published number belongs to which split."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmf_win.runs import presets
+from mmf_win.runs.published import Published, published, why_none
+
+NUMBERS = {"val": {"accuracy": 58.2, "auroc": 68.57}, "test": {"auroc": [67.92, 0.87]}}
+
+
+def test_the_papers_splits_are_the_seen_ones_and_those_of_the_first_phase() -> None:
+    for split in ("dev_seen", "dev"):
+        assert published(NUMBERS, split, "auroc") == Published(pytest.approx(0.6857), None, split, 500)
+    for split in ("test_seen", "test"):
+        paper = Published(pytest.approx(0.6792), pytest.approx(0.0087), split, 1000)
+        assert published(NUMBERS, split, "auroc") == paper
+
+
+@pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine", "val", ""])
+def test_no_other_split_has_any(split: str) -> None:
+    assert published(NUMBERS, split, "auroc") is None
+    assert split in why_none(split) and "dev_seen and test_seen" in why_none(split)
+
+
+@pytest.mark.parametrize("numbers", [{}, {"test": {}}, {"test": {"auroc": None}}, NUMBERS])
+def test_what_the_paper_does_not_report_is_not_there(numbers: dict[str, object]) -> None:
+    assert published(numbers, "test_seen", "accuracy") is None
+
+
+def test_only_as_many_rows_as_the_papers_are_comparable() -> None:
+    paper = published(NUMBERS, "dev_seen", "auroc")
+    assert paper is not None
+    assert paper.is_comparable(500) and not paper.is_comparable(398)
+
+
+@pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
+def test_every_baseline_has_numbers_for_both_splits(name: str) -> None:
+    numbers = presets.load(name).published
+    for metric in ("auroc", "accuracy"):
+        val, test = (published(numbers, split, metric) for split in ("dev_seen", "test_seen"))
+        assert val is not None and test is not None
+        assert val.spread is None and test.spread is not None, "the paper has several seeds for test alone"
