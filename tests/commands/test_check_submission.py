@@ -73,17 +73,6 @@ def test_a_split_that_is_not_there_is_told_with_those_that_are(
     assert "there are: test_seen" in capsys.readouterr().err
 
 
-@pytest.fixture
-def copy(user_dir: Path) -> tuple[Path, list[int], list[int]]:
-    """A data folder made from a copy that lacks images; the ids of test_unseen that it has, and has not."""
-    files, gone = memes.public_copy()
-    data_dir = user_dir / "data dir"
-    archive = hostile.plain_zip(user_dir / "copy.zip", files)
-    convert(archive, Places.resolve(data_dir), allow_missing=True)
-    rows = read_rows(Places.resolve(data_dir).dataset.split("test_unseen"))
-    return data_dir, [row.id for row in rows], gone["test_unseen"]
-
-
 def typed(command: str) -> list[str]:
     """The words of a command as a shell of this system takes them apart."""
     if os.name == "nt":
@@ -91,8 +80,14 @@ def typed(command: str) -> list[str]:
     return shlex.split(command)
 
 
+def hinted(said: str, archive: Path) -> list[str]:
+    """The command that a hint ends with, for this archive."""
+    words = typed(said[said.rindex("mmfw convert") :].splitlines()[0])
+    return [str(archive) if word == "ARCHIVE" else word for word in words[1:]]
+
+
 def csv_of(ids: Iterable[int]) -> str:
-    return "id,proba,label\n" + "".join(f"{id_},0.25,0\n" for id_ in ids)
+    return "id,proba,label\n" + "".join(f"{id_:05},0.25,0\n" for id_ in ids)
 
 
 def checked(
@@ -103,67 +98,70 @@ def checked(
     return found
 
 
-def test_memes_that_were_left_out_at_conversion_are_needed_too(
-    copy: tuple[Path, list[int], list[int]], capsys: pytest.CaptureFixture[str]
+def test_a_copy_in_the_proportions_that_people_have(
+    user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data_dir, there, gone = copy
-    assert (len(there), len(gone)) == (1593, 407)
-    found = checked(capsys, data_dir, csv_of(there), 3)
+    files, gone = memes.public_copy()
+    convert(memes.lay_out(files, user_dir / "copy"), Places.resolve(user_dir), allow_missing=True)
+    rows = read_rows(Places.resolve(user_dir).dataset.split("test_unseen"))
+    there = [row.id for row in rows]
+    found = checked(capsys, user_dir, csv_of(there), 3)
     assert (found["usable"], found["rows"], found["needed"]) == (False, 1593, 2000)
     assert (found["missing"], found["missing_left_out"]) == (407, 407)
     [problem] = found["problems"]
-    assert problem["fatal"] and "407 ids are missing" in problem["text"] and str(gone[0]) in problem["text"]
-    full = sorted([*there, *gone])
-    found = checked(capsys, data_dir, csv_of(full), 0)
+    assert problem["fatal"] and problem["text"].startswith("407 ids are missing")
+    found = checked(capsys, user_dir, csv_of(sorted([*there, *gone["test_unseen"]])), 0)
     assert (found["usable"], found["rows"], found["missing"], found["problems"]) == (True, 2000, 0, [])
-    found = checked(capsys, data_dir, csv_of([*full, 1]), 3)  # 1 is of train
+    ids = [row.id for row in read_rows(Places.resolve(user_dir).dataset.split("test_seen"))]
+    found = checked(capsys, user_dir, csv_of(ids), 0, "test_seen")
+    assert (found["needed"], found["missing"]) == (1000, 0), "nothing is left out of it"
+
+
+@pytest.fixture
+def copy(user_dir: Path) -> Path:
+    """A data folder made from copy.zip, which lacks the images 15 and 16 of the three of test_unseen."""
+    archive = hostile.plain_zip(user_dir / "copy.zip", memes.without_images(memes.memes(), [15, 16]))
+    convert(archive, Places.resolve(user_dir / "data dir"), allow_missing=True)
+    return user_dir / "data dir"
+
+
+def test_an_id_that_was_left_out_at_conversion_is_of_the_split(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checked(capsys, copy, csv_of([14, 15, 16]), 0)["problems"] == []
+    found = checked(capsys, copy, csv_of([14, 15, 16, 1]), 3)  # 1 is of train
     assert [problem["text"] for problem in found["problems"]] == ["1 id is not of this split (id 1)"]
+    found = checked(capsys, copy, csv_of([15]), 3)
+    assert (found["missing"], found["missing_left_out"]) == (2, 1)
 
 
 def test_the_hint_says_what_to_convert_and_that_helps(
-    copy: tuple[Path, list[int], list[int]], user_dir: Path, capsys: pytest.CaptureFixture[str]
+    copy: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data_dir, there, gone = copy
-    assert check(data_dir, csv_of(there), split="test_unseen") == 3
+    assert check(copy, csv_of([14]), split="test_unseen") == 3
     said = capsys.readouterr().err
-    assert "407 memes of test_unseen" in said
-    complete = {**memes.public_copy()[0], **{f"hateful_memes/img/{i:05}.png": b"back" for i in range(4100)}}
-    hint = said[said.rindex("mmfw convert") :].splitlines()[0]
-    archive = hostile.plain_zip(user_dir / "complete.zip", complete)
-    words = [str(archive) if word == "ARCHIVE" else word for word in typed(hint)]
-    assert main(words[1:]) == 0
-    capsys.readouterr()
-    assert checked(capsys, data_dir, csv_of(sorted([*there, *gone])), 0)["needed"] == 2000
-    assert checked(capsys, data_dir, csv_of(there), 3)["missing_left_out"] == 0
-    assert check(data_dir, csv_of(there), split="test_unseen") == 3
+    assert "2 memes of test_unseen" in said
+    assert main(hinted(said, hostile.plain_zip(user_dir / "complete.zip", memes.memes()))) == 0
+    assert check(copy, csv_of([14]), split="test_unseen") == 3
     assert "mmfw predict --split test_unseen" in capsys.readouterr().err
+    assert checked(capsys, copy, csv_of([14, 15, 16]), 0)["needed"] == 3
 
 
 def test_a_record_without_the_ids_cannot_tell_and_says_how_to_get_one_that_can(
-    copy: tuple[Path, list[int], list[int]], user_dir: Path, capsys: pytest.CaptureFixture[str]
+    copy: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data_dir, there, gone = copy
-    file = Places.resolve(data_dir).dataset.record
+    file = Places.resolve(copy).dataset.record
     value = read_json(file)
     for summary in value["result"]["splits"].values():
         del summary["missing_ids"]
     write_json(file, value)
-    assert check(data_dir, csv_of(there), split="test_unseen") == 3
+    assert check(copy, csv_of([12, 13]), split="test_seen") == 0, "nothing was left out of it"
+    assert check(copy, csv_of([14]), split="test_unseen") == 3
     said = capsys.readouterr().err
-    assert file.name in said and "407" in said
-    words = typed(said[said.rindex("mmfw convert") :].splitlines()[0])
-    assert main([str(user_dir / "copy.zip") if word == "ARCHIVE" else word for word in words[1:]]) == 0
+    assert file.name in said and "2 memes of test_unseen" in said
+    assert main(hinted(said, user_dir / "copy.zip")) == 0
     capsys.readouterr()
-    assert checked(capsys, data_dir, csv_of(sorted([*there, *gone])), 0)["usable"]
-
-
-def test_a_split_of_which_nothing_was_left_out_needs_no_more(
-    copy: tuple[Path, list[int], list[int]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    data_dir = copy[0]
-    ids = [row.id for row in read_rows(Places.resolve(data_dir).dataset.split("test_seen"))]
-    found = checked(capsys, data_dir, csv_of(ids), 0, "test_seen")
-    assert (found["needed"], found["missing"]) == (1000, 0)
+    assert checked(capsys, copy, csv_of([14, 15, 16]), 0)["usable"]
 
 
 def test_the_help_of_predict_names_every_kind_of_ensemble() -> None:

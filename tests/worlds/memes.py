@@ -54,23 +54,25 @@ def without_images(files: Files, ids: Iterable[int]) -> Files:
 
 
 def public_copy() -> tuple[Files, dict[str, list[int]]]:
-    """A copy that lacks as many images of each split as the fullest one to be had; and which, by split.
+    """A copy that lacks as many images of each split as the fullest one to be had; and whose, by split.
 
-    As there, most of their ids end in 8 or 9. The images are tiny, and few memes are in ``train``.
+    As there, most of their ids end in 8 or 9. Few memes are in ``train``, and those whose image is there have
+    one for all: thousands of files take seconds.
     """
     sizes = {"train": 20, "dev_seen": 500, "dev_unseen": 540, "test_seen": 1000, "test_unseen": 2000}
     lack = {"train": 0, "dev_seen": 102, "dev_unseen": 107, "test_seen": 0, "test_unseen": 407}
-    splits, first = {}, 1
+    files, gone, first = {f"{TOP}img/00000.png": image(0)}, {}, 1
     for split, size in sizes.items():
-        splits[split] = range(first, first + size)
+        ids = range(first, first + size)
+        gone[split] = sorted(sorted(ids, key=lambda id_: id_ % 10, reverse=True)[: lack[split]])
+        rows = [_row(id_, split, first_phase=False) for id_ in ids]
+        there = [
+            row if id_ in gone[split] else row | {"img": "img/00000.png"}
+            for id_, row in zip(ids, rows, strict=True)
+        ]
+        files[f"{TOP}{split}.jsonl"] = jsonl(there)
         first += size
-    gone = {
-        split: sorted(sorted(ids, key=lambda id_: id_ % 10, reverse=True)[: lack[split]])
-        for split, ids in splits.items()
-    }
-    files = memes(splits)
-    tiny = {name: content[:16] if name.endswith(".png") else content for name, content in files.items()}
-    return without_images(tiny, [id_ for ids in gone.values() for id_ in ids]), gone
+    return files, gone
 
 
 def with_packed_images(files: Files, *, name: str = f"{TOP}img.tar.gz") -> Files:

@@ -1,0 +1,118 @@
+"""A copy that lacks images, all the way: each score says how many rows of its split it is on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.files import read_json
+from mmf_win.paths import DatasetPaths
+from mmf_win.protocol import read_events
+from tests.endtoend.conftest import Tool
+from tests.worlds.tiny_mmf import SPLITS, TinyWorld, build_features
+
+pytestmark = pytest.mark.torch
+
+PUBLISHED = {"val": {"auroc": 71.13}, "test": {"auroc": [70.45, 1.16]}}
+
+
+@pytest.fixture
+def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[Row]]]:
+    """``mmfw`` beside a folder with annotations and not all of their images; and the rows of the whole set.
+
+    One meme of ``train``, one of ``dev_unseen`` and two of ``test_unseen`` have no image, and one more of
+    ``dev_unseen`` no region features.
+    """
+    world = TinyWorld(tmp_path / "a world with a copy")
+    shutil.copytree(tool.world.root, world.root)
+    own = DatasetPaths(world.dataset)
+    rows = {split: read_rows(own.split(split)) for split in SPLITS}
+    for row in (rows["train"][5], rows["dev_unseen"][4], *rows["test_unseen"][3:]):
+        (own.images / row.img).unlink()
+    source = tmp_path / "copy"
+    source.mkdir()
+    own.images.joinpath("img").rename(source / "img")
+    for split in SPLITS:
+        own.split(split).rename(source / f"{split}.jsonl")
+    shutil.rmtree(own.features)
+    stems = {Path(row.img).stem for of_split in rows.values() for row in of_split}
+    build_features(own.features / "detectron.lmdb", sorted(stems - {Path(rows["dev_unseen"][2].img).stem}))
+    return replace(tool, world=world), rows
+
+
+def text_of(page: Path) -> str:
+    marks = r"<(style|script)>.*?</\1>|<[^>]*>"
+    return " ".join(re.sub(marks, " ", page.read_text(encoding="utf-8"), flags=re.DOTALL).split())
+
+
+def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str, list[Row]]]) -> None:
+    tool, rows = copy
+    data = ["--data-dir", str(tool.world.data)]
+    assert main(["convert", "--zip", str(tool.folder / "copy"), "--allow-missing", *data]) == 0
+    table = tool.read()[0]
+    assert "4 of 5" in table and "3 of 5" in table and "13 of 14" in table
+
+    preset = tool.preset("vilbert", published=PUBLISHED)
+    assert tool.code("train", preset, "--updates", "2", "--seed", "1", "--allow-missing") == 0, tool.errors
+    assert "13 of 14 rows of train" in tool.errors
+    assert re.search(r"validation AUROC \d\.\d{4} on 3 of 5 rows of dev_unseen", tool.errors)
+    assert "The paper reports dev_seen and test_seen, not dev_unseen" in tool.errors
+    assert "0.7113" not in tool.errors
+    [listed] = tool("runs")
+    assert [listed[f"val_{key}"] for key in ("split", "rows", "full_rows")] == ["dev_unseen", 3, 5]
+    shown = tool("runs", "show")
+    assert shown["trained_on"] == {"split": "train", "rows": 13, "full_rows": 14}
+    assert {(v["rows"], v["full_rows"]) for v in shown["validations"]} == {(3, 5)}
+    run = tool.run_of(listed)
+    fewer = run.path / "attempts" / "1" / "annotations" / "dev_unseen.jsonl"
+    assert len(read_rows(fewer)) == 3, "what MMF reads"
+    assert {e["data"]["rows"] for e in read_events(run.events) if e["kind"] == "val"} == {3}
+
+    words = ("--checkpoint", "best", "--checkpoint", "last", "--ensemble", "mean")
+    assert tool.code("predict", *words) == 0, tool.errors
+    assert tool.errors.count("3 of 5 rows of test_unseen: ") == 3
+    csvs = [Path(line) for line in tool.output.splitlines()]
+    for csv in csvs:
+        record = read_json(csv.with_suffix(".metrics.json"))
+        assert (record["rows"], record["full_rows"], record["split"]) == (3, 5, "test_unseen")
+    for csv in (csvs[0], csvs[2]):
+        page = text_of(csv.with_name("report.html"))
+        assert "These predictions cover 3 of 5 rows of test_unseen" in page
+        assert "0.7045" not in page and "0.7113" not in page
+    page = text_of(csvs[0].with_name("report.html"))
+    assert "The paper reports dev_seen and test_seen, not test_unseen." in page
+    assert "Validated on 3 of 5 rows of dev_unseen" in page and "Trained on 13 of 14 rows of train" in page
+    assert tool.code("runs", "show") == 0
+    assert "on 3 of 5 rows of test_unseen" in tool.output
+
+    assert tool.code("predict", "--split", "test_seen") == 0, tool.errors
+    assert "4 rows of test_seen: " in tool.errors
+    page = text_of(run.reports / "report.html")
+    assert re.search(r"Published 0\.7045 ± 0\.0116 on the 1,000 rows of test_seen\s+Not comparable", page)
+
+    wanted = ["check-submission", str(csvs[0]), "--split", "test_unseen", *data]
+    assert main(wanted) == 3
+    said = tool.read()[1]
+    assert "2 ids are missing" in said and "mmfw convert" in said
+    with csvs[0].open("a", encoding="utf-8", newline="") as file:
+        file.write("".join(f"{row.id},0.5,0\n" for row in rows["test_unseen"][3:]))
+    assert main(wanted) == 0
+
+
+def test_a_run_that_validated_on_the_papers_split_names_it(tool: Tool) -> None:
+    world = TinyWorld(tool.folder / "first phase")
+    shutil.copytree(tool.world.root, world.root)
+    own = DatasetPaths(world.dataset)
+    for new, old in (("dev", "dev_seen"), ("test", "test_seen")):
+        own.split(old).rename(own.split(new))
+        own.split(f"{new}_unseen").unlink()
+    phase_1 = replace(tool, world=world)
+    preset = phase_1.preset("vilbert", published=PUBLISHED)
+    assert phase_1.code("train", preset, "--updates", "1") == 0, phase_1.errors
+    assert "published: 0.7113 on the 500 rows of dev, so the two are not comparable" in phase_1.errors
