@@ -28,6 +28,15 @@ def rename(old: Path, new: Path) -> None:
     _patiently(lambda: old.rename(new))
 
 
+def replace(old: Path, new: Path) -> None:
+    """Rename a file to a name that may be taken; a reader of that sees the one file or the other.
+
+    Raises:
+        OSError: it cannot be renamed; on Windows also where somebody has ``new`` open.
+    """
+    _patiently(lambda: old.replace(new))
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write a file to, which then takes the place of ``path``.
@@ -38,7 +47,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(path.name + ".part")
     try:
         yield temporary
-        _patiently(lambda: temporary.replace(path))
+        replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
 """Reads an LMDB of region features in a process of its own: one that was cut off kills whoever maps it.
 
-Run as ``python -m mmf_win.bridge.feature_keys FOLDER OUTPUT [--walk]``. ``OUTPUT`` is JSON: under ``keys``
+Run as ``python -m mmf_win.bridge.feature_keys FOLDER [--walk] OUTPUT``. ``OUTPUT`` is JSON: under ``keys``
 the images that it has features of, or under ``problem`` what is wrong with it. ``--walk`` reads every record.
 """
 
@@ -86,4 +86,4 @@ class _Plain(pickle.Unpickler):
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), walk="--walk" in sys.argv[3:]))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[-1]), walk="--walk" in sys.argv))

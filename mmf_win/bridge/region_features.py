@@ -1,11 +1,6 @@
-"""Writes region features as MMF reads them: an LMDB with one pickled dictionary an image.
+"""Makes the demo's region features, and writes them as MMF reads them.
 
-The format is that of MMF's ``tools/scripts/features/lmdb_conversion.py``, read back by its
-``LMDBFeatureReader``: under ``keys`` the pickled list of all keys, and under each key, which is the image's
-file name without its suffix, ``feature_path``, ``features`` (regions × 2048, float32), ``bbox`` (regions × 4,
-in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
-
-The features themselves stand in for those of Detectron, which needs a trained network and a GPU: the share of
+They stand in for those of Detectron, which needs a trained network and a GPU: the share of
 each of 2048 colours in the whole image and in its four quarters.
 """
 
@@ -19,10 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import numpy as np
 from PIL import Image
 
+from mmf_win.bridge import feature_lmdb
 from mmf_win.files import replacing
 
 REGIONS = 5
@@ -69,19 +64,10 @@ def write_lmdb(folder: Path, images: Iterable[tuple[str, bytes]]) -> None:
         folder: made by this; must not exist.
         images: each image's file name without its suffix, and its file.
     """
-    records = {stem.encode(): pickle.dumps(describe(stem, image)) for stem, image in images}
-    folder.mkdir(parents=True)
-    # On Windows the file is as large as the map from the start, so the map is no larger than need be: values
-    # are rounded up to pages, and the rest is for keys and bookkeeping.
-    size = sum(len(record) + 8192 for record in records.values()) + (1 << 20)
-    # create=True would make the folder, on Windows under a name in the ANSI code page.
-    with (
-        lmdb.open(str(folder), map_size=size, create=False) as environment,
-        environment.begin(write=True) as transaction,
-    ):
-        for key, record in records.items():
-            transaction.put(key, record)
-        transaction.put(b"keys", pickle.dumps(list(records)))
+    records = [(stem.encode(), pickle.dumps(describe(stem, image))) for stem, image in images]
+    feature_lmdb.write(
+        folder, records, feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))
+    )
 
 
 def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mmf_win.commands import options
+from mmf_win.commands import features_add, options
 from mmf_win.console import as_typed, moment, print_json, say, size, table
 from mmf_win.errors import DataError
 
@@ -27,11 +27,15 @@ Examples:
   mmfw features fetch vilbert_cc                bring in what is missing
   mmfw features fetch mmbt_region --source E:\\  ... from a USB stick
   mmfw features extract features_2020_10_01.tar.gz
+  mmfw features add my_features                 ... of images of your own, from .npy files
   mmfw features verify --full                   read everything again
   mmfw features repair                          mend what is broken""",
 )
 def command() -> None:
     """Features and pretrained weights: what is there, get it, verify it, mend it."""
+
+
+command.add_command(features_add.command)
 
 
 def _presets(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from mmf_win.bridge.install import find, source_of, was_set_up
 from mmf_win.bridge.install import verify as verify_mmf
+from mmf_win.bridge.needs.added import remedy
 from mmf_win.bridge.needs.caches import git_id_in_name, hash_in_name, hub_cache
 from mmf_win.bridge.needs.ledger import Ledger
 from mmf_win.console import as_typed
@@ -101,7 +102,8 @@ def _downloads(places: Places, full: bool) -> Iterator[Part]:
             yield Part(what, str(folder), "broken", _NOTHING, (str(error),), error.hint)
             continue
         if wrong:
-            cure = as_typed("mmfw", "features", "repair", *places.data_option)
+            own = (remedy((folder / found.path).parent, places) for found in wrong)
+            cure = next(filter(None, own), as_typed("mmfw", "features", "repair", *places.data_option))
             yield Part(what, str(folder), "broken", manifest.vouched_by, tuple(map(str, wrong)), cure)
         else:
             yield _right(what, str(folder), manifest)

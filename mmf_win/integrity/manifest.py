@@ -32,11 +32,12 @@ from mmf_win.integrity.source import Source
 SUMS = "SHA256SUMS"
 """The file's name."""
 
-Vouching: TypeAlias = Literal["published", "archive", "recorded"]
+Vouching: TypeAlias = Literal["published", "archive", "built", "recorded"]
 """What vouches for the hashes, the strongest first.
 
 ``published``: the files came out of an archive whose hash its publisher has made known, or have such a hash
 themselves. ``archive``: they came whole out of an archive of which nobody has published the hash.
+``built``: mmfw made them of the user's own files, and the hashes are those of what it wrote.
 ``recorded``: they are what was found on the disk one day; only later changes can be seen.
 """
 
@@ -184,6 +185,8 @@ class Manifest:
     @property
     def vouched_by(self) -> str:
         """What vouches for it, for people."""
+        if self.vouched == "built":
+            return "what mmfw wrote"
         if self.vouched == "recorded" or self.source is None:
             return FIRST_READING
         kind = "the published archive" if self.vouched == "published" else "the archive"

@@ -12,11 +12,12 @@ from typing import TypeAlias
 
 from mmf_win.bridge.download import download, remote_size
 from mmf_win.bridge.needs import hub
+from mmf_win.bridge.needs.added import remedy
 from mmf_win.bridge.needs.caches import hash_in_name
 from mmf_win.bridge.needs.listing import Need, tell_mmf
 from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.bridge.needs.state import State, Status, examine
-from mmf_win.console import say, size
+from mmf_win.console import as_typed, say, size
 from mmf_win.errors import ArchiveError, DataError, MmfError, UsageError
 from mmf_win.files import replacing
 from mmf_win.integrity import Manifest, Source, file_digest, verify
@@ -107,7 +108,7 @@ class Fetcher:
     def cost(self, need: Need) -> Cost:
         """What it would cost to bring it in."""
         urls = self._urls(need)
-        if not urls:
+        if not urls or _is_built(need):
             return None, None
         if need.entry and self._local(need):
             return 0, None
@@ -130,9 +131,13 @@ class Fetcher:
 
     @staticmethod
     def _has_source(need: Need) -> bool:
-        return bool(need.entry or need.url or _source(need))
+        return not _is_built(need) and bool(need.entry or need.url or _source(need))
 
     def _bring(self, need: Need) -> None:
+        if _is_built(need):  # no archive has the user's own images
+            again = remedy(need.files[0].parent, self.places) or as_typed("mmfw", "features", "add", "FOLDER")
+            problems = "; ".join(examine(need, self.places).problems)
+            raise DataError(f"{need.folder}: made of your own .npy files: {problems}", hint=again)
         if need.is_of_hub and need.library:
             assert need.url is not None
             hub.download(need.url, weights=need.kind == "bert", broken=need.files if need.is_there else [])
@@ -271,6 +276,12 @@ def _loaded(need: Need) -> Manifest | None:
         return Manifest.load(need.folder)
     except DataError:
         return None
+
+
+def _is_built(need: Need) -> bool:
+    """Whether mmfw made it of the user's own files."""
+    manifest = _loaded(need) if need.kind == "features" else None
+    return manifest is not None and manifest.vouched == "built"
 
 
 def _source(need: Need) -> Source | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 
 from mmf_win.bridge.install import require_packages
+from mmf_win.bridge.needs.child import answer_of
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import DatasetError, Interrupted
+from mmf_win.errors import DatasetError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import Check
 
@@ -30,32 +29,34 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
         DatasetError: it is cut off or damaged.
         MmfError: lmdb is not installed.
     """
-    data = folder / "data.mdb" if folder.is_dir() else folder
-    note = folder.parent / _NOTE
-    state = list(astuple(Check.now(data.stat())))[:-1]
     if not walk:
         with suppress(OSError, ValueError, TypeError, KeyError):
-            remembered = read_json(note)
-            if (remembered["lmdb"], remembered["state"]) == (folder.name, state):
+            remembered = read_json(folder.parent / _NOTE)
+            if (remembered["lmdb"], remembered["state"]) == (folder.name, _state(folder)):
                 return frozenset(remembered["keys"])
     keys = _ask(folder, walk)
-    with suppress(OSError):
-        write_json(note, {"lmdb": folder.name, "state": state, "keys": keys})
+    remember_keys(folder, keys)
     return frozenset(keys)
+
+
+def remember_keys(folder: Path, keys: Sequence[str]) -> None:
+    """Note beside an LMDB which keys it has, for as long as nobody touches it."""
+    with suppress(OSError):
+        note = {"lmdb": folder.name, "state": _state(folder), "keys": list(keys)}
+        write_json(folder.parent / _NOTE, note)
+
+
+def _state(folder: Path) -> list[int]:
+    data = folder / "data.mdb" if folder.is_dir() else folder
+    return list(astuple(Check.now(data.stat())))[:-1]
 
 
 def _ask(folder: Path, walk: bool) -> list[str]:
     require_packages("lmdb")
-    with tempfile.TemporaryDirectory(prefix="mmfw-keys-") as scratch:
-        output = Path(scratch, "keys.json")
-        command = [sys.executable, "-m", "mmf_win.bridge.feature_keys", str(folder), str(output)]
-        done = subprocess.run([*command, *(["--walk"] if walk else [])], stdin=subprocess.DEVNULL)
-        if done.returncode == Interrupted.exit_code:
-            raise Interrupted("interrupted")
-        try:
-            found = read_json(output)
-        except OSError:  # reading what is not there ends the process
-            found = {"problem": f"it cannot be read to its end (exit code {done.returncode})"}
+    words = [str(folder), *(["--walk"] if walk else [])]
+    found, code = answer_of("mmf_win.bridge.feature_keys", *words)
+    if found is None:  # reading what is not there ends the process
+        found = {"problem": f"it cannot be read to its end (exit code {code})"}
     if "problem" in found:
         raise DatasetError(f"{folder}: not whole: {found['problem']}", hint="mmfw features repair")
     return [str(key) for key in found["keys"]]
@@ -67,7 +68,30 @@ def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:
     It takes the number at a name's end first, without its zeros, then the name itself
     (mmf.datasets.databases.readers.feature_readers).
     """
-    return [row for row in rows if not any(key in keys for key in _asked_for(row.img))]
+    return [row for row in rows if _key_of(row.img, keys) is None]
+
+
+def matched(rows: Iterable[Row], keys: Collection[str]) -> tuple[frozenset[str], dict[str, str]]:
+    """Which keys MMF would find for the rows' images, and for which images it would find another one's.
+
+    A number at a name's end can mislead it: for ``a_12.png`` it takes the key ``12`` before ``a_12``.
+
+    Returns:
+        the keys that are found, and image → key of another one.
+    """
+    found = {row.img: key for row in rows if (key := _key_of(row.img, keys)) is not None}
+    stems = {_stem(image) for image in found}
+    taken = Counter(key for _, key in {(_stem(image), key) for image, key in found.items()})
+    mistaken = {}
+    for image, key in found.items():
+        stem = _stem(image)
+        if key != stem and (stem in keys or key in stems or taken[key] > 1):
+            mistaken[image] = key
+    return frozenset(taken), mistaken
+
+
+def _key_of(image: str, keys: Collection[str]) -> str | None:
+    return next((key for key in _asked_for(image) if key in keys), None)
 
 
 def features_key(row: Row, keys: Collection[str]) -> str:
@@ -76,8 +100,12 @@ def features_key(row: Row, keys: Collection[str]) -> str:
 
 
 def _asked_for(image: str) -> tuple[str, ...]:
-    stem = image.split("/")[-1].split(".")[0]
+    stem = _stem(image)
     try:
         return str(int(stem.split("_")[-1])), stem
     except ValueError:
         return (stem,)
+
+
+def _stem(image: str) -> str:
+    return image.split("/")[-1].split(".")[0]

@@ -1,0 +1,105 @@
+"""``mmfw features add``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.console import print_json, say, table
+from mmf_win.errors import UsageError
+
+if TYPE_CHECKING:
+    from mmf_win.bridge.needs.added import Added
+    from mmf_win.paths import Places
+
+_NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
+_FEW = 3
+
+
+@click.command(
+    "add",
+    epilog="""\b
+Examples:
+  mmfw features add extracted/                            where MMF looks for them
+  mmfw features add more/ --force                         ... and replace those that are there of these images
+  mmfw features add extracted/ --output own/memes.lmdb    another LMDB
+
+mmfw has no detector. MMF's repository has scripts that run one, in tools/scripts/features.""",
+)
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="FOLDER ...",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="LMDB",
+    help="Build or extend this LMDB.  [default: detectron.lmdb where MMF looks]",
+)
+@options.data_dir
+@click.option("--force", is_flag=True, help="Replace features of the same images, and a damaged LMDB.")
+@options.as_json
+def command(
+    folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, force: bool, as_json: bool
+) -> None:
+    """Build or extend the LMDB of region features from the .npy files in FOLDERs.
+
+    NAME.npy holds the features of the image NAME, NAME_info.npy its boxes, as MMF's extraction scripts write
+    them. The new LMDB takes the place of the old one when it is complete; features that are there stay.
+    """
+    from mmf_win.bridge.needs.added import add_features
+    from mmf_win.paths import Places
+
+    places = Places.resolve(data_dir)
+    if output is not None and output.suffix != ".lmdb":
+        raise UsageError(f"{output}: MMF takes a folder for an LMDB only if its name ends in .lmdb")
+    lmdb = places.dataset.features / "detectron.lmdb" if output is None else output.expanduser().absolute()
+    added = add_features(folders, lmdb, places, force=force)
+    if as_json:
+        print_json(added.to_json())
+    else:
+        _show_added(added, places)
+
+
+def _show_added(added: Added, places: Places) -> None:
+    if added.splits:
+        rows = [(split, covered.rows, covered.with_features) for split, covered in added.splits.items()]
+        print(table(("split", "rows", "with features"), rows), flush=True)
+    else:
+        say(f"note: {places.dataset.annotations}: there are no splits yet to compare the keys with")
+    for line in _notes_on(added):
+        say(f"note: {line}")
+    done = f"{added.added} added, {added.replaced} replaced, {added.same} unchanged"
+    say(f"{done}; {added.records} images in {added.lmdb}")
+
+
+def _notes_on(added: Added) -> Iterator[str]:
+    yield from added.notes
+    if added.unmatched:
+        yield f"{len(added.unmatched)} keys are of no image in the splits: {_few(added.unmatched)}"
+        if any("/" in key for key in added.unmatched):
+            yield "MMF looks for an image by its file name alone; name the subfolder to have it without"
+    if added.mistaken:
+        pairs = [f"{image} gets those of {key}" for image, key in added.mistaken.items()]
+        yield (
+            f"MMF looks for the number at the end of a name first, and takes other features for "
+            f"{len(pairs)} images: {_few(pairs)}; rename these images"
+        )
+    if added.without_info:
+        yield (
+            f"{len(added.without_info)} images have no _info.npy and so no boxes, which ViLBERT reads: "
+            f"{_few(added.without_info)}"
+        )
+    if added.numbers not in (0, _NUMBERS):
+        yield f"{added.numbers} numbers describe a region; the presets expect {_NUMBERS}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_FEW]) + (" …" if len(names) > _FEW else "")
