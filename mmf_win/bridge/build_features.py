@@ -41,7 +41,7 @@ class Built:
         same: how many were there already.
         without_info: keys of the new ones that have no ``_info.npy``.
         numbers: how many numbers describe a region.
-        regions: the smallest and the largest number of regions of the new ones.
+        regions: the smallest and the largest number of regions of the new ones, and of one that was there.
         notes: what was left aside.
     """
 
@@ -133,10 +133,10 @@ class _Base:
         record: memoryview = self._transaction.get(key.encode())
         return bytes(record)
 
-    def numbers(self, key: str) -> int:
-        """How many numbers describe a region in a record."""
-        record = unpickled(self.record(key), f"{self.folder}: {key}")
-        return int(regions_of(record).shape[1])
+    def shape(self, key: str) -> tuple[int, int]:
+        """How many regions a record has, and how many numbers describe one."""
+        regions, numbers = regions_of(unpickled(self.record(key), f"{self.folder}: {key}")).shape
+        return regions, numbers
 
 
 def _differing(pairs: Sequence[Pair], old: _Base) -> list[Pair]:
@@ -178,8 +178,11 @@ class _Writer:
         replaced = {pair.key for pair in pairs}
         self._kept = [key for key in old.keys if key not in replaced] if old else []
         self.keys = list(dict.fromkeys([*(old.keys if old else ()), *(pair.key for pair in pairs)]))
-        self.numbers = old.numbers(self._kept[0]) if old and self._kept else None
+        self.numbers: int | None = None
         self.regions: set[int] = set()
+        if old and self._kept:
+            regions, self.numbers = old.shape(self._kept[0])
+            self.regions.add(regions)
 
     def write(self) -> None:
         """Write it and read it again."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mmf_win.paths import Places
 
 _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
+_REGIONS = 100  # MMF's max_features, up to which other models fill images that have fewer
 _FEW = 3
 
 
@@ -96,6 +97,13 @@ def _notes_on(added: Added) -> Iterator[str]:
         yield (
             f"{len(added.without_info)} images have no _info.npy and so no boxes, which ViLBERT reads: "
             f"{_few(added.without_info)}"
+        )
+    fewest, most = added.regions
+    if fewest != most:
+        yield f"the images have {fewest} to {most} regions; ViLBERT needs the same number in all of them"
+    elif most not in (0, _REGIONS):
+        yield (
+            f"the images have {most} regions; train ViLBERT with dataset_config.hateful_memes.max_features={most}"
         )
     if added.numbers not in (0, _NUMBERS):
         yield f"{added.numbers} numbers describe a region; the presets expect {_NUMBERS}"

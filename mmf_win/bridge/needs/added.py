@@ -77,8 +77,8 @@ class Added:
         added: how many of them are new.
         replaced: how many replace others.
         same: how many were there already.
-        numbers: how many numbers describe a region; 0 when nothing was written.
-        regions: the smallest and the largest number of regions in what was written.
+        numbers: how many numbers describe a region; 0 where that was not looked at.
+        regions: the smallest and the largest number of regions that were seen; not all records were read.
         without_info: keys of what was written without an ``_info.npy``.
         splits: split → how much of it has features.
         unmatched: keys of the folders that MMF would find for no image of the splits.

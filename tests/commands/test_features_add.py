@@ -1,0 +1,107 @@
+"""``mmfw features add`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmf_win.bridge.needs.added import remedy
+from mmf_win.cli import main
+from mmf_win.paths import Places
+from tests.worlds import hostile, npy
+from tests.worlds.memes import lay_out, memes
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def data(user_dir: Path) -> Path:
+    """MMF's data folder with a dataset of which nobody has features."""
+    data = user_dir / "data dir"
+    annotations = {
+        name: content for name, content in memes(top="", litter=False).items() if name.endswith(".jsonl")
+    }
+    lay_out(annotations, Places.resolve(data).dataset.annotations)
+    return data
+
+
+def test_features_are_put_where_mmf_looks(
+    user_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = npy.write_pairs(user_dir / "извлечено 特征", [f"{n:05}" for n in range(1, 7)])
+    words = ["features", "add", str(folder), "--data-dir", str(data), "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    lmdb = Places.resolve(data).dataset.features / "detectron.lmdb"
+    assert (found["lmdb"], found["added"], found["records"]) == (str(lmdb), 6, 6)
+    assert found["splits"]["train"] == {"rows": 6, "with_features": 6}
+    assert found["splits"]["dev_seen"] == {"rows": 3, "with_features": 0}
+    assert main(words[:-1]) == 0
+    said = capsys.readouterr()
+    assert [line.split() for line in said.out.splitlines()][1] == ["train", "6", "6"]
+    assert "6 unchanged" in said.err
+
+
+def test_what_the_keys_lead_to_is_told(
+    user_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = user_dir / "npy"
+    npy.write_pair(folder / "sub", "00001", numbers=2054)
+    (folder / "sub" / "00001_info.npy").unlink()
+    assert main(["features", "add", str(folder), "--data-dir", str(data)]) == 0
+    said = capsys.readouterr().err
+    for told in ("sub/00001", "name the subfolder", "2054", "ViLBERT", "max_features=10"):
+        assert told in said
+    npy.write_pair(folder / "sub", "00002", numbers=2054, regions=36)
+    assert main(["features", "add", str(folder / "sub"), "--data-dir", str(data)]) == 0
+    assert "10 to 36 regions" in capsys.readouterr().err
+
+
+def test_another_lmdb_may_be_built(user_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = npy.write_pairs(user_dir / "npy", ["1"])
+    lmdb = user_dir / "own" / "memes.lmdb"
+    words = ["features", "add", str(folder), "--data-dir", str(data)]
+    assert main([*words, "--output", str(lmdb)]) == 0
+    assert set(npy.records(lmdb)) == {"1"}
+    assert not Places.resolve(data).dataset.features.exists()
+    assert main([*words, "--output", str(user_dir / "own" / "memes")]) == 2
+    assert ".lmdb" in capsys.readouterr().err
+
+
+def test_bad_input_is_named(user_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = npy.write_pairs(user_dir / "npy", ["1"])
+    where = ["--data-dir", str(data)]
+    assert main(["features", "add", str(user_dir / "no"), *where]) == 2
+    assert main(["features", "add", str(data), *where]) == 3
+    hostile.cut(folder / "1.npy")
+    assert main(["features", "add", str(folder), *where]) == 3
+    assert str(folder / "1.npy") in capsys.readouterr().err
+
+
+def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
+    user_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = npy.write_pairs(user_dir / "npy", ["1", "2"])
+    where = ["--data-dir", str(data)]
+    save = ["--save-dir", str(user_dir / "save")]
+    assert main(["features", "add", str(folder), *where]) == 0
+    places = Places.resolve(data)
+    lmdb = places.dataset.features / "detectron.lmdb"
+    hostile.cut(lmdb / "data.mdb")
+    capsys.readouterr()
+    assert main(["features", "verify", "visual_bert", *where, *save]) == 3
+    said = capsys.readouterr().err
+    assert "mmfw features repair visual_bert" in said
+    assert main(["features", "repair", "visual_bert", *where, *save]) == 3
+    advice = str(remedy(lmdb, places))
+    assert advice in capsys.readouterr().err
+    if sys.platform == "win32":  # there it is quoted as that system wants it
+        assert subprocess.run(f"{sys.executable} -m mmf_win {advice.removeprefix('mmfw ')}").returncode == 0
+    else:
+        assert main(shlex.split(advice)[1:]) == 0
+    assert set(npy.records(lmdb)) == {"1", "2"}

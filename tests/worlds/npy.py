@@ -1,0 +1,83 @@
+"""Region features as MMF's extraction scripts write them, by the real numpy."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+NUMBERS = 2048
+
+
+def info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[str, Any]:
+    """What ``extract_features_vmb.py`` puts into ``NAME_info.npy``."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    corner = random.uniform(0, 30, (regions, 2))
+    return {
+        "bbox": np.hstack([corner, corner + 20]).astype(np.float32),
+        "num_boxes": regions,
+        "objects": random.integers(0, classes, regions),
+        "cls_prob": random.dirichlet(np.ones(classes), regions).astype(np.float32),
+        "image_width": 64,
+        "image_height": 48,
+    }
+
+
+def write_pair(
+    folder: Path, name: str, *, regions: int = 10, numbers: int = NUMBERS, seed: int = 0, **changes: Any
+) -> None:
+    """Write ``NAME.npy`` and ``NAME_info.npy`` as the script does.
+
+    Args:
+        folder: made if need be.
+        name: of the image, without its suffix.
+        regions: how many.
+        numbers: how many describe one.
+        seed: of the features.
+        changes: to the dictionary.
+    """
+    import numpy as np
+
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    np.save(folder / f"{name}.npy", random.standard_normal((regions, numbers), dtype=np.float32))
+    np.save(folder / f"{name}_info.npy", {**info(regions, seed=seed), **changes})
+
+
+def write_pairs(folder: Path, names: Iterable[str], **options: Any) -> Path:
+    """Write a pair for each name, and return the folder."""
+    for seed, name in enumerate(names):
+        write_pair(folder, name, seed=seed, **options)
+    return folder
+
+
+def pairs_of(lmdb_folder: Path, folder: Path) -> Path:
+    """The records of an LMDB as files, as ``lmdb_conversion.py --mode extract`` writes them."""
+    import numpy as np
+
+    folder.mkdir(parents=True)
+    for key, record in records(lmdb_folder).items():
+        np.save(folder / f"{key}.npy", record.pop("features"))
+        np.save(folder / f"{key}_info.npy", {**record, "image_id": key})
+    return folder
+
+
+def records(lmdb_folder: Path) -> dict[str, dict[str, Any]]:
+    """All records, in the way of MMF's reader: first the keys, then each of them."""
+    return {key: pickle.loads(record) for key, record in raw_records(lmdb_folder).items()}
+
+
+def raw_records(lmdb_folder: Path) -> dict[str, bytes]:
+    """All records as they are."""
+    import lmdb
+
+    with (
+        lmdb.open(str(lmdb_folder), readonly=True, lock=False) as environment,
+        environment.begin() as transaction,
+    ):
+        keys = pickle.loads(transaction.get(b"keys"))
+        assert len(keys) == environment.stat()["entries"] - 1
+        return {key.decode(): transaction.get(key) for key in keys}
