@@ -33,6 +33,7 @@ Examples:
   mmfw convert --zip hateful_memes.zip
   mmfw convert --zip hateful_memes.zip --password-file secret.txt --data-dir D:\\data
   mmfw convert --zip unpacked/hateful_memes --allow-missing
+  mmfw convert --zip my_memes/                  train.csv, dev.csv, test.csv and images of your own
 
 The password may also be in the variable MMFW_PASSWORD; without any, you are asked for it when it is needed.
 It is neither shown nor stored.""",

@@ -88,10 +88,10 @@ def _notes_on(added: Added) -> Iterator[str]:
         if any("/" in key for key in added.unmatched):
             yield "MMF looks for an image by its file name alone; name the subfolder to have it without"
     if added.mistaken:
-        pairs = [f"{image} gets those of {key}" for image, key in added.mistaken.items()]
+        pairs = [f"{image} gets {key}" for image, key in added.mistaken.items()]
         yield (
-            f"MMF looks for the number at the end of a name first, and takes other features for "
-            f"{len(pairs)} images: {_few(pairs)}; rename these images"
+            "MMF looks for features by the number at the end of a file's name, else by the name, without "
+            f"folders, so {len(pairs)} images may get those of others: {_few(pairs)}; rename these images"
         )
     if added.without_info:
         yield (
@@ -102,9 +102,8 @@ def _notes_on(added: Added) -> Iterator[str]:
     if fewest != most:
         yield f"the images have {fewest} to {most} regions; ViLBERT needs the same number in all of them"
     elif most not in (0, _REGIONS):
-        yield (
-            f"the images have {most} regions; train ViLBERT with dataset_config.hateful_memes.max_features={most}"
-        )
+        word = f"dataset_config.hateful_memes.max_features={most}"
+        yield f"the images have {most} regions; ViLBERT needs {word}"
     if added.numbers not in (0, _NUMBERS):
         yield f"{added.numbers} numbers describe a region; the presets expect {_NUMBERS}"
 

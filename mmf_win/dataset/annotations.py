@@ -96,8 +96,11 @@ def keep_rows(path: Path, rows: list[Row]) -> None:
 
 
 def splits_on_disk(paths: DatasetPaths) -> list[str]:
-    """The splits whose annotation files lie in MMF's layout."""
-    return [split for split in SPLITS if paths.split(split).is_file()]
+    """The splits whose annotation files lie in MMF's layout: those of a release, then the user's own."""
+    there = {
+        path.stem for path in paths.annotations.glob("*.jsonl") if path.is_file() and path.stem[0] != "."
+    }
+    return [split for split in SPLITS if split in there] + sorted(there.difference(SPLITS))
 
 
 def require_split(paths: DatasetPaths, split: str) -> Path:

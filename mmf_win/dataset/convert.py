@@ -20,9 +20,11 @@ from mmf_win.archives import Archive, Digest, Extracted
 from mmf_win.console import Progress, say
 from mmf_win.crc import crc32
 from mmf_win.dataset import known
-from mmf_win.dataset.annotations import Row, keep_rows, read_rows, splits_on_disk
+from mmf_win.dataset.annotations import SPLITS, Row, keep_rows, read_rows
 from mmf_win.dataset.check import SplitSummary, require_images, shared_ids
 from mmf_win.dataset.layout import Layout, find_images, find_layout
+from mmf_win.dataset.own_memes import write_annotations
+from mmf_win.dataset.own_splits import Table, read_tables, require_names_apart
 from mmf_win.dataset.record import Record
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.integrity import Checksum, Source, manifest_files
@@ -127,13 +129,18 @@ def _convert(
     archive: Archive, layout: Layout, here: Staging, paths: DatasetPaths, allow_missing: bool, started: float
 ) -> Conversion:
     digest = hashlib.sha256() if archive.path.is_file() else None
-    rows = _unpack_annotations(archive, layout, here)
+    rows, own_images = _unpack_annotations(archive, layout, here)
     with (
         Journal(here.journal, here.new) as journal,
         _image_archive(archive, layout, here, journal, digest) as (holder, images),
     ):
+        images = {**images, **(own_images if holder is archive else {})}
+        if not images:
+            raise DatasetError(f"{archive.path}: there are annotations in it, but no images")
         if not allow_missing:
             require_images(archive.path, rows, images)
+        if layout.tables:
+            require_names_apart(images, {row.img for listed in rows.values() for row in listed})
         files = _unpack_images(holder, images, here, journal, digest if holder is archive else None)
     sha256 = None if digest is None else digest.hexdigest()
 
@@ -161,17 +168,32 @@ def _convert(
     return result
 
 
-def _unpack_annotations(archive: Archive, layout: Layout, here: Staging) -> dict[str, list[Row]]:
-    """Stage the annotations before the images: what is wrong with them shows within a second."""
-    targets = {
-        member: here.new / "annotations" / f"{split}.jsonl" for split, member in layout.annotations.items()
+def _unpack_annotations(
+    archive: Archive, layout: Layout, here: Staging
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """Stage the annotations before the images: what is wrong with them shows within a second.
+
+    Returns:
+        the rows of each split; and image → member, for those that the user's own tables name.
+    """
+    for name in layout.ignored:
+        say(f"note: {name} is left aside, since the same split is there as .jsonl")
+    staged = {
+        split: here.new / "annotations" / f"{split}{'.csv' if split in layout.tables else '.jsonl'}"
+        for split in layout.annotations
     }
-    for _ in archive.extract(targets):
+    for _ in archive.extract({member: staged[split] for split, member in layout.annotations.items()}):
         pass
-    rows = {}
-    for split, member in layout.annotations.items():
-        rows[split] = read_rows(targets[member], shown=f"{archive.path}: {member}")
-    return rows
+    shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
+    tables = {split: Table(staged[split], m, shown[split]) for split, m in layout.tables.items()}
+    rows = {split: read_rows(staged[split], shown=shown[split]) for split in staged if split not in tables}
+    taken = {row.id for listed in rows.values() for row in listed}
+    own, images = read_tables(tables, archive.path, {member.name for member in archive.members}, taken)
+    for split, listed in own.items():
+        path = here.new / "annotations" / f"{split}.jsonl"
+        write_annotations(path, listed)
+        rows[split] = read_rows(path, shown=shown[split])
+    return {split: rows[split] for split in layout.annotations}, images
 
 
 @contextmanager
@@ -237,11 +259,20 @@ def _unpack(
 
 
 def _install(here: Staging, paths: DatasetPaths, splits: list[str]) -> None:
-    """Move everything into place, the record last; annotations of the other phase must not stay behind."""
+    """Move everything into place, the record last.
+
+    Annotations of the other phase must not stay behind; what the user has put beside them does.
+    """
+    record = Record.load(paths.record)
+    before = [
+        split
+        for split in _splits_of_a_release(paths)
+        if record is None or f"annotations/{split}.jsonl" in record.files
+    ]
     moves: list[tuple[Path | None, Path]] = [(None, paths.record)]
     moves += [(None, path) for path in manifest_files(paths.root)]
     moves += [(here.new / "img", paths.images / "img")]
-    moves += [(None, paths.split(split)) for split in splits_on_disk(paths) if split not in splits]
+    moves += [(None, paths.split(split)) for split in before if split not in splits]
     moves += [(here.new / "annotations" / f"{split}.jsonl", paths.split(split)) for split in splits]
     moves += [(here.new / "record.json", paths.record)]
     # Else a power cut might leave the record and not what it vouches for. The size of a file does not always
@@ -251,11 +282,15 @@ def _install(here: Staging, paths: DatasetPaths, splits: list[str]) -> None:
 
 
 def _require_empty(paths: DatasetPaths) -> None:
-    if splits_on_disk(paths) or (paths.images / "img").exists():
+    if _splits_of_a_release(paths) or (paths.images / "img").exists():
         raise DatasetError(
             f"{paths.root}: there is a dataset already that was not made from this archive",
             hint="--force replaces its images and annotations; --data-dir chooses another folder",
         )
+
+
+def _splits_of_a_release(paths: DatasetPaths) -> list[str]:
+    return [split for split in SPLITS if paths.split(split).is_file()]
 
 
 def _size(archive: Archive, layout: Layout) -> int:

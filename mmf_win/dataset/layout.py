@@ -3,8 +3,8 @@
 ::
 
     data/                          or hateful_memes/, or none, or MMF's own layout
-    ├── train.jsonl …              beside each other, in any folder
-    └── img/01235.png …            or img.tar.gz
+    ├── train.jsonl …              beside each other, in any folder; or train.csv …, of the user's own
+    └── img/01235.png …            or img.tar.gz; images that a CSV names lie anywhere
 """
 
 from __future__ import annotations
@@ -29,35 +29,47 @@ class Layout:
         annotations: split → member.
         images: name as the annotations give it (``img/01235.png``) → member.
         packed_images: the member that is an archive of the images, where they are not members themselves.
+        ignored: splits as CSV beside the same as JSON Lines.
     """
 
     annotations: dict[str, str]
     images: dict[str, str]
     packed_images: str | None
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The splits that are CSV files."""
+        return {split: name for split, name in self.annotations.items() if is_table(name)}
+
+
+def is_table(name: str) -> bool:
+    """Whether a file is CSV."""
+    return name.lower().endswith(".csv")
 
 
 def find_layout(source: Path, members: Sequence[Member]) -> Layout:
     """Recognise the dataset by its members' names.
 
     Raises:
-        DatasetError: there is no ``train.jsonl``, or there are no images.
+        DatasetError: there is no ``train.jsonl`` or ``train.csv``, or there are no images.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
-    annotations = _find_annotations(names)
+    annotations, ignored = _find_annotations(names)
     if "train" not in annotations:
         shown = ", ".join(names[:3]) or "nothing"
         raise DatasetError(
-            f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl in it",
+            f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
             hint=f"it holds {shown}{' …' if len(names) > 3 else ''}",
         )
     images = find_images(names)
     packed = min((n for n in names if _basename(n) in _PACKED_IMAGES), key=_depth, default=None)
-    if not images and packed is None:
+    if not images and packed is None and not any(map(is_table, annotations.values())):
         raise DatasetError(
             f"{source}: there are annotations in it, but no images",
             hint="the images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it",
         )
-    return Layout(annotations, images, None if images else packed)
+    return Layout(annotations, images, None if images else packed, ignored)
 
 
 def find_images(names: Iterable[str]) -> dict[str, str]:
@@ -73,15 +85,17 @@ def find_images(names: Iterable[str]) -> dict[str, str]:
     return max(folders.values(), key=len, default={})
 
 
-def _find_annotations(names: Iterable[str]) -> dict[str, str]:
+def _find_annotations(names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The annotation files of the folder that holds most of them, the outermost if there are several."""
-    folders: dict[str, dict[str, str]] = {}
+    folders: dict[str, dict[str, list[str]]] = {}
     for name in names:
         path = PurePosixPath(name)
-        if path.suffix == ".jsonl" and path.stem in SPLITS:
-            folders.setdefault(str(path.parent), {})[path.stem] = name
+        if (path.suffix == ".jsonl" or is_table(name)) and path.stem in SPLITS:
+            folders.setdefault(str(path.parent), {}).setdefault(path.stem, []).append(name)
     best = max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
-    return {split: best[split] for split in SPLITS if split in best}
+    chosen = {split: min(best[split], key=is_table) for split in SPLITS if split in best}
+    rest = (name for found in best.values() for name in found)
+    return chosen, tuple(name for name in rest if name not in chosen.values())
 
 
 def _is_litter(name: str) -> bool:

@@ -72,20 +72,20 @@ def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:
 
 
 def matched(rows: Iterable[Row], keys: Collection[str]) -> tuple[frozenset[str], dict[str, str]]:
-    """Which keys MMF would find for the rows' images, and for which images it would find another one's.
+    """Which keys MMF would find for the rows' images, and for which images it may find another one's.
 
-    A number at a name's end can mislead it: for ``a_12.png`` it takes the key ``12`` before ``a_12``.
+    It knows no folders, and a number at a name's end can mislead it: for ``a_12.png`` it takes the key ``12``
+    before ``a_12``.
 
     Returns:
-        the keys that are found, and image → key of another one.
+        the keys that are found, and image → key that may be of another one.
     """
     found = {row.img: key for row in rows if (key := _key_of(row.img, keys)) is not None}
-    stems = {_stem(image) for image in found}
-    taken = Counter(key for _, key in {(_stem(image), key) for image, key in found.items()})
+    taken, stems = Counter(found.values()), Counter(map(_stem, found))
     mistaken = {}
     for image, key in found.items():
         stem = _stem(image)
-        if key != stem and (stem in keys or key in stems or taken[key] > 1):
+        if stems[stem] > 1 or (key != stem and (stem in keys or key in stems or taken[key] > 1)):
             mistaken[image] = key
     return frozenset(taken), mistaken
 

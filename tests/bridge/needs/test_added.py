@@ -456,6 +456,14 @@ def test_a_number_at_the_end_of_a_name_that_leads_to_another_image_is_told(
     assert added.unmatched == ("cat_12",)
 
 
+def test_images_of_the_same_name_in_two_folders_are_told(
+    user_dir: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    laid_out(places, train=["img/a/1.png", "img/b/1.png"], dev=["img/2.png"], test=["img/2.png"])
+    added = add(npy.write_pairs(user_dir / "npy", ["1", "2"]))
+    assert added.mistaken == {"img/a/1.png": "1", "img/b/1.png": "1"}
+
+
 def test_a_broken_annotation_file_does_not_undo_the_work(
     user_dir: Path, places: Places, lmdb: Path, add: Callable[..., Added]
 ) -> None:

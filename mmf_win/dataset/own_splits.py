@@ -1,0 +1,143 @@
+"""Splits that a user wrote as CSV: turned into annotations as MMF reads them.
+
+The rows are those of :mod:`mmf_win.dataset.own_memes`. Images may lie in any folder; in MMF's layout they are
+below ``img``. Ids stay where all of a split's are whole numbers. Others give way to numbers, the same for a
+meme in every split, and stay in the rows as ``own_id``.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.own_memes import OwnMeme, as_rows, read_table
+from mmf_win.errors import DatasetError
+
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_LARGEST_ID = 2**31 - 1  # MMF keeps ids in 32 bits
+
+
+@dataclass(frozen=True)
+class Table:
+    """A split as the user wrote it.
+
+    Attributes:
+        path: where the CSV can be read.
+        member: its name among the files of the source.
+        shown: what errors call it.
+    """
+
+    path: Path
+    member: str
+    shown: str
+
+
+def read_tables(
+    tables: Mapping[str, Table], source: Path, names: Collection[str], taken: Collection[int]
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """The rows of CSV files, with ids and names of images as MMF has them.
+
+    Args:
+        tables: split → its file.
+        source: the archive or folder that they are in.
+        names: of the files in it.
+        taken: ids that other splits have.
+
+    Returns:
+        the rows; and image → name of its file, for those that were found.
+
+    Raises:
+        DatasetError: a file cannot be read, or a row cannot be used; it names file and line.
+    """
+    rows: dict[str, list[Row]] = {}
+    images: dict[str, str] = {}
+    unnumbered: dict[str, list[OwnMeme]] = {}
+    for split, table in tables.items():
+        memes = [
+            _in_layout(meme, table, source, names, images)
+            for meme in read_table(table.path, shown=table.shown)
+        ]
+        _require_even_labels(memes, table.shown)
+        if all(meme.own_id is not None and _WHOLE.fullmatch(meme.own_id) for meme in memes):
+            rows[split] = _with_their_ids(memes, table.shown)
+        else:
+            unnumbered[split] = memes
+    numbers: dict[tuple[str | None, str], int] = {}
+    start = max([0, *taken, *(row.id for listed in rows.values() for row in listed)])
+    for split, memes in unnumbered.items():
+        named = as_rows(memes)
+        rows[split] = [
+            replace(row, id=start + numbers.setdefault((row.own_id, row.img), len(numbers) + 1))
+            for row in named
+        ]
+    return rows, images
+
+
+def _in_layout(
+    meme: OwnMeme, table: Table, source: Path, names: Collection[str], images: dict[str, str]
+) -> OwnMeme:
+    """The meme with its image's name in MMF's layout; where that lies is added to ``images``."""
+    path = posixpath.normpath(meme.image)
+    if posixpath.isabs(path) or re.match(r"[A-Za-z]:", path):
+        if not source.is_dir() or not Path(path).is_relative_to(source):
+            raise DatasetError(
+                f"{table.shown}:{meme.line}: the image {path} is not in {source}",
+                hint="paths of images are relative to the CSV file",
+            )
+        rest = found = Path(path).relative_to(source).as_posix()
+    else:
+        rest = re.sub(r"^(\.\./)+", "", path)
+        found = posixpath.normpath(posixpath.join(posixpath.dirname(table.member), path))
+    image = rest if rest.startswith("img/") else f"img/{rest}"
+    if found in names:
+        other = images.setdefault(image, found)
+        if other != found:
+            raise DatasetError(f"{table.shown}:{meme.line}: {found} and {other} would both become {image}")
+    return replace(meme, image=image)
+
+
+def require_names_apart(images: Collection[str], named: Collection[str]) -> None:
+    """Refuse images that MMF takes for each other: it tries other suffixes before the one that is asked for.
+
+    See ``get_possible_image_paths`` in mmf/datasets/databases/image_database.py.
+
+    Args:
+        images: all that there are.
+        named: those in the rows.
+
+    Raises:
+        DatasetError: two have the same name but for their suffix, and a row has one of them.
+    """
+    by_name: dict[str, str] = {}
+    for image in sorted(images):
+        other = by_name.setdefault(posixpath.splitext(image)[0], image)
+        if other != image and {image, other} & set(named):
+            raise DatasetError(
+                f"the images {other} and {image} differ only in their suffix, and MMF would confuse them",
+                hint="rename one of them, or take it out",
+            )
+
+
+def _require_even_labels(memes: Collection[OwnMeme], shown: str) -> None:
+    without = [meme for meme in memes if meme.label is None]
+    if 0 < len(without) < len(memes):
+        raise DatasetError(
+            f"{shown}:{without[0].line}: no label, as {len(without)} of {len(memes)} rows",
+            hint="a split has labels in all of its rows, or in none",
+        )
+
+
+def _with_their_ids(memes: Collection[OwnMeme], shown: str) -> list[Row]:
+    first: dict[int, OwnMeme] = {}
+    for meme in memes:
+        number = int(meme.own_id or "")
+        if number > _LARGEST_ID:
+            raise DatasetError(f'{shown}:{meme.line}: "id" must be at most {_LARGEST_ID}, not {meme.own_id}')
+        earlier = first.setdefault(number, meme)
+        if earlier is not meme:
+            raise DatasetError(f"{shown}:{meme.line}: id {number} is already in line {earlier.line}")
+    return [Row(number, meme.image, meme.text, meme.label, meme.line) for number, meme in first.items()]

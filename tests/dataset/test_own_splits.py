@@ -1,0 +1,226 @@
+"""A set of the user's own as train.csv, dev.csv, test.csv and images, converted as the released one is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
+from mmf_win.dataset.convert import convert
+from mmf_win.dataset.record import verify_dataset
+from mmf_win.errors import DatasetError
+from mmf_win.paths import Places
+from tests.worlds.hostile import plain_zip
+from tests.worlds.memes import PHASE_1, Files, image, jsonl, lay_out, memes, tar_gz, tree
+
+TEXTS = ("plain", 'he said "hi", twice', "two\nlines", "смех 世界", "")
+
+
+def csv_of(rows: list[dict[str, Any]], **options: Any) -> bytes:
+    """As pandas writes it."""
+    pandas = pytest.importorskip("pandas")
+    buffer = io.BytesIO()
+    pandas.DataFrame(rows).to_csv(buffer, index=False, **options)
+    return buffer.getvalue()
+
+
+def table(names: list[str], **columns: list[Any]) -> bytes:
+    """A table with a row for each image."""
+    rows = [
+        {
+            "img": name,
+            "text": TEXTS[n % len(TEXTS)],
+            **{column: values[n] for column, values in columns.items()},
+        }
+        for n, name in enumerate(names)
+    ]
+    return csv_of(rows)
+
+
+def own_set() -> Files:
+    """Three splits; images of several kinds in folders of their own."""
+    images = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF", "top.bmp", "img/last.tiff"]
+    return {
+        "train.csv": table(images[:3], id=["a", "b", "c"], label=[1, 0, 1]),
+        "dev.csv": table(images[3:4], label=[0]),
+        "test.csv": table(images[4:], id=["z-1"]),
+        **{name: image(n) for n, name in enumerate(images)},
+    }
+
+
+def rows_of(places: Places, split: str) -> list[Row]:
+    """What is on disk afterwards."""
+    return read_rows(places.dataset.split(split))
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: Places) -> None:
+    files = {f"my set/{name}": content for name, content in own_set().items()}
+    source = lay_out(files, user_dir / "a") if as_folder else plain_zip(user_dir / "a.zip", files)
+    result = convert(source, places)
+    summary = result.splits["train"]
+    assert (summary.rows, summary.hateful, summary.benign, summary.missing) == (3, 2, 1, 0)
+    assert (result.images, result.extra_images, result.shared_ids) == (5, 0, {})
+    train, dev, test = (rows_of(places, split) for split in ("train", "dev", "test"))
+    assert [(row.img, row.own_id, row.label) for row in (*train, *dev, *test)] == [
+        ("img/photos/cat.jpg", "a", 1),
+        ("img/photos/сова.webp", "b", 0),
+        ("img/other/x.GIF", "c", 1),
+        ("img/top.bmp", "top.bmp", 0),
+        ("img/last.tiff", "z-1", None),
+    ]
+    assert len({row.id for row in (*train, *dev, *test)}) == 5
+    assert [row.text for row in train] == list(TEXTS[:3])
+    assert (places.dataset.images / "img/photos/cat.jpg").read_bytes() == image(0)
+    assert convert(source, places).already_done
+    assert verify_dataset(places.dataset, full=True) == []
+    assert {path.parts[0] for path in map(Path, tree(places.dataset.root))} == {
+        *("annotations", "images", "SHA256SUMS", "SHA256SUMS.json")
+    }
+
+
+@pytest.mark.parametrize("options", [{"encoding": "utf-8-sig"}, {"sep": ";"}, {"lineterminator": "\r\n"}])
+def test_every_way_in_which_pandas_writes(options: dict[str, str], user_dir: Path, places: Places) -> None:
+    rows = [{"img": "a.png", "text": TEXTS[1], "label": 1}, {"img": "b.png", "text": TEXTS[3], "label": 0}]
+    dev = [{"img": "c.png", "text": "x", "label": 1.0}]
+    files = {"train.csv": csv_of(rows, **options), "dev.csv": csv_of(dev, **options)}
+    convert(lay_out({**files, "a.png": b"a", "b.png": b"b", "c.png": b"c"}, user_dir / "a"), places)
+    assert [(r.text, r.label) for r in rows_of(places, "train")] == [(TEXTS[1], 1), (TEXTS[3], 0)]
+    assert rows_of(places, "dev")[0].label == 1
+
+
+def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path, places: Places) -> None:
+    files = {
+        "train.csv": table(["a.png", "b.png"], id=[7, 12], label=[0, 1]),
+        "dev.csv": table(["c.png", "a.png"], id=["x", "8"], label=[0, 1]),
+        "test.csv": table(["c.png"], id=["x"]),
+        **{f"{name}.png": name.encode() for name in "abc"},
+    }
+    result = convert(lay_out(files, user_dir / "a"), places)
+    assert [(row.id, row.own_id) for row in rows_of(places, "train")] == [(7, None), (12, None)]
+    assert [(row.id, row.own_id) for row in rows_of(places, "dev")] == [(13, "x"), (14, "8")]
+    assert [(row.id, row.own_id) for row in rows_of(places, "test")] == [(13, "x")]
+    assert result.shared_ids == {"dev & test": 1}, "one meme has one number"
+
+
+def test_csv_and_json_lines_may_be_mixed(user_dir: Path, places: Places) -> None:
+    files = memes(PHASE_1, top="")
+    files["dev.csv"] = table(["img/00007.png"], id=["x"], label=[1])
+    del files["dev.jsonl"]
+    convert(lay_out(files, user_dir / "a"), places)
+    (row,) = rows_of(places, "dev")
+    assert (row.id, row.own_id, row.img) == (13, "x", "img/00007.png")
+    assert len(rows_of(places, "train")) == 6
+
+
+def test_a_csv_beside_the_same_split_as_json_lines_is_left_aside(
+    user_dir: Path, places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = memes(PHASE_1, top="") | {"train.csv": b"predictions"}
+    convert(lay_out(files, user_dir / "a"), places)
+    assert len(rows_of(places, "train")) == 6
+    assert "train.csv is left aside" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_images_may_lie_beside_the_folder_of_the_tables(packed: bool, user_dir: Path, places: Places) -> None:
+    files = {
+        "annotations/train.csv": table(["../img/a.png"], label=[0]),
+        "annotations/dev.csv": table(["img/b.png"], label=[0]),
+    }
+    images = {"img/a.png": b"a", "img/b.png": b"b"}
+    files |= {"img.tar.gz": tar_gz(images)} if packed else images
+    convert(lay_out(files, user_dir / "a"), places)
+    assert [row.img for row in rows_of(places, "train") + rows_of(places, "dev")] == [
+        "img/a.png",
+        "img/b.png",
+    ]
+    assert (places.dataset.images / "img/b.png").read_bytes() == b"b"
+
+
+def test_whole_paths_into_the_folder_are_understood(user_dir: Path, places: Places) -> None:
+    folder = user_dir / "a"
+    files = {
+        "train.csv": table([str(folder / "p" / "a.png")], label=[0]),
+        "dev.csv": table(["p/a.png"], label=[1]),
+    }
+    convert(lay_out({**files, "p/a.png": b"a"}, folder), places)
+    assert {row.img for split in ("train", "dev") for row in rows_of(places, split)} == {"img/p/a.png"}
+    lay_out({"dev.csv": table([str(user_dir / "b.png")], label=[1])}, folder)
+    with pytest.raises(DatasetError, match=r"dev\.csv:2: the image"):
+        convert(folder, places, force=True)
+
+
+def test_missing_images_are_named_or_left_out(user_dir: Path, places: Places) -> None:
+    files = {"train.csv": table(["a.png", "gone.png", "b.png"], id=list("xyz"), label=[0, 1, 1])}
+    files |= {"dev.csv": table(["a.png"], label=[0]), "a.png": b"a", "b.png": b"b"}
+    source = lay_out(files, user_dir / "a")
+    with pytest.raises(DatasetError, match=r"train 1 of 3 \(.*gone\.png"):
+        convert(source, places)
+    assert not places.dataset.annotations.exists()
+    convert(source, places, allow_missing=True)
+    assert [row.own_id for row in rows_of(places, "train")] == ["x", "z"]
+
+
+@pytest.mark.parametrize(
+    ("train", "match"),
+    [
+        (b"img,text,label\na.png,x,2\n", r"train\.csv:2: .*label"),
+        (b'img,text,label\na.png,"x\ny",0\na.png,x,true\n', r"train\.csv:4: .*label"),
+        (b"img,text,label\na.png,x,0\na.png,y,\n", r"train\.csv:3: no label"),
+        (b"id,img,text,label\n7,a.png,x,0\n07,a.png,y,1\n", r"train\.csv:3: id 7 is already in line 2"),
+        (b"id,img,text,label\nx,a.png,x,0\nx,a.png,y,1\n", r"train\.csv:3: id x is already in line 2"),
+        (b"id,img,text,label\n99999999999,a.png,x,0\n", r"train\.csv:2: .*at most"),
+        (b"picture,text\na.png,x\n", r"train\.csv: its columns"),
+        (b"img,text\na.png\xff,x\n", r"train\.csv: not a text file in UTF-8"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_and_nothing_is_written(
+    train: bytes, match: str, user_dir: Path, places: Places
+) -> None:
+    files = {"train.csv": train, "dev.csv": b"img,text,label\na.png,x,0\n", "a.png": b"a"}
+    with pytest.raises(DatasetError, match=match):
+        convert(lay_out(files, user_dir / "a"), places)
+    assert tree(places.dataset.root) == {}
+
+
+def test_images_that_mmf_would_take_for_each_other_are_refused(user_dir: Path, places: Places) -> None:
+    files = {"train.csv": table(["a.png"], label=[0]), "dev.csv": table(["a.jpg"], label=[0])}
+    with pytest.raises(DatasetError, match=r"a\.jpg and img/a\.png"):
+        convert(lay_out({**files, "a.png": b"a", "a.jpg": b"b"}, user_dir / "a"), places)
+
+
+def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: Places) -> None:
+    with pytest.raises(DatasetError, match="no images"):
+        convert(
+            lay_out({"train.csv": table(["a.png"], label=[0])}, user_dir / "a"), places, allow_missing=True
+        )
+
+
+# --- a split that the user has put beside the others -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mine", "test"])
+def test_another_conversion_leaves_a_users_own_split_alone(name: str, archive: Path, places: Places) -> None:
+    from tests.worlds.memes import PASSWORD
+
+    convert(archive, places, password=PASSWORD)
+    own = jsonl([{"id": 1, "img": "img/00001.png", "text": "x"}])
+    places.dataset.split(name).write_bytes(own)
+    assert name in splits_on_disk(places.dataset)
+    assert verify_dataset(places.dataset) == []
+    assert convert(archive, places, password=PASSWORD).already_done
+    convert(archive, places, password=PASSWORD, force=True)
+    assert places.dataset.split(name).read_bytes() == own
+    assert verify_dataset(places.dataset, full=True) == []
+
+
+def test_own_splits_are_listed_after_those_of_a_release(places: Places) -> None:
+    lay_out(
+        {"mine.jsonl": b"", "train.jsonl": b"", "._x.jsonl": b"", "dev.jsonl": b""},
+        places.dataset.annotations,
+    )
+    assert splits_on_disk(places.dataset) == ["train", "dev", "mine"]

@@ -1,0 +1,76 @@
+"""Sets and splits of the user's own, trained on and predicted by the real MMF."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.cli import main
+from tests.endtoend.conftest import Tool
+from tests.worlds.tiny_mmf import SPLITS, TinyWorld
+
+pytestmark = pytest.mark.torch
+
+
+def written(tool: Tool) -> list[dict[str, str]]:
+    """The newest predictions."""
+    newest = max(tool.save_dir.glob("*/*/reports/*.csv"), key=lambda path: path.stat().st_mtime_ns)
+    with newest.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def own_set(folder: Path) -> None:
+    """Tables by pandas, with images of several kinds by Pillow."""
+    import numpy as np
+    import pandas
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    number = 0
+    for split, count in {"train": 6, "dev": 4, "test": 3}.items():
+        rows = []
+        for n in range(count):
+            number += 1
+            image = folder / "photos" / split / f"{number}.{('jpg', 'png', 'webp', 'GIF')[n % 4]}"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (50, 60, 3), dtype=np.uint8)).save(image)
+            text = 'she said "love",\nthis cat' if n % 2 else "смех 世界"
+            path = image.relative_to(folder).as_posix()
+            rows.append({"image": path, "text": text, "id": f"{split}-{n}", "label": float(n % 2)})
+        pandas.DataFrame(rows).to_csv(folder / f"{split}.csv", index=False, encoding="utf-8-sig")
+
+
+def test_a_set_of_csv_files_is_trained_on_and_predicted_by_its_own_ids(tool: Tool, tmp_path: Path) -> None:
+    source = tmp_path / "мой набор"
+    source.mkdir()
+    own_set(source)
+    world = TinyWorld(tmp_path / "world")
+    shutil.copytree(tool.world.root, world.root)
+    shutil.rmtree(world.dataset)
+    own = replace(tool, world=world, folder=tmp_path / "own")
+    own.folder.mkdir()
+    assert main(["convert", "--zip", str(source), "--data-dir", str(world.data)]) == 0
+    tool.read()
+    assert own("train", own.preset("concat_bert"), "--updates", "2")["state"] == "done"
+    own("predict")
+    assert [row["id"] for row in written(own)] == ["test-0", "test-1", "test-2"]
+
+
+def test_a_split_that_lies_beside_the_others_is_predicted(tool: Tool, tmp_path: Path) -> None:
+    world = TinyWorld(tmp_path / "world")
+    shutil.copytree(tool.world.root, world.root)
+    own = replace(tool, world=world)
+    annotations = world.dataset / "annotations"
+    shutil.copyfile(annotations / "dev_seen.jsonl", annotations / "трудные.jsonl")
+    own("train", own.preset("bert"), "--updates", "1")
+    own("predict", "--split", "трудные")
+    mine = written(own)
+    assert len(mine) == SPLITS["dev_seen"]
+    own("predict", "--split", "dev_seen")
+    assert written(own) == mine
+    assert own.code("predict", "--split", "hard") == 3
+    assert "трудные" in own.errors
