@@ -9,7 +9,7 @@ from mmf_win.bridge import settings
 from mmf_win.bridge.install import Installed
 from mmf_win.bridge.needs.check import Inputs, check
 from mmf_win.bridge.needs.config import resolve
-from mmf_win.bridge.needs.keys import features_key, image_keys, without_features
+from mmf_win.bridge.needs.keys import image_keys, key_of, without_features
 from mmf_win.bridge.needs.listing import Need, needs_of, paths_of
 from mmf_win.bridge.versions import differences
 from mmf_win.console import Progress, as_typed
@@ -102,7 +102,7 @@ def _require_own_features(mmf: Installed, places: Places, target: Target, lmdb: 
         )
     by_key: dict[str, Row] = {}
     for row in rows:
-        key = features_key(row, keys)
+        key = key_of(row.img, keys) or ""
         stem = PurePosixPath(row.img).stem
         earlier = by_key.setdefault(key, row)
         if key not in (stem, stem.lstrip("0") or "0") or earlier.img != row.img:

@@ -68,7 +68,7 @@ def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:
     It takes the number at a name's end first, without its zeros, then the name itself
     (mmf.datasets.databases.readers.feature_readers).
     """
-    return [row for row in rows if _key_of(row.img, keys) is None]
+    return [row for row in rows if key_of(row.img, keys) is None]
 
 
 def matched(rows: Iterable[Row], keys: Collection[str]) -> tuple[frozenset[str], dict[str, str]]:
@@ -80,7 +80,7 @@ def matched(rows: Iterable[Row], keys: Collection[str]) -> tuple[frozenset[str],
     Returns:
         the keys that are found, and image → key that may be of another one.
     """
-    found = {row.img: key for row in rows if (key := _key_of(row.img, keys)) is not None}
+    found = {row.img: key for row in rows if (key := key_of(row.img, keys)) is not None}
     taken, stems = Counter(found.values()), Counter(map(_stem, found))
     mistaken = {}
     for image, key in found.items():
@@ -90,13 +90,9 @@ def matched(rows: Iterable[Row], keys: Collection[str]) -> tuple[frozenset[str],
     return frozenset(taken), mistaken
 
 
-def _key_of(image: str, keys: Collection[str]) -> str | None:
+def key_of(image: str, keys: Collection[str]) -> str | None:
+    """The key of the record that MMF takes for an image; None where there is none."""
     return next((key for key in _asked_for(image) if key in keys), None)
-
-
-def features_key(row: Row, keys: Collection[str]) -> str:
-    """The key of the record that MMF takes for a row which has one."""
-    return next(key for key in _asked_for(row.img) if key in keys)
 
 
 def _asked_for(image: str) -> tuple[str, ...]:
