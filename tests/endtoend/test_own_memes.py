@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from tests.endtoend.conftest import Tool
-from tests.worlds import tiny_mmf
+from tests.worlds import npy, tiny_mmf
 
 pytestmark = pytest.mark.torch
 
@@ -133,7 +134,9 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     assert "mmfw features add" in tool.errors
 
     other = tmp_path / "own.lmdb"
-    tiny_mmf.build_features(other, ["новое"])
+    extracted = npy.write_pairs(tmp_path / "extracted", ["новое"], classes=tiny_mmf.CLASSES)
+    assert main(["features", "add", str(extracted), "--output", str(other)]) == 0
+    tool.read()  # what it has printed
     own = tool("predict", "--memes", str(table), "--features", str(other))
     assert [row["id"] for row in rows_of(own["csv"])] == ["новое.png"]
 
