@@ -7,6 +7,7 @@
     ├── DataError              3    what the user gave cannot be used
     │   ├── ArchiveError            an archive is damaged, hostile or not one at all
     │   ├── DatasetError            files of the dataset are missing or disagree
+    │   │   └── UnreadableImage     a picture of it is missing or cannot be decoded
     │   └── CheckpointError         a checkpoint is missing, unreadable or of another model
     ├── PasswordError          4    a password is wrong or missing
     ├── ResourceError          5    not enough disk or memory
@@ -56,6 +57,20 @@ class ArchiveError(DataError):
 
 class DatasetError(DataError):
     """Files of the dataset are missing or disagree with each other."""
+
+
+class UnreadableImage(DatasetError):
+    """A picture of the dataset is missing or cannot be decoded.
+
+    The message is enough to make it, so that it comes out of a DataLoader's worker with its hint.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            hint="replace it by an intact picture; of a dataset that mmfw converted, unpack the archive, "
+            "replace it there, and give that folder to `mmfw convert --force --zip FOLDER`",
+        )
 
 
 class CheckpointError(DataError):

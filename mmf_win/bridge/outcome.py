@@ -24,6 +24,8 @@ _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("nan", re.compile(r"(?i)\bnan\b")),
 )
 _LOADER_WORKER_KILLED = re.compile(r"^DataLoader worker .* is killed by signal: (Killed|Bus error)")
+# What a DataLoader's worker raised arrives as the same class, with its traceback in words as the message.
+_LOADER_WORKER = re.compile(r"^Caught \w+ in DataLoader worker.*\nOriginal Traceback")
 _KILLED = (-9, -7)  # SIGKILL and SIGBUS, as Linux's exit codes say them
 # torch.multiprocessing.spawn hands a rank's error on as its traceback in words, the error itself last.
 _RANK = re.compile(r"-- Process \d+ terminated with the following error:\n")
@@ -34,6 +36,7 @@ _OF_RANK: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("host_oom", re.compile(r"^MemoryError\b")),
     ("mmf", re.compile(r"^(ImportError|ModuleNotFoundError)\b")),
     *_SAID,
+    ("data", re.compile(r"^(\S+\.)?(DatasetError|UnreadableImage)\b")),
     ("data", re.compile(r"^(FileNotFoundError|PermissionError|OSError|(\S+\.)?UnidentifiedImageError)\b")),
 )
 # MMF's functions, of either version, that stand for a phase; a validation happens during training.
@@ -170,13 +173,21 @@ def _phase(error: BaseException) -> Phase | None:
 
 
 def _one_line(error: BaseException) -> str:
-    if _RANK.search(str(error)):
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if re.match(r"[\w.]+(: |$)", line)), lines[-1])
-    text = " ".join(str(error).split())
+    said = str(error)
+    if _RANK.search(said) or _LOADER_WORKER.search(said):
+        text = _last_error(said)
+        return text.partition(": ")[2] if isinstance(error, MmfwError) else text
+    text = " ".join(said.split())
     if isinstance(error, (MmfwError, StopRequested, Diverged)):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _last_error(traceback_in_words: str) -> str:
+    """The error that a traceback ends with, on one line."""
+    lines = [line for line in traceback_in_words.splitlines() if line.strip()]
+    starts = [n for n, line in enumerate(lines) if re.match(r"[A-Za-z_][\w.]*(: |$)", line)]
+    return " ".join(" ".join(lines[starts[-1] :] if starts else lines[-1:]).split())
 
 
 def _innermost(error: BaseException) -> str | None:

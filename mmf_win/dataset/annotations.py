@@ -7,10 +7,14 @@ The release that can be had today writes ids as zero-padded strings, the challen
 
 Both name the meme 8291: MMF takes ``int`` of either, and writes whole numbers into its predictions. Rows that
 mmfw made of a user's own table may also have ``own_id``, what the user calls the meme instead.
+
+Other programs write a JSON list, a byte order mark, or ``null`` for a label that is not known. All of that is
+read, and a conversion writes it as above.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable
@@ -24,6 +28,12 @@ from mmf_win.paths import DatasetPaths
 SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_unseen")
 """The splits of phase 1 (train, dev, test) and of phase 2, as their files are named."""
 
+_CSV_HEADER = re.compile(r"\W*(id|img|text|label)\W*[,;\t].*", re.IGNORECASE)
+_FROM_CSV = (
+    "with pandas installed: python -c \"import pandas; pandas.read_csv('train.csv', dtype={'id': str})"
+    ".to_json('train.jsonl', orient='records', lines=True)\""
+)
+_AS_UTF8 = "save it as UTF-8"
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _LARGEST_ID = 2**31 - 1  # MMF keeps ids in 32 bits
 
@@ -41,7 +51,7 @@ class Row:
         img: the image, relative to the images folder: ``img/01235.png``.
         text: what is written on it.
         label: 1 hateful, 0 not, None where the split was published without labels.
-        line: where it stands in its file, counted from 1.
+        line: where it stands in its file, counted from 1; in a JSON list, which of its items it is.
         own_id: what the user calls the meme, where that is not its id.
     """
 
@@ -91,8 +101,35 @@ def count_rows(path: Path) -> int:
 def keep_rows(path: Path, rows: list[Row]) -> None:
     """Rewrite the file at ``path`` so that it holds only those of its lines that ``rows`` came from."""
     kept = {row.line for row in rows}
-    lines = [line for number, line in _lines(path, str(path)) if number in kept]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    _write_lines(path, [line for number, line in _lines(path, str(path)) if number in kept])
+
+
+def make_plain(path: Path) -> bool:
+    """Rewrite the file at ``path`` as MMF itself reads it, where it is not so; whether it was rewritten.
+
+    One JSON object a line, in UTF-8 without a byte order mark, with no blank lines and no labels of null.
+    """
+    text = path.read_bytes().decode("utf-8")
+    before = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    lines = [_without_null_label(line) for _, line in _lines(path, str(path))]
+    if not text or lines == before:
+        return False
+    _write_lines(path, lines)
+    return True
+
+
+def objects_for_mmf(path: Path) -> list[dict[str, Any]]:
+    """The rows of an annotation file as MMF wants them: it needs labels for all rows or for none.
+
+    Raises:
+        DatasetError: the file cannot be read.
+    """
+    lines = _lines(path, str(path))
+    rows: list[dict[str, Any]] = [json.loads(_without_null_label(line)) for _, line in lines]
+    if not all("label" in row for row in rows):
+        for row in rows:
+            row.pop("label", None)
+    return rows
 
 
 def splits_on_disk(paths: DatasetPaths) -> list[str]:
@@ -143,14 +180,42 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
 
 
 def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
-    """The lines that are not blank, without their ends, counted from 1."""
+    """The lines that are not blank, without their ends, or the items of a JSON list, counted from 1."""
     try:
-        with path.open(encoding="utf-8") as file:
-            return [(number, line.rstrip("\n")) for number, line in enumerate(file, 1) if line.strip()]
+        content = path.read_bytes()
     except OSError as error:
         raise DatasetError(f"{shown}: {error.strerror}") from None
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DatasetError(f"{shown}: not in UTF-8 but UTF-16, as PowerShell's > writes", hint=_AS_UTF8)
+    try:
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DatasetError(f"{shown}: not a text file in UTF-8") from None
+        raise DatasetError(f"{shown}: not a text file in UTF-8", hint=_AS_UTF8) from None
+    if text.lstrip().startswith("["):
+        return [(n, json.dumps(item, ensure_ascii=False)) for n, item in enumerate(_items(shown, text), 1)]
+    lines = (line.removesuffix("\r") for line in text.split("\n"))
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _items(shown: str, text: str) -> list[Any]:
+    try:
+        items: list[Any] = json.loads(text)
+    except ValueError as error:
+        raise DatasetError(f"{shown}: not JSON: {error}") from None
+    return items
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def _without_null_label(line: str) -> str:
+    if "null" not in line:
+        return line
+    row: Any = json.loads(line)
+    if not isinstance(row, dict) or "label" not in row or row["label"] is not None:
+        return line
+    return json.dumps({key: value for key, value in row.items() if key != "label"}, ensure_ascii=False)
 
 
 def _row(file: str, number: int, line: str) -> Row:
@@ -160,6 +225,8 @@ def _row(file: str, number: int, line: str) -> Row:
     try:
         value: Any = json.loads(line)
     except ValueError as error:
+        if number == 1 and _CSV_HEADER.fullmatch(line):
+            raise DatasetError(f"{file}: this is CSV, not JSON Lines", hint=_FROM_CSV) from None
         raise wrong(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise wrong("not a JSON object")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -75,5 +76,21 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
         shown = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
         raise DatasetError(
             f"{source}: images are missing: {', '.join(counts)} ({shown})",
-            hint="get a complete copy, or leave these memes out with --allow-missing",
+            hint=other_name(names, images)
+            or "get a complete copy, or leave these memes out with --allow-missing",
         )
+
+
+def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
+    """What to write instead of the name of an image that is missing, where only its folder is named wrongly.
+
+    Args:
+        missing: names as annotations have them: ``img\\\\01235.png``, ``01235.png``, ``D:/img/01235.png``.
+        images: the images that are there: ``img/01235.png``.
+    """
+    there = {image.rpartition("/")[2]: image for image in images}
+    for name in missing:
+        image = there.get(name.replace("\\", "/").rpartition("/")[2])
+        if image is not None and image != name:
+            return f'this image is there: write "{image}" where the annotations have {json.dumps(name)}'
+    return None

@@ -20,7 +20,7 @@ from mmf_win.archives import Archive, Digest, Extracted
 from mmf_win.console import Progress, say
 from mmf_win.crc import crc32
 from mmf_win.dataset import known
-from mmf_win.dataset.annotations import SPLITS, Row, keep_rows, read_rows
+from mmf_win.dataset.annotations import SPLITS, Row, keep_rows, make_plain, read_rows
 from mmf_win.dataset.check import SplitSummary, require_images, shared_ids
 from mmf_win.dataset.layout import Layout, find_images, find_layout
 from mmf_win.dataset.own_memes import write_annotations
@@ -187,6 +187,11 @@ def _unpack_annotations(
     shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
     tables = {split: Table(staged[split], m, shown[split]) for split, m in layout.tables.items()}
     rows = {split: read_rows(staged[split], shown=shown[split]) for split in staged if split not in tables}
+    for split in rows:
+        if make_plain(staged[split]):
+            member = layout.annotations[split]
+            say(f"note: {member}: converted to one JSON object a line in plain UTF-8, as MMF reads it")
+            rows[split] = read_rows(staged[split])
     taken = {row.id for listed in rows.values() for row in listed}
     own, images = read_tables(tables, archive.path, {member.name for member in archive.members}, taken)
     for split, listed in own.items():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmf_win.bridge.outcome import Diverged, StopRequested, WeightsMissing, classify
-from mmf_win.errors import DatasetError, MmfError
+from mmf_win.errors import DatasetError, MmfError, UnreadableImage
 from mmf_win.protocol import Outcome
 
 
@@ -133,6 +133,24 @@ def test_what_was_going_on_is_told_by_mmfs_functions(function: str, phase: str) 
 def test_an_error_is_said_in_one_line_with_its_type() -> None:
     end = classify(caught(ValueError("one\n  two")))
     assert end.message == "ValueError: one two"
+
+
+@pytest.mark.parametrize("kind", [UnreadableImage, KeyError, OSError], ids=lambda kind: kind.__name__)
+def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(kind: type[Exception]) -> None:
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise kind("a.png: cut off")
+    except Exception:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
+    with pytest.raises(kind) as caught:
+        wrapped.reraise()
+    end = classify(caught.value)
+    assert "a.png: cut off" in end.message
+    assert "Caught" not in end.message and "Traceback" not in end.message
+    if kind is UnreadableImage:
+        assert (end.outcome, end.message) == ("data", "a.png: cut off")
+        assert end.hint == UnreadableImage("x").hint
 
 
 def _rank(_number: int, kind: str) -> None:

@@ -10,6 +10,8 @@ from mmf_win.dataset.annotations import (
     Row,
     choose_splits,
     count_rows,
+    make_plain,
+    objects_for_mmf,
     read_rows,
     require_split,
     splits_on_disk,
@@ -139,3 +141,58 @@ def test_a_split_is_a_name_and_no_path(tmp_path: Path) -> None:
     assert require_split(paths, "test_seen") == paths.split("test_seen")
     with pytest.raises(DatasetError, match="there is no such split"):
         require_split(paths, "../annotations/test_seen")
+
+
+LIST = f"[\n  {GOOD.strip()},\n  {GOOD.strip().replace('8291,', '7,')}\n]\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(LIST.encode(), id="a JSON list over several lines"),
+        pytest.param(LIST.replace("\n", "").encode(), id="a JSON list on one line"),
+        pytest.param(("\ufeff" + GOOD + GOOD.replace("8291,", "7,")).encode(), id="a byte order mark"),
+        pytest.param((GOOD + "\r\n" + GOOD.replace("8291,", "7,")).encode(), id="a blank line"),
+    ],
+)
+def test_other_forms_are_read_and_made_plain(content: bytes, user_dir: Path) -> None:
+    path = user_dir / "train.jsonl"
+    path.write_bytes(content)
+    assert [(row.id, row.text, row.label) for row in read_rows(path)] == [
+        (8291, "мем 梗", 1),
+        (7, "мем 梗", 1),
+    ]
+    assert make_plain(path)
+    assert path.read_bytes() == (GOOD + GOOD.replace("8291,", "7,")).encode()
+    assert not make_plain(path)
+
+
+def test_mmf_gets_labels_of_all_rows_or_of_none(user_dir: Path) -> None:
+    path = user_dir / "train.jsonl"
+    unknown = GOOD.replace('"label": 1', '"label": null').replace("8291,", "7,")
+    path.write_text(GOOD + unknown, encoding="utf-8")
+    assert [row.label for row in read_rows(path)] == [1, None]
+    assert [row.get("label", "none") for row in objects_for_mmf(path)] == ["none", "none"]
+    assert make_plain(path)
+    assert [row.label for row in read_rows(path)] == [1, None], "what is known is kept"
+    assert b"null" not in path.read_bytes()
+    path.write_text(GOOD, encoding="utf-8")
+    assert [row["label"] for row in objects_for_mmf(path)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (GOOD.encode("utf-16"), "UTF-16"),
+        (b"id,img,label,text\n1,img/00001.png,0,a\n", "CSV"),
+        (b'"id";"img";"label";"text"\n1;img/00001.png;0;a\n', "CSV"),
+        (LIST[:-30].encode(), "not JSON"),
+        (b"[1, 2]", "not a JSON object"),
+    ],
+)
+def test_what_cannot_be_read_is_named_for_what_it_is(content: bytes, said: str, user_dir: Path) -> None:
+    path = user_dir / "train.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=said) as caught:
+        read_rows(path)
+    assert str(path) in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.convert import Conversion, convert
+from mmf_win.dataset.record import verify_dataset
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging
@@ -272,3 +274,21 @@ def test_a_fake_disk_without_locks_is_not_taken_for_another_mmfw(
     monkeypatch.setattr("fcntl.flock", no_locks)
     with pytest.raises(OSError, match="No locks available"):
         convert(archive, places, password=PASSWORD)
+
+
+def test_annotations_of_other_programs_come_out_as_mmf_reads_them(user_dir: Path, places: Places) -> None:
+    """A JSON list with indents and a byte order mark."""
+    files = memes()
+    wanted = laid_out(files)
+    for name, content in files.items():
+        if name.endswith(".jsonl"):
+            rows = [json.loads(line) for line in content.splitlines()]
+            files[name] = json.dumps(rows, indent=2).encode("utf-8-sig")
+    convert(lay_out(files, user_dir / "unpacked"), places)
+    for split in RELEASE:
+        name = f"annotations/{split}.jsonl"
+        rows = [json.loads(line) for line in wanted[name].splitlines()]
+        made = places.dataset.split(split).read_bytes()
+        assert [json.loads(line) for line in made.splitlines()] == rows
+        assert made.count(b"\n") == len(rows)
+    assert verify_dataset(places.dataset, full=True) == []

@@ -102,6 +102,18 @@ def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: Place
     assert tree(places.data_dir) == {}
 
 
+@pytest.mark.parametrize("written", ["img\\\\{}", "{}", "/home/me/memes/img/{}", "images/{}"])
+def test_images_that_are_there_under_other_names_are_told_so(
+    written: str, user_dir: Path, places: Places
+) -> None:
+    files = memes()
+    name = "hateful_memes/train.jsonl"
+    files[name] = files[name].replace(b"img/00001.png", written.format("00001.png").encode())
+    with pytest.raises(DatasetError, match="train 1 of 6") as caught:
+        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+    assert '"img/00001.png"' in (caught.value.hint or "")
+
+
 def test_a_meme_twice_in_a_split(user_dir: Path, places: Places) -> None:
     files = memes()
     files["hateful_memes/train.jsonl"] += files["hateful_memes/train.jsonl"].splitlines(keepends=True)[1]

@@ -14,6 +14,7 @@ from mmf_win.bridge.needs.listing import Need, needs_of, paths_of, tell_mmf
 from mmf_win.bridge.needs.state import Status, examine
 from mmf_win.console import as_typed, say
 from mmf_win.dataset.annotations import Row, count_rows, keep_rows, read_rows
+from mmf_win.dataset.check import other_name
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.record import verify_dataset
 from mmf_win.errors import DataError, DatasetError
@@ -150,6 +151,8 @@ def _with_rows(
     """Compare the rows with what there is of them; return what is left where some are missing."""
     annotations = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
     rows = {slot: read_rows(p[0]) for slot, p in annotations.items() if len(p) == 1 and p[0].is_file()}
+    for slot in rows.keys() - {"test"}:
+        _require_labels(annotations[slot][0], rows[slot])
     absent: dict[str, list[Row]] = {}
     features = {need.folder / need.names[0] for need in needs if need.kind == "features"}
     folders = {path for path in paths_of(dataset, "features", list(rows)) if path / "data.mdb" in features}
@@ -170,6 +173,8 @@ def _with_rows(
         for slot, gone in absent.items()
     )
     message = f"{what} are missing: {told}"
+    if not features and (hint := _other_name(absent, paths_of(dataset, "images", slots))):
+        raise DatasetError(message, hint=hint)
     if not may:
         raise DatasetError(message, hint="a prediction needs every row: get complete ones")
     if not allow_missing:
@@ -199,6 +204,23 @@ def _read(
             rows, full = len(left_out[slot].kept), there.full_rows
             there = replace(there, rows=rows, full_rows=there.rows if full is None else full)
         yield slot, there
+
+
+def _require_labels(path: Path, rows: Sequence[Row]) -> None:
+    """Refuse to train on, or to validate with, rows without labels."""
+    if not rows:
+        raise DatasetError(f"{path}: there are no memes in it")
+    unlabelled = [row for row in rows if row.label is None]
+    if unlabelled:
+        raise DatasetError(
+            f"{path}:{unlabelled[0].line}: no label, as {len(unlabelled)} of {len(rows)} rows",
+            hint="training and validation need the label 0 or 1 in every row",
+        )
+
+
+def _other_name(absent: Mapping[str, Sequence[Row]], folders: Sequence[Path]) -> str | None:
+    there = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
+    return other_name((row.img for rows in absent.values() for row in rows), there)
 
 
 def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:

@@ -1,0 +1,119 @@
+"""What people's files look like: broken pictures, and annotations as other programs write them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.predictions import read_predictions
+from tests.endtoend.conftest import Tool
+from tests.worlds import tiny_mmf
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def own(tool: Tool, tmp_path: Path) -> Tool:
+    """A copy of the dataset, put there by hand, which a test may break."""
+    world = tiny_mmf.TinyWorld(tmp_path / "сломано broken")
+    shutil.copytree(tool.world.root, world.root)
+    tool.world = world
+    return tool
+
+
+def annotations(tool: Tool, split: str) -> Path:
+    return tool.world.dataset / "annotations" / f"{split}.jsonl"
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def break_picture(tool: Tool, split: str, row: int) -> tuple[str, str]:
+    """Cut a picture of the split in half, as a download that broke off; its path, and the meme's id."""
+    meme = rows(annotations(tool, split))[row]
+    path = tool.world.dataset / "images" / meme["img"]
+    path.write_bytes(path.read_bytes()[:2000])
+    return str(path), meme["id"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_picture_is_named_with_its_meme_and_row(own: Tool, workers: int) -> None:
+    preset = own.preset("image")
+    words = ("--updates", "4", f"training.num_workers={workers}")
+    trained = own.run_of(own("train", preset, *words))
+    path, meme = break_picture(own, "train", 3)
+    assert own.code("train", preset, *words) == 3
+    where = f"meme {meme}, in row 4 of {annotations(own, 'train')}"
+    assert path in own.errors and where in own.errors
+    assert "truncated" in own.errors and "mmfw convert --force" in own.errors
+    assert "Traceback" not in own.errors
+
+    path, meme = break_picture(own, "test_unseen", 1)
+    assert own.code("predict", trained.id, f"training.num_workers={workers}") == 3
+    where = f"meme {meme}, in row 2 of {annotations(own, 'test_unseen')}"
+    assert path in own.errors and where in own.errors
+    assert "Traceback" not in own.errors
+
+
+def test_a_picture_that_is_broken_in_the_archive_is_replaced_as_the_hint_says(own: Tool) -> None:
+    broken, _ = break_picture(own, "train", 0)
+    unpacked = own.folder / "unpacked"
+    unpacked.mkdir()
+    for part in ("annotations", "images"):
+        (own.world.dataset / part).rename(unpacked / part)
+    path = unpacked / Path(broken).relative_to(own.world.dataset)
+    preset = own.preset("image")
+
+    def convert(*words: str) -> int:
+        return main(["convert", "--zip", str(unpacked), "--data-dir", str(own.world.data), *words])
+
+    assert convert() == 0
+    assert own.code("train", preset, "--updates", "4") == 3
+    assert "`mmfw convert --force --zip FOLDER`" in own.errors
+
+    shutil.copy(next(unpacked.glob("images/img/*.png")), path)
+    assert convert("--force") == 0
+    assert own.code("train", preset, "--updates", "1") == 0, own.errors
+
+
+def test_a_picture_is_not_taken_for_one_of_another_suffix(own: Tool) -> None:
+    """Beside each cat.png lies a cat.jpg, which MMF would load instead."""
+    before = own("train", own.preset("image"), "--updates", "1", "--seed", "1")
+    first = [row.proba for row in read_predictions(Path(own("predict")["csv"]))]
+    for picture in (own.world.dataset / "images" / "img").glob("*.png"):
+        picture.with_suffix(".jpg").write_bytes(b"not a picture")
+    again = [row.proba for row in read_predictions(Path(own("predict", before["id"])["csv"]))]
+    assert again == first
+
+
+def test_annotations_are_read_as_other_programs_write_them(own: Tool) -> None:
+    """A JSON list, a byte order mark with Windows line ends and a blank line, and null for no label."""
+    train, val, test = (annotations(own, split) for split in ("train", "dev_unseen", "test_unseen"))
+    read = {path: read_rows(path) for path in (train, val, test)}
+    train.write_text(json.dumps(rows(train), indent=2), encoding="utf-8")
+    lines = "\r\n".join(val.read_text(encoding="utf-8").splitlines())
+    val.write_text(f"{lines}\r\n\r\n", encoding="utf-8-sig", newline="")
+    partly = [row | ({"label": None} if n % 2 else {}) for n, row in enumerate(rows(test))]
+    test.write_text("".join(json.dumps(row) + "\n" for row in partly), encoding="utf-8")
+    assert [row.img for row in read_rows(train)] == [row.img for row in read[train]]
+
+    assert own("train", own.preset("vilbert"), "--epochs", "1", "--batch-size", "7")["updates"] == 2
+    predicted = own("predict")
+    assert [row.id for row in read_predictions(Path(predicted["csv"]))] == [str(r.id) for r in read[test]]
+    assert predicted["auroc"] is None
+
+
+def test_a_row_without_label_is_refused_before_training(own: Tool) -> None:
+    train = annotations(own, "train")
+    partly = [row | ({"label": None} if n == 2 else {}) for n, row in enumerate(rows(train))]
+    train.write_text("".join(json.dumps(row) + "\n" for row in partly), encoding="utf-8")
+    assert own.code("train", own.preset("vilbert"), "--updates", "1") == 3
+    assert f"{train}:3" in own.errors
+    assert not own.save_dir.exists()
