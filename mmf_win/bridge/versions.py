@@ -70,6 +70,46 @@ VERSIONS: Mapping[str, Differences] = MappingProxyType(
 """The versions that mmfw knows."""
 
 
+_ONLY_IN: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "1.0.0rc10": frozenset({"training.stdout_capture"}),
+        "1.0.0rc12": frozenset(
+            {
+                "checkpoint.max_to_keep",
+                "checkpoint.reset.fp16_scaler",
+                "env.wandb_logdir",
+                "evaluation.reporter",
+                "evaluation.use_cpu",
+                "multitasking",
+                "optimizer.allow_unused_parameters",
+                "optimizer.enable_state_sharding",
+                "trainer",
+                "training.batch_size_per_device",
+                "training.callbacks",
+                "training.colored_logs",
+                "training.cudnn_benchmark",
+                "training.detect_anomaly",
+                "training.exit_on_nan_losses",
+                "training.fp16",
+                "training.persistent_workers",
+                "training.update_frequency",
+                "training.wandb",
+            }
+        ),
+    }
+)
+"""Keys of ``mmf/configs/defaults.yaml``, and groups of keys, that one version has alone."""
+
+
+def versions_with(key: str) -> list[str]:
+    """The versions that have a configuration key, where not all have it; nothing is known of other keys."""
+    return [
+        version
+        for version, only in _ONLY_IN.items()
+        if any(key == known or key.startswith((f"{known}.", f"{known}[")) for known in only)
+    ]
+
+
 def differences(version: str) -> Differences:
     """What is peculiar to a version of MMF.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def _presets(function: Callable[..., Any]) -> Callable[..., Any]:
         options.as_json,
         options.save_dir,
         options.data_dir,
-        click.argument("presets", nargs=-1, metavar="[PRESET ...]"),
+        click.argument("words", nargs=-1, metavar="[PRESET ...] [KEY=VALUE ...]"),
     ):
         function = decorate(function)
     return function
@@ -67,17 +68,18 @@ Examples:
   mmfw features status mmbt_region visual_bert_coco --json"""
 )
 @_presets
-def status(presets: tuple[str, ...], data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
+def status(words: tuple[str, ...], data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
     """Show what PRESETs need, where it lies, and what fetching it would cost.
 
-    Without a PRESET it is that of the newest run; without a run, all of them. No file is read.
+    Without a PRESET it is that of the newest run; without a run, all of them. KEY=VALUE overrides are as
+    for `mmfw train`. No file is read.
     """
     from mmf_win.bridge.needs.fetch import Fetcher
     from mmf_win.bridge.needs.state import look
 
-    places, needs = _needs(presets, data_dir, save_dir)
-    found = [look(need, places) for need in needs]
-    _show(found, needs, places, as_json, Fetcher(places))
+    wanted = _wanted(words, data_dir, save_dir)
+    found = [look(need, wanted.places) for need in wanted.needs]
+    _show(found, wanted, as_json, Fetcher(wanted.places))
 
 
 @command.command(
@@ -85,13 +87,14 @@ def status(presets: tuple[str, ...], data_dir: Path | None, save_dir: Path | Non
 Examples:
   mmfw features fetch visual_bert_coco
   mmfw features fetch mmbt_region --source /media/usb
+  mmfw features fetch visual_bert checkpoint.resume_zoo=visual_bert.pretrained.cc.full
   mmfw features fetch --source https://mirror.example/mmf --no-keep-archives"""
 )
 @_source
 @_keep
 @_presets
 def fetch(
-    presets: tuple[str, ...],
+    words: tuple[str, ...],
     source: str | None,
     keep_archives: bool,
     data_dir: Path | None,
@@ -102,8 +105,8 @@ def fetch(
 
     Interrupted downloads go on where they were. Nothing gets its name before its hash is right.
     """
-    needs, fetcher = _fetcher(presets, source, keep_archives, data_dir, save_dir)
-    _show(fetcher.fetch(needs), needs, fetcher.places, as_json)
+    wanted = _wanted(words, data_dir, save_dir)
+    _show(_fetcher(wanted, source, keep_archives).fetch(wanted.needs), wanted, as_json)
 
 
 @command.command(
@@ -115,16 +118,15 @@ Examples:
 @click.option("--full", is_flag=True, help="Read every file, also those that nobody has touched.")
 @_presets
 def verify(
-    presets: tuple[str, ...], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
+    words: tuple[str, ...], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
     """Make sure that what PRESETs need is whole."""
     from mmf_win.bridge.needs.state import examine
 
-    places, needs = _needs(presets, data_dir, save_dir)
-    found = [examine(need, places, full=full) for need in needs]
-    _show(found, needs, places, as_json)
-    if broken := _of(found, needs, "broken"):
-        hint = as_typed("mmfw", "features", "repair", *(presets or broken), *places.data_option)
+    wanted = _wanted(words, data_dir, save_dir)
+    found = [examine(need, wanted.places, full=full) for need in wanted.needs]
+    _show(found, wanted, as_json)
+    if hint := wanted.command("repair", found, "broken"):
         raise DataError("some files are broken", hint=hint)
 
 
@@ -138,7 +140,7 @@ Examples:
 @_keep
 @_presets
 def repair(
-    presets: tuple[str, ...],
+    words: tuple[str, ...],
     source: str | None,
     keep_archives: bool,
     data_dir: Path | None,
@@ -150,9 +152,10 @@ def repair(
     Only files that are wrong are written again; what is missing altogether is left to fetch. Without a
     PRESET, it is all that the newest run or any of the presets needs.
     """
-    needs, fetcher = _fetcher(presets, source, keep_archives, data_dir, save_dir, widely=True)
-    found = [status for status in fetcher.repair(needs) if presets or status.state != "missing"]
-    _show(found, needs, fetcher.places, as_json)
+    wanted = _wanted(words, data_dir, save_dir, widely=True)
+    repaired = _fetcher(wanted, source, keep_archives).repair(wanted.needs)
+    found = [status for status in repaired if wanted.named or status.state != "missing"]
+    _show(found, wanted, as_json)
 
 
 @command.command(
@@ -191,45 +194,64 @@ def _version_mmf_expects() -> Version | None:
         return None
 
 
-def _fetcher(
-    presets: Sequence[str],
-    source: str | None,
-    keep_archives: bool,
-    data_dir: Path | None,
-    save_dir: Path | None,
-    widely: bool = False,
-) -> tuple[dict[Need, list[str]], Fetcher]:
-    """What is needed, and who gets it."""
+@dataclass(frozen=True)
+class _Wanted:
+    """What a command is about.
+
+    Attributes:
+        places: MMF's folders.
+        needs: the files → the presets that read them.
+        overrides: ``KEY=VALUE`` overrides that make them so.
+        named: whether presets were named.
+    """
+
+    places: Places
+    needs: dict[Need, list[str]]
+    overrides: Sequence[str]
+    named: bool
+
+    def command(self, name: str, found: Sequence[Status], state: State) -> str | None:
+        """The command for the presets that read files in this state; None where there are none."""
+        presets = dict.fromkeys(p for s in found if s.state == state for p in self.needs[s.need])
+        if not any(status.state == state for status in found):
+            return None
+        return as_typed("mmfw", "features", name, *presets, *self.overrides, *self.places.data_option)
+
+
+def _fetcher(wanted: _Wanted, source: str | None, keep_archives: bool) -> Fetcher:
     from mmf_win.bridge.needs.fetch import Fetcher
     from mmf_win.bridge.needs.mirror import Mirror
 
-    places, needs = _needs(presets, data_dir, save_dir, widely)
-    return needs, Fetcher(places, Mirror.of(source), keep_archives)
+    return Fetcher(wanted.places, Mirror.of(source), keep_archives)
 
 
-def _needs(
-    presets: Sequence[str], data_dir: Path | None, save_dir: Path | None, widely: bool = False
-) -> tuple[Places, dict[Need, list[str]]]:
+def _wanted(
+    words: Sequence[str], data_dir: Path | None, save_dir: Path | None, widely: bool = False
+) -> _Wanted:
     """What the presets need, else the newest run, else – or ``widely``, too – all presets."""
     from mmf_win.bridge.install import find
     from mmf_win.paths import Places
     from mmf_win.runs import history, inputs
+    from mmf_win.runs.overrides import about_files, split_runs
     from mmf_win.runs.presets import names
 
+    presets, overrides = split_runs(words)
     places, mmf = Places.resolve(data_dir, save_dir), find()
     if presets:
-        return places, inputs.needs_of_presets(mmf, presets, places)
+        needs = inputs.needs_of_presets(mmf, presets, places, overrides)
+        return _Wanted(places, needs, overrides, named=True)
     every = [name for name in names() if name != "demo"]
     newest = next(iter(history.all_runs(places.save_dir)), None)
     if newest is None:
-        return places, inputs.needs_of_presets(mmf, every, places)
+        return _Wanted(places, inputs.needs_of_presets(mmf, every, places, overrides), overrides, named=False)
     request = newest.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
-    needs = inputs.needs_of_run(mmf, request, places)
+    needs = inputs.needs_of_run(mmf, request, places, overrides)
     if widely:
-        return places, inputs.needs_of_presets(mmf, every, places) | needs
-    say(f"for preset {request.preset}, that of the newest run")
-    return places, needs
+        needs = inputs.needs_of_presets(mmf, every, places) | needs
+    else:
+        say(f"for preset {request.preset}, that of the newest run")
+    return _Wanted(places, needs, [*about_files(request.overrides), *overrides], named=False)
 
 
 _SAID = {
@@ -241,17 +263,11 @@ _SAID = {
 }
 
 
-def _show(
-    found: Sequence[Status],
-    needs: dict[Need, list[str]],
-    places: Places,
-    as_json: bool,
-    fetcher: Fetcher | None = None,
-) -> None:
-    wanted = [status.need for status in found if status.state in ("missing", "broken")]
-    costs = fetcher.costs(wanted) if fetcher is not None else {}
+def _show(found: Sequence[Status], wanted: _Wanted, as_json: bool, fetcher: Fetcher | None = None) -> None:
+    absent = [status.need for status in found if status.state in ("missing", "broken")]
+    costs = fetcher.costs(absent) if fetcher is not None else {}
     if as_json:
-        print_json([_as_json(status, needs[status.need], costs.get(status.need)) for status in found])
+        print_json([_as_json(status, wanted.needs[status.need], costs.get(status.need)) for status in found])
         return
     rows = [
         (
@@ -271,14 +287,8 @@ def _show(
         if to_download:
             room = f", and {size(on_disk)} on the disk" if on_disk else ""
             say(f"{need.title}: {size(to_download)} to download{room}")
-    if missing := _of(found, needs, "missing"):
-        say(f"next: {as_typed('mmfw', 'features', 'fetch', *missing, *places.data_option)}")
-
-
-def _of(found: Sequence[Status], needs: dict[Need, list[str]], state: State) -> list[str]:
-    """The presets that need something in this state."""
-    named = (name for status in found if status.state == state for name in needs[status.need])
-    return list(dict.fromkeys(named))
+    if fetch := wanted.command("fetch", found, "missing"):
+        say(f"next: {fetch}")
 
 
 def _checked(status: Status) -> str | None:

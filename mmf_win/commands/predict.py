@@ -122,10 +122,11 @@ def command(
     from mmf_win.dataset.features import find_lmdb
     from mmf_win.paths import Places
     from mmf_win.results import members, prediction
-    from mmf_win.runs.overrides import split_runs
+    from mmf_win.runs.overrides import BATCH_SIZE, require_predictable, split_runs
 
     _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_runs(words)
+    require_predictable(overrides, {"--batch-size": BATCH_SIZE} if batch_size is not None else {})
     save = Places.resolve(None, save_dir).save_dir
     chosen = prediction.Options(
         splits=split,

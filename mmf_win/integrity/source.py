@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmf_win.console import Progress
@@ -19,12 +19,14 @@ class Source:
         size: bytes, of all files in the case of a folder.
         mtime_ns: last change in nanoseconds, the newest in the case of a folder.
         sha256: of an archive; None for a folder.
+        path: where it lay, absolute; None where nobody has noted that.
     """
 
     name: str
     size: int
     mtime_ns: int
     sha256: str | None = None
+    path: str | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, path: Path, sha256: str | None = None) -> Source:

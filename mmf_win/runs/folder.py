@@ -35,6 +35,7 @@ class RunRequest:
 
     Attributes:
         preset: the preset's name.
+        preset_file: where the user's own preset lay; None for one of mmfw's.
         model: MMF's name of the model.
         config: MMF's configuration to start from.
         settings: the preset's own keys.
@@ -60,6 +61,7 @@ class RunRequest:
     overrides: list[str]
     splits: dict[str, str]
     data_dir: str
+    preset_file: str | None = None
     offline: bool = False
     seed: int | None = None
     batch_size: int | None = None

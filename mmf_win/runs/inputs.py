@@ -18,7 +18,7 @@ from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.runs.folder import RunRequest
-from mmf_win.runs.overrides import lasting
+from mmf_win.runs.overrides import about_files, of_prediction
 from mmf_win.runs.presets import Preset, merge
 from mmf_win.runs.targets import Target
 
@@ -41,7 +41,7 @@ def for_training(mmf: Installed, request: RunRequest, places: Places, resume_fil
         slots=("train", "val"),
         allow_missing=request.allow_missing,
         offline=request.offline,
-        hint_words=[*(_typed(request) or ["PRESET"]), *places.data_option],
+        hint_words=_hint_words(request, request.overrides, places),
     )
 
 
@@ -67,7 +67,8 @@ def for_prediction(
         target.settings,
         settings.features_in(features) if features else {},
     ]
-    config = _resolved(mmf, request, places, layers, [*lasting(request.overrides), *overrides])
+    words = [*of_prediction(request.overrides), *overrides]
+    config = _resolved(mmf, request, places, layers, words)
     if target.is_own and config["dataset"].get("use_features"):
         _require_own_features(mmf, places, target, paths_of(config["dataset"], "features", ["test"])[0])
     check(
@@ -77,7 +78,7 @@ def for_prediction(
         slots=("test",),
         may_leave_out=False,
         offline=request.offline,
-        hint_words=[*(_typed(request) or ["PRESET"]), *places.data_option],
+        hint_words=_hint_words(request, words, places),
     )
 
 
@@ -126,13 +127,16 @@ def without_regions(mmf: Installed, places: Places) -> list[str]:
     return found
 
 
-def needs_of_presets(mmf: Installed, names: Sequence[str], places: Places) -> dict[Need, list[str]]:
+def needs_of_presets(
+    mmf: Installed, names: Sequence[str], places: Places, overrides: Sequence[str] = ()
+) -> dict[Need, list[str]]:
     """What presets need → which of them need it.
 
     Args:
         mmf: the installed MMF.
         names: of the presets, or their files.
         places: MMF's folders.
+        overrides: ``KEY=VALUE`` overrides that each of them gets.
 
     Raises:
         UsageError: there is no such preset, or its configuration cannot be put together.
@@ -140,33 +144,45 @@ def needs_of_presets(mmf: Installed, names: Sequence[str], places: Places) -> di
     found: dict[Need, list[str]] = {}
     with Progress("looking at presets", len(names), "file") as progress:
         for name in names:
-            config = _resolved_preset(mmf, presets.load(name), places)
+            config = _resolved_preset(mmf, presets.load(name), places, overrides)
             for need in needs_of(mmf.root, places, config):
                 found.setdefault(need, []).append(name)
             progress.advance(1)
     return found
 
 
-def needs_of_run(mmf: Installed, request: RunRequest, places: Places) -> dict[Need, list[str]]:
-    """What training a run again would need → its preset, as one would type it."""
-    config = _resolved(mmf, request, places, [request.settings], lasting(request.overrides))
+def needs_of_run(
+    mmf: Installed, request: RunRequest, places: Places, overrides: Sequence[str] = ()
+) -> dict[Need, list[str]]:
+    """What training a run again, with more overrides, would need → its preset, as one would type it."""
+    config = _resolved(mmf, request, places, [request.settings], [*request.overrides, *overrides])
     return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
 
 
-def _resolved_preset(mmf: Installed, preset: Preset, places: Places) -> settings.Settings:
+def _resolved_preset(
+    mmf: Installed, preset: Preset, places: Places, overrides: Sequence[str] = ()
+) -> settings.Settings:
     return resolve(
         mmf.root,
         places,
         model=preset.model,
         config=preset.config,
         settings=preset.settings,
+        overrides=overrides,
         offline=preset.offline,
     )
 
 
 def _typed(request: RunRequest) -> list[str]:
-    """The run's preset if one can name it; where the user's own lies, nobody has noted."""
+    """The run's preset if one can name it; earlier runs have not noted where the user's own lies."""
+    if request.preset_file is not None:
+        return [request.preset_file]
     return [request.preset] if request.preset in presets.names() else []
+
+
+def _hint_words(request: RunRequest, overrides: Sequence[str], places: Places) -> list[str]:
+    """What ``mmfw features`` needs to be told, to see to the files of this run."""
+    return [*(_typed(request) or ["PRESET"]), *about_files(overrides), *places.data_option]
 
 
 def _resolved(

@@ -21,7 +21,7 @@ from mmf_win.protocol import Action, Attempt, Event, Exit, Request
 from mmf_win.runs import checkpoints, inputs
 from mmf_win.runs.attempts import attempt
 from mmf_win.runs.folder import Run, RunRequest
-from mmf_win.runs.overrides import lasting
+from mmf_win.runs.overrides import BATCH_SIZE, lasting, of_prediction, without
 from mmf_win.runs.presets import merge
 from mmf_win.runs.retry import Start, Trial, events_of, until_it_fits, what_began
 from mmf_win.runs.targets import Target
@@ -110,6 +110,9 @@ def train(
     def train_once(trial: Trial, begin: Start) -> tuple[Request, Exit]:
         run.exit_file.unlink(missing_ok=True)
         files = run.new_attempt()
+        # What says where the run starts must not send a later attempt back there.
+        words = request.overrides if begin.checkpoint == resume_file else lasting(request.overrides)
+        words = without(words, found.replaced_keys)
         layers = [
             settings.common(request.model, _present(request.splits, places), differ),
             settings.train(request.updates),
@@ -125,7 +128,7 @@ def train(
             found.settings(files.path / "annotations"),
         ]
         asked = replace(
-            _asked(run, files, request, "train", mmf, differ, layers, request.overrides, trial),
+            _asked(run, files, request, "train", mmf, differ, layers, words, trial),
             epochs=request.epochs,
             detect_anomaly=request.detect_anomaly,
             keep=request.keep,
@@ -192,8 +195,8 @@ def predict(
         mmf, request, places, checkpoint=checkpoint, target=target, features=features, overrides=overrides
     )
     differ = differences(mmf.version)
-    replaced = {"training.batch_size"} if batch_size is not None else set()
-    words = [*lasting(request.overrides, replaced), *overrides]
+    replaced = BATCH_SIZE if batch_size is not None else frozenset()
+    words = [*of_prediction(request.overrides, replaced), *overrides]
     report = report or run.report(target.name)
 
     def predict_once(trial: Trial, begin: Start) -> tuple[Request, Exit]:

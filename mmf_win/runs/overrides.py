@@ -1,26 +1,63 @@
-"""The user's ``KEY=VALUE`` words, which MMF gets last."""
+"""The user's ``KEY=VALUE`` overrides, which MMF gets last.
+
+Each holds, or is refused: none that mmfw or MMF would undo is accepted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from mmf_win.console import say
 from mmf_win.errors import UsageError
 
+_ANNOTATIONS = "dataset_config.hateful_memes.annotations"
+_IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
+# Keys, and groups of keys, that mmfw sets itself or that would steer what it does not know of.
 _OURS = {
+    "config": _IN_THE_PRESET,
+    "model": _IN_THE_PRESET,
+    "dataset": "mmfw knows Hateful Memes only",
+    "datasets": "mmfw knows Hateful Memes only",
+    "dataset_config.hateful_memes.data_dir": "use --data-dir",
+    "env.cache_dir": "use the variable MMF_CACHE_DIR",
     "env.save_dir": "every run is kept in a folder of its own; use --save-dir",
     "env.data_dir": "use --data-dir",
     "env.report_dir": "the reports lie in the run's folder",
     "training.trainer": "mmfw's own trainer watches over the run",
     "training.callbacks": "put them into a preset's settings, where mmfw adds its own to them",
+    "training.exit_on_nan_losses": "a loss that is not a number always ends the run",
+    "trainer": "only PyTorch Lightning reads it, which mmfw does not use",
+    "checkpoint.max_to_keep": "use --keep",
 }
-# What started a run, or steered one prediction, must not steer how the run goes on or is predicted.
-_OF_ONE_ATTEMPT = ("checkpoint.", "evaluation.", "run_type")
+_IN_TRAINING = {
+    "checkpoint.resume": "use --resume last",
+    "checkpoint.resume_best": "use --resume best",
+}
+_IN_RESUMING = {
+    key: "--resume names the checkpoint; other weights need a new run: mmfw train PRESET KEY=VALUE"
+    for key in ("checkpoint.resume_file", "checkpoint.resume_zoo", "checkpoint.resume_pretrained")
+}
+_IN_PREDICTION = {
+    _ANNOTATIONS: "--split NAME predicts a split, and --memes FILE memes of your own",
+    "run_type": "mmfw predict only predicts",
+    "evaluation.predict": "mmfw predict always does",
+    "evaluation.predict_file_format": "predictions are written as CSV",
+    "evaluation.reporter": "predictions are written as CSV",
+    "checkpoint": "use --checkpoint best, last or PATH",
+}
+BATCH_SIZE = frozenset({"training.batch_size", "training.batch_size_per_device"})
+"""The keys of which either names the rows of a batch."""
+
+# What started a run must not steer where it resumes from.
+_OF_THE_START = ("checkpoint.resume", "checkpoint.reset", "checkpoint.zoo_config_override")
 
 
 def split_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The name that comes first, if one does, and the ``KEY=VALUE`` words after it.
+    """The name that comes first, if one does, and the ``KEY=VALUE`` overrides after it.
 
     Raises:
         UsageError: a word is no ``KEY=VALUE``, or sets what mmfw sets itself.
@@ -32,7 +69,7 @@ def split_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
 
 
 def split_runs(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """All names that come first, and the ``KEY=VALUE`` words after them.
+    """All names that come first, and the ``KEY=VALUE`` overrides after them.
 
     Raises:
         UsageError: a word after the first of them is no ``KEY=VALUE``, or sets what mmfw sets itself.
@@ -43,29 +80,94 @@ def split_runs(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return names, rest
 
 
-def _is_name(word: str) -> bool:
-    return "=" not in word or Path(word).exists()
+def require_trainable(words: Sequence[str], options: Mapping[str, Collection[str]], *, resumes: bool) -> None:
+    """Refuse overrides that training would undo.
 
+    Args:
+        words: what was typed now.
+        options: an option that was given → the keys that say the same.
+        resumes: training begins from a checkpoint that an option names.
 
-def _require_keys(words: Sequence[str]) -> None:
+    Raises:
+        UsageError: there is one.
+    """
+    _refuse(words, _IN_TRAINING | (_IN_RESUMING if resumes else {}))
+    _require_one_of(words, options)
     for word in words:
-        key, equals, _ = word.partition("=")
-        if not equals or not key:
-            raise UsageError(f"{word}: not a KEY=VALUE of MMF", hint="for example training.num_workers=2")
-        if key in _OURS:
-            raise UsageError(f"{key} is set by mmfw", hint=_OURS[key])
+        key, _, value = word.partition("=")
+        if key == "run_type" and "train" not in value:
+            raise UsageError(f"{word}: mmfw train trains", hint="use mmfw predict for predictions and scores")
+
+
+def require_predictable(words: Sequence[str], options: Mapping[str, Collection[str]]) -> None:
+    """Refuse overrides that a prediction would undo, as :func:`require_trainable` does for training."""
+    _refuse(words, _IN_PREDICTION)
+    _require_one_of(words, options)
 
 
 def lasting(words: Sequence[str], replaced: Collection[str] = ()) -> list[str]:
-    """Those of a run's words that still hold when it goes on or is predicted.
+    """Those of a run's overrides that still hold when it resumes.
 
     Args:
         words: what the run was started with.
         replaced: keys that an option sets now.
     """
-    keys = [word.partition("=")[0] for word in words]
+    return [word for word in words if _key(word) not in replaced and not _key(word).startswith(_OF_THE_START)]
+
+
+def of_prediction(words: Sequence[str], replaced: Collection[str] = ()) -> list[str]:
+    """Those of a run's overrides that still hold when it is predicted; arguments as for :func:`lasting`."""
+    # MMF loads the other splits too, and does not predict them.
+    steering = _IN_PREDICTION.keys() - {_ANNOTATIONS} | {f"{_ANNOTATIONS}.test"}
+    return without(lasting(words, replaced), steering)
+
+
+def without(words: Sequence[str], keys: Collection[str]) -> list[str]:
+    """The overrides that set none of ``keys``, nor a part of what is there."""
+    return [word for word in words if _ours(word, keys) is None]
+
+
+def about_files(words: Sequence[str]) -> list[str]:
+    """The overrides that may change which files a run reads."""
     return [
-        word
-        for word, key in zip(words, keys, strict=True)
-        if key not in replaced and not key.startswith(_OF_ONE_ATTEMPT)
+        word for word in words if word.startswith(("checkpoint.", "dataset_config.", "env.", "model_config."))
     ]
+
+
+def _is_name(word: str) -> bool:
+    return "=" not in word or Path(word).exists()
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def _require_keys(words: Sequence[str]) -> None:
+    for word in words:
+        if "=" not in word or not _key(word):
+            raise UsageError(f"{word}: not a KEY=VALUE of MMF", hint="for example training.num_workers=2")
+    _refuse(words, _OURS)
+    for key, count in Counter(map(_key, words)).items():
+        if count > 1:
+            last = next(word for word in reversed(words) if _key(word) == key)
+            say(f"note: {key} is given {count} times; the last one holds: {last}")
+
+
+def _refuse(words: Sequence[str], ours: Mapping[str, str]) -> None:
+    for word in words:
+        if (key := _ours(word, ours)) is not None:
+            raise UsageError(f"{_key(word)} is set by mmfw", hint=ours[key])
+
+
+def _ours(word: str, keys: Collection[str]) -> str | None:
+    """The key among ``keys`` that a word sets, or the group among them that it sets a part of."""
+    fields = re.sub(r"\[[^\]]*\]", "", _key(word)).split(".")
+    above = (".".join(fields[:length]) for length in range(len(fields), 0, -1))
+    return next((key for key in above if key in keys), None)
+
+
+def _require_one_of(words: Sequence[str], options: Mapping[str, Collection[str]]) -> None:
+    for word in words:
+        for option, keys in options.items():
+            if _key(word) in keys:
+                raise UsageError(f"{option} and {word} both name the same; give one of them")

@@ -27,10 +27,14 @@ _KEYS = ("title", "model", "config", "settings", "extends", "offline", "publishe
 
 @dataclass(frozen=True)
 class Preset:
-    """An experiment to run; the attributes are those of the file, and ``name`` is the file's stem."""
+    """An experiment to run; the attributes are those of the file, and ``name`` is the file's stem.
+
+    ``file`` is where the user's own lies.
+    """
 
     name: str
     model: str
+    file: str | None = None
     title: str = ""
     config: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +61,8 @@ def load(name: str) -> Preset:
             hint="a file in MMF's own format goes into a preset's 'config:', beside 'model:'",
         )
     values.pop("extends", None)
-    return Preset(name=portable_name(path.stem), **values)
+    file = None if path.parent == presets_dir() else str(path)
+    return Preset(name=portable_name(path.stem), file=file, **values)
 
 
 def merge(*trees: Mapping[str, Any]) -> dict[str, Any]:

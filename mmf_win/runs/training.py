@@ -13,7 +13,7 @@ from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import checkpoints, history, launch, presets
 from mmf_win.runs.folder import Run, RunRequest
-from mmf_win.runs.overrides import lasting
+from mmf_win.runs.overrides import BATCH_SIZE, lasting, require_trainable
 
 _SUFFIXES = (".ckpt", ".pth", ".pt")
 
@@ -44,6 +44,19 @@ class Options:
     memory: launch.Memory = field(default_factory=launch.Memory)
     overrides: tuple[str, ...] = ()
 
+    @property
+    def keys(self) -> dict[str, frozenset[str]]:
+        """The options that were given → the keys of MMF that say the same."""
+        total = frozenset({"training.max_updates", "training.max_epochs"})
+        said = {
+            "--updates": (self.updates, total),
+            "--epochs": (self.epochs, total),
+            "--batch-size": (None if self.batch_size == "auto" else self.batch_size, BATCH_SIZE),
+            "--seed": (self.seed, frozenset({"training.seed"})),
+            "--detect-anomaly": (self.detect_anomaly or None, frozenset({"training.detect_anomaly"})),
+        }
+        return {option: keys for option, (value, keys) in said.items() if value is not None}
+
     def over(self, request: RunRequest) -> RunRequest:
         """``request`` with what was chosen.
 
@@ -51,11 +64,7 @@ class Options:
         however that was given.
         """
         total = self.updates is not None or self.epochs is not None
-        replaced = {
-            *(["training.max_updates", "training.max_epochs"] if total else []),
-            *(["training.batch_size"] if isinstance(self.batch_size, int) else []),
-            *(["training.seed"] if self.seed is not None else []),
-        }
+        replaced = {key for keys in self.keys.values() for key in keys}
         return replace(
             request,
             seed=request.seed if self.seed is None else self.seed,
@@ -85,6 +94,7 @@ def start(preset_name: str, name: str | None, places: Places, options: Options) 
     Raises:
         MmfwError: the class says how it ended.
     """
+    require_trainable(options.overrides, options.keys, resumes=False)
     request = _request(preset_name, places, options)
     return launch.start(request, name or request.preset, places, memory=options.memory)
 
@@ -117,6 +127,7 @@ def resume(
     Raises:
         MmfwError: the class says how it ended.
     """
+    require_trainable(options.overrides, options.keys, resumes=True)
     places = Places.resolve(data_dir, save_dir)
     run, which = _to_go_on_with(wanted, preset_name, places)
     if run is None:
@@ -179,6 +190,7 @@ def _request(preset_name: str, places: Places, options: Options) -> RunRequest:
     _require_dataset(places)
     request = RunRequest(
         preset=preset.name,
+        preset_file=preset.file,
         model=preset.model,
         config=preset.config,
         settings=preset.settings,

@@ -83,7 +83,8 @@ def extract_verified(
             flush_all([here.new / name for name in files])
             stale = [*manifest_files(folder), *invalidates]
             here.install([*((None, path) for path in stale), *_moves(here.new, folder)])
-            return settled(folder, files, _vouching(sha256, expected_sha256), replace(source, sha256=sha256))
+            source = replace(source, sha256=sha256, path=str(archive.absolute()))
+            return settled(folder, files, _vouching(sha256, expected_sha256), source)
 
 
 def manifest_of(

@@ -61,7 +61,7 @@ def test_epochs_count_the_batches_that_the_users_own_words_make(tool: Tool) -> N
 
 def test_the_users_own_words_win_and_may_hold_an_equals_sign(tool: Tool) -> None:
     words = ("training.experiment_name=lr=high", "training.max_updates=2")
-    result = tool("train", tool.preset("vilbert"), "--updates", "9", *words)
+    result = tool("train", tool.preset("vilbert"), *words)
     assert result["updates"] == 2
     from omegaconf import OmegaConf
 
@@ -143,6 +143,37 @@ def test_a_checkpoint_of_another_model_is_refused_instead_of_leaving_the_head_ra
     assert "lacks" in tool.errors and "parameters" in tool.errors
 
 
+def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run(tool: Tool) -> None:
+    """1.0.0rc10 drops such a word where the list holds texts."""
+    from omegaconf import OmegaConf
+
+    annotations = "dataset_config.hateful_memes.annotations"
+    word = f"{annotations}.train[0]=hateful_memes/defaults/annotations/dev_seen.jsonl"
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--epochs", "1", word))
+    config = OmegaConf.load(run.checkpoints / "config.yaml")
+    assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
+    [started] = [event for event in read_events(run.events) if event["kind"] == "train_started"]
+    assert started["max_updates"] == 1, "dev_seen is one batch of four"
+    assert tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
+    config = OmegaConf.load(run.checkpoints / "config.yaml")
+    assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
+    assert tool("predict")["rows"] == tiny_mmf.SPLITS["test_unseen"]
+
+    assert tool.code("predict", f"{annotations}.test[0]=own.jsonl") == 2
+    assert "--memes FILE" in tool.errors and "--split NAME" in tool.errors
+
+
+def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
+    own = tool.folder / "own.jsonl"
+    rows = (tool.world.dataset / "annotations" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    gone = '{"id": 99999, "img": "img/99999.png", "label": 0, "text": "gone"}'
+    own.write_text("\n".join([*rows[:7], gone]), encoding="utf-8")
+    words = (f"dataset_config.hateful_memes.annotations.train[0]={own}", "--epochs", "1", "--allow-missing")
+    result = tool("train", tool.preset("image"), *words, "--batch-size", "7")
+    assert result["updates"] == 1
+    assert "own 1 of 8" in tool.errors
+
+
 def test_a_word_that_mmf_refuses_does_not_stay_with_the_run(tool: Tool) -> None:
     tool("train", tool.preset("vilbert"), "--updates", "1")
     assert tool.code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
@@ -152,16 +183,19 @@ def test_a_word_that_mmf_refuses_does_not_stay_with_the_run(tool: Tool) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("training.no_such_key=1",), 2, "training.no_such_key is missing"),
+        (("training.no_such_key=1",), 2, "no key training.no_such_key"),
         (("training.num_workers",), 2, "not a KEY=VALUE"),
         (("env.save_dir=elsewhere",), 2, "use --save-dir"),
         (("--updates", "2", "--epochs", "2"), 2, "both name the run's total"),
+        (("--seed", "1", "training.seed=2"), 2, "--seed and training.seed=2"),
+        (("training.early_stop=True",), 2, "training.early_stop.enabled"),
     ],
 )
 def test_a_wrong_word_is_a_usage_error(tool: Tool, words: tuple[str, ...], code: int, message: str) -> None:
     assert tool.code("train", tool.preset("vilbert"), *words) == code
     assert message in tool.errors
     assert "Traceback" not in tool.errors
+    assert not tool.save_dir.exists(), "there is a run"
 
 
 def test_a_broken_image_is_the_datas_fault_and_named(tool: Tool, tmp_path: Path) -> None:

@@ -8,8 +8,17 @@ import pytest
 
 from mmf_win.errors import UsageError
 from mmf_win.runs.folder import RunRequest
-from mmf_win.runs.overrides import lasting, split_words
+from mmf_win.runs.overrides import (
+    BATCH_SIZE,
+    lasting,
+    of_prediction,
+    require_predictable,
+    require_trainable,
+    split_words,
+)
 from mmf_win.runs.training import Options
+
+ANNOTATIONS = "dataset_config.hateful_memes.annotations"
 
 
 def request(*words: str, **values: int) -> RunRequest:
@@ -28,16 +37,99 @@ def test_a_preset_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> No
     assert split_words((str(path), "a=b")) == (str(path), ("a=b",))
 
 
-@pytest.mark.parametrize("word", ["training.seed", "=1", "env.save_dir=x", "training.trainer=mine"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("training.seed", "=1", "env.save_dir=x", "env.cache_dir=x", "training.trainer=mine"),
+        *("training.callbacks[0].type=x", "model=vilbert", "config=x.yaml", "dataset=vqa2", "datasets=vqa2"),
+        *("dataset_config.hateful_memes.data_dir=x", "trainer.params.gpus=2", "checkpoint.max_to_keep=3"),
+    ],
+)
 def test_a_word_that_cannot_be_handed_on_is_refused(word: str) -> None:
     with pytest.raises(UsageError):
         split_words(("mmbt", word))
 
 
+def test_of_a_word_that_is_given_twice_the_user_is_told_which_holds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
+    assert split_words(words)[1] == words[1:]
+    assert "training.seed=2" in capsys.readouterr().err
+
+
 def test_what_started_a_run_does_not_steer_how_it_goes_on() -> None:
-    """Else a run that began from other weights would be predicted with those instead of its own."""
-    words = ["checkpoint.resume_file=other.ckpt", "run_type=train", "evaluation.predict=True", "a.b=c"]
-    assert lasting(words) == ["a.b=c"]
+    words = ["checkpoint.resume_file=other.ckpt", "checkpoint.reset.all=True", "run_type=train", "a.b=c"]
+    assert lasting(words) == ["run_type=train", "a.b=c"]
+
+
+def test_what_started_a_run_does_not_steer_how_it_is_predicted() -> None:
+    """Else it would be predicted with other weights, or another split, than those that are named."""
+    steering = [
+        *("checkpoint.resume_file=other.ckpt", "run_type=train", "evaluation.predict=True"),
+        f"{ANNOTATIONS}.test=['own.jsonl']",
+        f"{ANNOTATIONS}.test[0]=own.jsonl",
+    ]
+    kept = ["evaluation.use_cpu=True", f"{ANNOTATIONS}.val[0]=own.jsonl", "a.b=c"]
+    assert of_prediction([*steering, *kept]) == kept
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        (f"{ANNOTATIONS}.test[0]=own.jsonl", "--memes FILE"),
+        (f"{ANNOTATIONS}.test=['own.jsonl']", "--split NAME"),
+        (f"{ANNOTATIONS}={{}}", "--split NAME"),
+        ("checkpoint.resume_file=x.ckpt", "--checkpoint"),
+        ("checkpoint.reset.all=True", "--checkpoint"),
+        ("run_type=val", "mmfw predict"),
+        ("evaluation.predict=False", "mmfw predict"),
+        ("evaluation.reporter.type=x", "CSV"),
+        ("training.batch_size=2", "--batch-size"),
+        ("training.batch_size_per_device=2", "--batch-size"),
+    ],
+)
+def test_a_word_that_a_prediction_would_undo_is_refused(word: str, instead: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_predictable([word], {"--batch-size": BATCH_SIZE})
+    assert instead in f"{caught.value} {caught.value.hint}"
+    require_predictable(["training.num_workers=2", "evaluation.use_cpu=True"], {})
+
+
+@pytest.mark.parametrize(
+    ("word", "resumes"),
+    [
+        ("checkpoint.resume=True", False),
+        ("checkpoint.resume_best=True", False),
+        ("run_type=val", False),
+        ("checkpoint.resume_zoo=visual_bert.pretrained.coco", True),
+        ("checkpoint.resume_file=x.ckpt", True),
+    ],
+)
+def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_trainable([word], {}, resumes=resumes)
+    assert caught.value.hint
+    kept = ["checkpoint.reset.optimizer=True", "run_type=train_inference"]
+    require_trainable([*kept, *([] if resumes else ["checkpoint.resume_zoo=KEY"])], {}, resumes=resumes)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (Options(seed=1), "training.seed=2"),
+        (Options(batch_size=1), "training.batch_size=2"),
+        (Options(batch_size=1), "training.batch_size_per_device=2"),
+        (Options(updates=1), "training.max_updates=2"),
+        (Options(updates=1), "training.max_epochs=2"),
+        (Options(epochs=1), "training.max_updates=2"),
+        (Options(detect_anomaly=True), "training.detect_anomaly=False"),
+    ],
+)
+def test_an_option_and_a_word_that_say_the_same_are_refused(options: Options, word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        require_trainable([word], options.keys, resumes=False)
+    require_trainable([word], Options(batch_size="auto").keys, resumes=False)
 
 
 def test_an_option_replaces_the_word_that_said_the_same_before() -> None:

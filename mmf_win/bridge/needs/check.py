@@ -48,6 +48,11 @@ class Inputs:
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     read: Mapping[str, Coverage] = field(default_factory=dict)
 
+    @property
+    def replaced_keys(self) -> list[str]:
+        """MMF's keys that :meth:`settings` sets, which overrides must not set back."""
+        return [f"dataset_config.{DATASET}.annotations.{slot}" for slot in self.left_out]
+
     def settings(self, folder: Path) -> Tree:
         """MMF's keys for a run that leaves rows out, whose shorter annotation files are written now.
 

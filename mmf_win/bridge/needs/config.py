@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmf_win.bridge.versions import config_path, follow_text_links
+from mmf_win.bridge.needs.words import assign
+from mmf_win.bridge.versions import config_path, follow_text_links, read_version
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Places, no_datasets
 
@@ -46,28 +47,17 @@ def resolve(
         offline: MMF must download nothing.
 
     Raises:
-        UsageError: the configuration cannot be put together.
+        UsageError: the configuration cannot be put together, or MMF would refuse or drop an override.
         MmfError: a file of MMF is missing.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    named = config_path(root, config) if config else None
     try:
-        layers = [_load(root, root / "mmf" / "configs" / "defaults.yaml")]
-        own = model_config(root, model)
-        layers += [_load(root, root / "mmf" / own)] if own else []
-        layers.append(_load(root, root / "mmf" / _DATASET_CONFIG))
-        layers += [_load(root, named)] if named else []
-        with warnings.catch_warnings():
-            # Of the empty default in MMF's own "${oc.env:MMF_USER_DIR,}".
-            warnings.filterwarnings("ignore", "In the sequence", UserWarning)
-            merged: Any = OmegaConf.merge(*layers, OmegaConf.create(dict(settings)))
-        for word in overrides:
-            key, _, value = word.partition("=")
-            OmegaConf.update(merged, key, _decoded(value), force_add=True)
-        merged.env = _environment(places, merged.get("env") or {}, offline)
+        merged = merge(root, places, model=model, config=config, settings=settings, offline=offline)
+        own_code = merged.env.user_dir or any(word.startswith("env.user_dir=") for word in overrides)
+        assign(merged, overrides, version=read_version(root), has_user_dir=bool(own_code))
 
         def part(path: str) -> Any:
             node = OmegaConf.select(merged, path)
@@ -82,6 +72,26 @@ def resolve(
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"the configuration of {model} cannot be put together: {reason}") from None
+
+
+def merge(
+    root: Path, places: Places, *, model: str, config: str | None, settings: Mapping[str, Any], offline: bool
+) -> Any:
+    """MMF's whole configuration before the overrides, by OmegaConf; arguments as for :func:`resolve`."""
+    from omegaconf import OmegaConf
+
+    named = config_path(root, config) if config else None
+    layers = [_load(root, root / "mmf" / "configs" / "defaults.yaml")]
+    own = model_config(root, model)
+    layers += [_load(root, root / "mmf" / own)] if own else []
+    layers.append(_load(root, root / "mmf" / _DATASET_CONFIG))
+    layers += [_load(root, named)] if named else []
+    with warnings.catch_warnings():
+        # Of the empty default in MMF's own "${oc.env:MMF_USER_DIR,}".
+        warnings.filterwarnings("ignore", "In the sequence", UserWarning)
+        merged: Any = OmegaConf.merge(*layers, OmegaConf.create(dict(settings)))
+    merged.env = _environment(places, merged.get("env") or {}, offline)
+    return merged
 
 
 def model_config(root: Path, model: str) -> str | None:
@@ -135,29 +145,21 @@ def _load(root: Path, path: Path) -> Any:
 
 
 def _environment(places: Places, given: Mapping[str, Any], offline: bool) -> Tree:
-    """MMF's ``env``, as the worker's environment will make it, without what says nothing about files."""
+    """MMF's ``env``, as the worker's environment will make it, with nothing for what says no file here."""
     from omegaconf import OmegaConf
 
     raw: Any = OmegaConf.to_container(given, resolve=False) if OmegaConf.is_config(given) else given
 
-    def zoo(kind: str) -> str | None:
-        named = str(raw.get(f"{kind}_zoo", ""))
-        return os.environ.get(f"MMF_{kind.upper()}_ZOO") or (None if "${" in named else named) or None
+    named = {key: None if "${" in str(value) else value for key, value in raw.items()}
+
+    def chosen(key: str) -> str | None:
+        return named.get(key) or os.environ.get(f"MMF_{key.upper()}") or None
 
     return {
-        **{key: value for key, value in raw.items() if "${" not in str(value)},
+        **named,
         "cache_dir": str(places.cache_dir),
         "data_dir": str(places.data_dir),
-        "dataset_zoo": str(no_datasets()) if offline else zoo("dataset"),
-        "model_zoo": zoo("model"),
+        "user_dir": chosen("user_dir"),
+        "dataset_zoo": str(no_datasets()) if offline else chosen("dataset_zoo"),
+        "model_zoo": chosen("model_zoo"),
     }
-
-
-def _decoded(value: str) -> Any:
-    """A value of the command line as MMF reads it."""
-    if value == "None":
-        return None
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return value

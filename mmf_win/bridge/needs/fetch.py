@@ -171,6 +171,9 @@ class Fetcher:
     def _unpack_any(self, need: Need) -> None:
         """Unpack the first archive that holds the files as they should be, downloading one if none does."""
         for archive in self._local(need):
+            if archive == _remembered(need) != self._archive(need) and not _is_source(need, archive):
+                say(f"note: {archive} is no longer the archive that the {need.title} were made of")
+                continue
             try:
                 return self._unpack(need, archive)
             except ArchiveError as error:
@@ -205,9 +208,9 @@ class Fetcher:
             )
 
     def _local(self, need: Need) -> list[Path]:
-        """Archives on this machine, the one that MMF or an earlier call has left first."""
-        own = self._archive(need)
-        there = [own] if own.is_file() else []
+        """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
+        candidates = dict.fromkeys((self._archive(need), _remembered(need)))
+        there = [path for path in candidates if path is not None and path.is_file()]
         return [*there, *(self.mirror.files(self._names(need)) if self.mirror else ())]
 
     def _download(self, need: Need, archive: Path) -> None:
@@ -282,6 +285,17 @@ def _is_built(need: Need) -> bool:
     """Whether mmfw made it of the user's own files."""
     manifest = _loaded(need) if need.kind == "features" else None
     return manifest is not None and manifest.vouched == "built"
+
+
+def _remembered(need: Need) -> Path | None:
+    """Where the archive lay that the files were made of."""
+    source = _source(need)
+    return Path(source.path) if source and source.path and source.sha256 else None
+
+
+def _is_source(need: Need, archive: Path) -> bool:
+    source = _source(need)
+    return source is not None and source.is_same(archive)
 
 
 def _source(need: Need) -> Source | None:

@@ -21,7 +21,7 @@ from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.bridge.needs.state import Status, examine, look
 from mmf_win.dataset.features import built_version
 from mmf_win.errors import ArchiveError, DataError, MmfError, ResourceError, UsageError
-from mmf_win.files import free_space, read_json
+from mmf_win.files import free_space, read_json, write_json
 from mmf_win.integrity import Manifest
 from mmf_win.locking import locked
 from mmf_win.paths import Places
@@ -299,8 +299,8 @@ def test_a_flipped_byte_behind_an_old_time_is_found(zoo: Zoo) -> None:
 
 
 @pytest.mark.parametrize("in_zoo", [True, False])
-def test_features_of_an_own_archive_are_mended_from_it_or_not_at_all(
-    zoo: Zoo, user_dir: Path, in_zoo: bool
+def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
+    zoo: Zoo, user_dir: Path, in_zoo: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from mmf_win.dataset.features import extract_features
 
@@ -309,12 +309,39 @@ def test_features_of_an_own_archive_are_mended_from_it_or_not_at_all(
     extract_features(own, zoo.places, version="1.0")
     hostile.cut(data_of(zoo))
     need = zoo.features if in_zoo else replace(zoo.features, entry=None)
+    assert fetch(zoo, need)[0].state == "ok", "from where the archive lay when it was extracted"
+
+    hostile.cut(data_of(zoo))
+    moved = own.rename(user_dir / "moved.tar.gz")
+    own.write_bytes(features_archive(b"others" * 9999))
     with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not an archive") as raised:
         fetch(zoo, need)
     assert "--source" in str(raised.value.hint)
+    assert f"{own} is no longer the archive" in capsys.readouterr().err
+    own.unlink()
+    with pytest.raises(DataError, match="which is not an archive"):
+        fetch(zoo, need)
     assert zoo.server.gets == []
+    moved.rename(own)
     assert fetch(zoo, need, source=own)[0].state == "ok"
     assert data_of(zoo).read_bytes() == b"mine" * 9999
+
+
+def test_what_an_earlier_version_wrote_does_not_say_where_the_archive_lay(zoo: Zoo, user_dir: Path) -> None:
+    from mmf_win.dataset.features import extract_features
+
+    own = user_dir / "my features.tar.gz"
+    own.write_bytes(features_archive(b"mine" * 9999))
+    extract_features(own, zoo.places, version="1.0")
+    notes = zoo.places.dataset.features / "SHA256SUMS.json"
+    values = read_json(notes)
+    del values["source"]["path"]
+    write_json(notes, values)
+    assert examine(zoo.features, zoo.places).state == "ok"
+    hostile.cut(data_of(zoo))
+    with pytest.raises(DataError) as raised:
+        fetch(zoo, zoo.features)
+    assert "--source" in str(raised.value.hint)
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_verified(
