@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.bridge.install import find
+from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from tests.endtoend.conftest import Tool
-from tests.worlds import mmf_download, zoo
+from tests.worlds import hostile, mmf_download, zoo
 from tests.worlds.tiny_mmf import SPLITS, TinyWorld, build_features
 from tests.worlds.web import WebServer
 
@@ -133,3 +135,43 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched(shop: Shop) -> None:
     assert mmf_alone(shop) == 0
     assert shop.tool("train", shop.preset, *_UPDATES)["state"] == "done"
     assert shop.server.asked == []
+
+
+def test_weights_that_a_word_names_are_asked_for_and_fetched_with_the_same_words(
+    shop: Shop, tmp_path: Path
+) -> None:
+    assert shop.tool.code("features", "fetch", shop.preset) == 0
+    first = shop.tool.run_of(shop.tool("train", shop.preset, *_UPDATES))
+    archive = tmp_path / "weights.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+        packed.add(next(first.checkpoints.glob("*_final.pth")), "model.pth")
+        packed.add(first.checkpoints / "config.yaml", "config.yaml")
+    shop.server.files["weights.tar.gz"] = archive.read_bytes()
+    zoo.write_yaml(
+        tmp_path,
+        shop.server,
+        features=("features.tar.gz", "features.tar.gz"),
+        visual_bert__pretrained__own=("weights.tar.gz", "weights.tar.gz"),
+    )
+    word = "checkpoint.resume_zoo=visual_bert.pretrained.own"
+    assert shop.tool.code("train", shop.preset, *_UPDATES, word) == 3
+    assert "weights visual_bert.pretrained.own: missing" in shop.tool.errors
+    [hint] = [line for line in shop.tool.errors.splitlines() if line.startswith("hint: mmfw features fetch")]
+    assert main(shlex.split(hint)[2:]) == 0
+    folder = shop.tool.world.data / "models" / "visual_bert.pretrained.own"
+    assert (folder / "model.pth").is_file()
+    shop.tool.read()  # what the command printed
+    second = shop.tool.run_of(shop.tool("train", shop.preset, *_UPDATES, word, "--name", "second"))
+    assert "Checkpoint loaded" in second.log.read_text(encoding="utf-8")
+
+    assert shop.tool.code("features", "status", "--save-dir", str(shop.tool.save_dir)) == 0
+    assert "weights visual_bert.pretrained.own" in shop.tool.output, "the newest run's own words count"
+    hostile.cut(folder / "model.pth")
+    assert shop.tool.code("features", "verify", shop.preset, word) == 3
+    [hint] = [line for line in shop.tool.errors.splitlines() if line.startswith("hint: mmfw features repair")]
+    assert main(shlex.split(hint)[2:]) == 0
+    assert shop.tool.code("features", "verify", shop.preset, word) == 0
+
+    assert shop.tool.code("train", "--resume", "last", "--updates", "2", word) == 2
+    assert "checkpoint.resume_zoo" in shop.tool.errors
+    assert shop.tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
