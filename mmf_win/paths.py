@@ -92,7 +92,7 @@ class Places:
     @property
     def dataset(self) -> DatasetPaths:
         """The Hateful Memes dataset inside the data folder."""
-        return DatasetPaths(self.data_dir / "datasets" / "hateful_memes" / "defaults")
+        return DatasetPaths.below(self.data_dir)
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,16 @@ class DatasetPaths:
     """
 
     root: Path
+
+    @classmethod
+    def below(cls, data_dir: Path) -> DatasetPaths:
+        """In MMF's data folder."""
+        return cls(data_dir / "datasets" / "hateful_memes" / "defaults")
+
+    @property
+    def data_dir(self) -> Path:
+        """MMF's data folder."""
+        return self.root.parents[2]
 
     @property
     def annotations(self) -> Path:

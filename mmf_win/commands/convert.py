@@ -41,11 +41,11 @@ It is neither shown nor stored.""",
 @click.option(
     "--zip",
     "source",
-    required=True,
     type=_Named(path_type=Path),
     metavar="FILE_OR_FOLDER",
     help="The dataset as you got it: zip, 7z, tar or tar.gz, or a folder. It is only read.",
 )
+@click.argument("rest", nargs=-1, metavar="")
 @click.option("--password", metavar="P", envvar="MMFW_PASSWORD", help="Its password, if it is encrypted.")
 @click.option(
     "--password-file",
@@ -60,7 +60,8 @@ It is neither shown nor stored.""",
 @click.pass_context
 def command(
     ctx: click.Context,
-    source: Path,
+    source: Path | None,
+    rest: tuple[str, ...],
     password: str | None,
     password_file: Path | None,
     data_dir: Path | None,
@@ -76,6 +77,15 @@ def command(
     from mmf_win.dataset.convert import convert
     from mmf_win.paths import Places
 
+    if source is None:
+        example = as_typed("mmfw", "convert", "--zip", rest[0] if len(rest) == 1 else "FILE_OR_FOLDER")
+        raise UsageError("the dataset is not named", hint=example)
+    if rest:  # which may be a part of the password
+        raise UsageError(
+            f"{len(rest)} words too many",
+            hint="put quotes around a name or password that holds blanks, or the password into a file for "
+            "--password-file",
+        )
     if password_file is not None:
         if ctx.get_parameter_source("password") is ParameterSource.COMMANDLINE:
             raise UsageError("--password and --password-file both name the password; give one of them")

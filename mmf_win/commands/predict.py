@@ -122,11 +122,17 @@ def command(
     from mmf_win.dataset.features import find_lmdb
     from mmf_win.paths import Places
     from mmf_win.results import members, prediction
-    from mmf_win.runs.overrides import BATCH_SIZE, require_predictable, split_runs
+    from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, require_predictable, split_runs
 
     _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_runs(words)
-    require_predictable(overrides, {"--batch-size": BATCH_SIZE} if batch_size is not None else {})
+    said = {
+        "--batch-size": (batch_size, BATCH_SIZE),
+        "--features": (features, FEATURES),
+        "--memes": (memes, OWN_MEMES),
+        "--image": (image, OWN_MEMES),
+    }
+    require_predictable(overrides, {option: keys for option, (value, keys) in said.items() if value})
     save = Places.resolve(None, save_dir).save_dir
     chosen = prediction.Options(
         splits=split,

@@ -9,7 +9,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.console import colour, print_json, say, table
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 
 _SHOWN_PROBLEMS = 10
 
@@ -34,6 +34,9 @@ def command(full: bool, data_dir: Path | None, save_dir: Path | None, as_json: b
     from mmf_win.doctor.wholeness import verify_all
     from mmf_win.paths import Places
 
+    for named in (data_dir, save_dir):
+        if named is not None and not named.is_dir():
+            raise UsageError(f"{named}: there is no such folder, so there is nothing to verify")
     parts = list(verify_all(Places.resolve(data_dir, save_dir), full=full))
     broken = [part for part in parts if part.state == "broken"]
     if as_json:

@@ -18,10 +18,12 @@ import codecs
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmf_win.console import as_typed
 from mmf_win.errors import DatasetError
 from mmf_win.paths import DatasetPaths
 
@@ -148,9 +150,24 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     """
     file = paths.split(split)
     if file.stem != split or not file.is_file():  # a split is a name, not a path
-        there = ", ".join(splits_on_disk(paths)) or "none"
-        raise DatasetError(f"{file}: there is no such split", hint=f"there are: {there}")
+        there = splits_on_disk(paths)
+        stem = Path(split).stem
+        hint = f"there are: {', '.join(there)}" if there else near_dataset(paths)
+        raise DatasetError(
+            f"{paths.annotations}: there is no such split: {split}",
+            hint=f"a split is a name, not a file: --split {stem}" if stem in there else hint,
+        )
     return file
+
+
+def near_dataset(paths: DatasetPaths) -> str:
+    """Where a dataset lies whose data folder was named one level too high or too deep, or how to make one."""
+    named = paths.data_dir
+    with suppress(OSError):  # of a folder that must not be looked into
+        for folder in (*named.parents, *sorted(named.glob("*"))):
+            if DatasetPaths.below(folder).split("train").is_file():
+                return as_typed("--data-dir", folder) + " is where a dataset lies"
+    return "make it with: mmfw convert --zip ARCHIVE, or name its folder with --data-dir"
 
 
 def labels_of(rows: Iterable[Row]) -> list[int] | None:

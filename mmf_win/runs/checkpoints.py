@@ -73,7 +73,9 @@ def checked(path: Path) -> Path:
     """
     reason = problem(path)
     if reason:
-        raise CheckpointError(f"{path}: {reason}", hint="name a whole checkpoint, such as a run's best.ckpt")
+        raise CheckpointError(
+            f"{path}: {reason}", hint="give best, last, or the file of an intact checkpoint"
+        )
     return path
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import say
+from mmf_win.console import as_typed, say
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError, UsageError
 from mmf_win.locking import is_locked
@@ -82,7 +82,10 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None) -> Run:
     of = f" of preset {preset}" if preset else ""
     if wanted is None:
         raise UsageError(f"{save_dir}: there is no run{of} yet", hint="`mmfw train PRESET` makes one")
-    raise UsageError(f"{save_dir}: there is no run named {wanted}", hint="`mmfw runs` lists them")
+    hint = as_typed("mmfw", "runs", "--save-dir", save_dir) + " lists the runs"
+    if Path(wanted).suffix in (".ckpt", ".pth", ".pt"):
+        hint = as_typed("mmfw", "predict", "--checkpoint", wanted) + " predicts with a checkpoint"
+    raise UsageError(f"{save_dir}: there is no run named {wanted}", hint=hint)
 
 
 def owner(file: Path) -> Run | None:

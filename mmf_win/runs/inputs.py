@@ -18,7 +18,7 @@ from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.runs.folder import RunRequest
-from mmf_win.runs.overrides import about_files, of_prediction
+from mmf_win.runs.overrides import FEATURES, about_files, of_prediction
 from mmf_win.runs.presets import Preset, merge
 from mmf_win.runs.targets import Target
 
@@ -67,7 +67,8 @@ def for_prediction(
         target.settings,
         settings.features_in(features) if features else {},
     ]
-    words = [*of_prediction(request.overrides), *overrides]
+    replaced = target.keys | (FEATURES if features else set())
+    words = [*of_prediction(request.overrides, replaced), *overrides]
     config = _resolved(mmf, request, places, layers, words)
     if target.is_own and config["dataset"].get("use_features"):
         _require_own_features(mmf, places, target, paths_of(config["dataset"], "features", ["test"])[0])

@@ -21,7 +21,7 @@ from mmf_win.protocol import Action, Attempt, Event, Exit, Request
 from mmf_win.runs import checkpoints, inputs
 from mmf_win.runs.attempts import attempt
 from mmf_win.runs.folder import Run, RunRequest
-from mmf_win.runs.overrides import BATCH_SIZE, lasting, of_prediction, without
+from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, lasting, of_prediction, without
 from mmf_win.runs.presets import merge
 from mmf_win.runs.retry import Start, Trial, events_of, until_it_fits, what_began
 from mmf_win.runs.targets import Target
@@ -195,7 +195,7 @@ def predict(
         mmf, request, places, checkpoint=checkpoint, target=target, features=features, overrides=overrides
     )
     differ = differences(mmf.version)
-    replaced = BATCH_SIZE if batch_size is not None else frozenset()
+    replaced = target.keys | (FEATURES if features else set()) | (BATCH_SIZE if batch_size else set())
     words = [*of_prediction(request.overrides, replaced), *overrides]
     report = report or run.report(target.name)
 

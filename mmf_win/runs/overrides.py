@@ -14,7 +14,8 @@ from pathlib import Path
 from mmf_win.console import say
 from mmf_win.errors import UsageError
 
-_ANNOTATIONS = "dataset_config.hateful_memes.annotations"
+_DATASET = "dataset_config.hateful_memes"
+_ANNOTATIONS = f"{_DATASET}.annotations"
 _IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
 # Keys, and groups of keys, that mmfw sets itself or that would steer what it does not know of.
 _OURS = {
@@ -51,6 +52,10 @@ _IN_PREDICTION = {
 }
 BATCH_SIZE = frozenset({"training.batch_size", "training.batch_size_per_device"})
 """The keys of which either names the rows of a batch."""
+OWN_MEMES = frozenset({_ANNOTATIONS, f"{_DATASET}.images"})
+"""The keys that say where memes are."""
+FEATURES = frozenset({f"{_DATASET}.features"})
+"""The key that says where region features are."""
 
 # What started a run must not steer where it resumes from.
 _OF_THE_START = ("checkpoint.resume", "checkpoint.reset", "checkpoint.zoo_config_override")
@@ -110,9 +115,9 @@ def lasting(words: Sequence[str], replaced: Collection[str] = ()) -> list[str]:
 
     Args:
         words: what the run was started with.
-        replaced: keys that an option sets now.
+        replaced: keys, and groups of keys, that an option sets now.
     """
-    return [word for word in words if _key(word) not in replaced and not _key(word).startswith(_OF_THE_START)]
+    return [word for word in without(words, replaced) if not word.startswith(_OF_THE_START)]
 
 
 def of_prediction(words: Sequence[str], replaced: Collection[str] = ()) -> list[str]:
@@ -169,5 +174,5 @@ def _ours(word: str, keys: Collection[str]) -> str | None:
 def _require_one_of(words: Sequence[str], options: Mapping[str, Collection[str]]) -> None:
     for word in words:
         for option, keys in options.items():
-            if _key(word) in keys:
+            if _ours(word, keys) is not None:
                 raise UsageError(f"{option} and {word} both name the same; give one of them")

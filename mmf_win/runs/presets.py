@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmf_win.console import as_typed
 from mmf_win.errors import UsageError
 from mmf_win.paths import portable_name, presets_dir
 
@@ -81,11 +82,15 @@ def _find(name: str) -> Path:
     own = Path(name).expanduser()
     if own.is_file():
         return own.absolute()
-    if own.suffix in (".yaml", ".yml"):
-        raise UsageError(f"{name}: there is no such file")
-    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+    if (own / "request.json").is_file():
+        raise UsageError(f"{name} is a run, not a preset", hint=as_typed("mmfw", "train", "--resume", name))
+    if own.is_dir():
+        raise UsageError(f"{name} is a folder, not a preset", hint="`mmfw train --list` shows the presets")
+    near = difflib.get_close_matches(own.stem, names(), n=1, cutoff=0.4)
     meant = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(f"there is no preset named {name}", hint=f"{meant}`mmfw train --list` shows them all")
+    is_file = own.suffix in (".yaml", ".yml")
+    missing = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"
+    raise UsageError(missing, hint=f"{meant}`mmfw train --list` shows them all")
 
 
 def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -127,7 +132,12 @@ def _load_yaml(path: Path) -> Any:
 
     try:
         return OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"{path}: not a text file, and a preset is one in YAML",
+            hint="`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
+        ) from None
+    except (YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     except OSError as error:  # OmegaConf says so of a file that holds one number or word
         raise UsageError(f"{path}: {error.strerror or 'a preset is a mapping of keys'}") from None

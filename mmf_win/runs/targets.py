@@ -13,6 +13,7 @@ from mmf_win.dataset.annotations import Row, count_rows, read_rows, require_spli
 from mmf_win.dataset.own_memes import as_rows, find_images, read_table, write_annotations
 from mmf_win.errors import DatasetError
 from mmf_win.paths import Places, portable_name
+from mmf_win.runs.overrides import OWN_MEMES
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,11 @@ class Target:
             DatasetError: the annotations cannot be read.
         """
         return read_rows(self.annotations, shown=str(self.source))
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The groups of MMF's keys that :attr:`settings` replaces."""
+        return OWN_MEMES if self.is_own else frozenset()
 
     @property
     def settings(self) -> Settings:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmf_win.console import say
-from mmf_win.dataset.annotations import choose_splits
+from mmf_win.dataset.annotations import choose_splits, near_dataset
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import checkpoints, history, launch, presets
@@ -207,5 +207,5 @@ def _require_dataset(places: Places) -> None:
     if not places.dataset.split("train").is_file():
         raise DatasetError(
             f"there is no Hateful Memes dataset in {places.data_dir}",
-            hint="make it with: mmfw convert --zip ARCHIVE, or name its folder with --data-dir",
+            hint=near_dataset(places.dataset),
         )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
+from mmf_win.console import as_typed
 from mmf_win.files import share
 from mmf_win.protocol import EventLog
 from mmf_win.runs.folder import Run
@@ -91,5 +92,6 @@ def test_a_run_without_checkpoints_is_no_error(capsys: pytest.CaptureFixture[str
 def test_a_run_that_is_not_there_is_an_error_with_the_next_step(
     capsys: pytest.CaptureFixture[str], run: Run
 ) -> None:
-    assert main(["runs", "checkpoints", "c", "--save-dir", str(run.path.parents[1])]) == 2
-    assert "`mmfw runs` lists them" in capsys.readouterr().err
+    save_dir = str(run.path.parents[1])
+    assert main(["runs", "checkpoints", "c", "--save-dir", save_dir]) == 2
+    assert as_typed("mmfw", "runs", "--save-dir", save_dir) in capsys.readouterr().err

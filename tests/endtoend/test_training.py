@@ -189,6 +189,9 @@ def test_a_word_that_mmf_refuses_does_not_stay_with_the_run(tool: Tool) -> None:
         (("--updates", "2", "--epochs", "2"), 2, "both name the run's total"),
         (("--seed", "1", "training.seed=2"), 2, "--seed and training.seed=2"),
         (("training.early_stop=True",), 2, "training.early_stop.enabled"),
+        (("checkpoint.resume_file=nowhere.ckpt",), 3, "nowhere.ckpt"),
+        (("checkpoint.resume_zoo=visual_bert.pretrained.cocoo",), 2, "visual_bert.pretrained.cocoo"),
+        (("dataset_config.hateful_memes.annotations.val[0]=nowhere.jsonl",), 3, "nowhere.jsonl"),
     ],
 )
 def test_a_wrong_word_is_a_usage_error(tool: Tool, words: tuple[str, ...], code: int, message: str) -> None:

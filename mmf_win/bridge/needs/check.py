@@ -17,7 +17,7 @@ from mmf_win.dataset.annotations import Row, count_rows, keep_rows, read_rows
 from mmf_win.dataset.check import other_name
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.record import verify_dataset
-from mmf_win.errors import DataError, DatasetError
+from mmf_win.errors import CheckpointError, DataError, DatasetError
 from mmf_win.paths import DatasetPaths, Places
 
 _SHOWN = 3
@@ -98,6 +98,7 @@ def check(
         DataError: something is missing or broken; it names the files and what mends them.
         DatasetError: rows have no features, or no image.
     """
+    _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)
     needs = needs_of(root, places, config, slots)
     _require_whole([examine(need, places) for need in needs], hint_words, offline)
@@ -105,6 +106,17 @@ def check(
     dataset = config["dataset"]
     left_out = _with_rows(needs, dataset, slots, allow_missing=allow_missing, may=may_leave_out)
     return Inputs(left_out, dict(_read(places.dataset, dataset, slots, left_out)))
+
+
+def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
+    """Refuse annotations and a checkpoint that are not there; MMF might take others."""
+    for path in paths_of(config["dataset"], "annotations", slots):
+        if not path.is_file():
+            base = config["dataset"].get("data_dir")
+            raise DatasetError(f"{path}: there is no such file", hint=f"relative paths begin at {base}")
+    start = config["checkpoint"].get("resume_file")
+    if start is not None and not Path(str(start)).is_file():
+        raise CheckpointError(f"{start}: there is no such checkpoint", hint="see checkpoint.resume_file")
 
 
 def _require_whole(statuses: Sequence[Status], hint_words: Sequence[str], offline: bool) -> None:

@@ -12,6 +12,7 @@ from mmf_win.bridge.needs import caches
 from mmf_win.bridge.needs.config import Tree
 from mmf_win.bridge.needs.zoo import Entry, dataset_entry, model_entry
 from mmf_win.dataset.features import choose_features, mark_built
+from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 
 Kind = Literal["features", "extras", "weights", "fc7", "glove", "bert", "tokenizer", "resnet", "other"]
@@ -186,6 +187,11 @@ def _pretrained(root: Path, places: Places, config: Tree) -> Iterator[Need]:
     else:
         entry = model_entry(root, places, str(key), config["env"]["model_zoo"])
         folder = entry.folder if entry else places.data_dir / "models" / str(key)
+        if entry is None and not folder.exists():
+            raise UsageError(
+                f"checkpoint.resume_zoo={key}: neither a file nor a key of MMF's zoo",
+                hint=f"its keys are in {config['env']['model_zoo'] or root / 'mmf/configs/zoo/models.yaml'}",
+            )
         yield Need("weights", f"weights {key}", folder, entry=entry)
 
 

@@ -1,0 +1,83 @@
+"""What a new user mistakes for something else: it is named, with a next step; nothing here needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.runs.folder import Run, RunRequest
+from tests.worlds.memes import encrypted_zip, lay_out, memes
+
+
+@pytest.fixture
+def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the archive, a converted dataset in ``data`` and a run in ``save``."""
+    monkeypatch.chdir(user_dir)
+    monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
+    encrypted_zip(user_dir / "memes.zip", memes())
+    lay_out(memes(top=""), user_dir / "unpacked")
+    assert main(["convert", "--zip", "unpacked", "--data-dir", "data"]) == 0
+    splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
+    run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
+    (run.checkpoints).mkdir(parents=True)
+    (run.checkpoints / "best.ckpt").write_bytes(b"cut off")
+    run.save_request(RunRequest("mmbt_grid", "mmbt", None, {}, [], splits, str(user_dir / "data")))
+    return user_dir
+
+
+RUN = "save/mmbt/2026-01-01T00-00-00"
+DEFAULTS = "data/datasets/hateful_memes/defaults"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["convert", "memes.zip"], 2, "mmfw convert --zip memes.zip"),
+        (["convert", "--zip", "memes.zip", "--password", "a", "b", "c"], 2, "quotes"),
+        (["convert", "--zip", "no.zip"], 3, "no.zip"),
+        (["convert", "--zip", f"{DEFAULTS}/images", "--data-dir", "other"], 3, "no train.jsonl"),
+        (["convert", "--zip", "save", "--data-dir", "other"], 3, "no train.jsonl"),
+        (["train", "mmbt_grid", "--data-dir", "."], 3, "--data-dir {here}/data"),
+        (["train", "mmbt_grid", "--data-dir", DEFAULTS], 3, "--data-dir {here}/data"),
+        (["train", "mmbt_grid", "--data-dir", f"{DEFAULTS}/annotations"], 3, "--data-dir {here}/data"),
+        (["train", "memes.zip", "--data-dir", "data"], 2, "mmfw convert --zip"),
+        (["train", "data", "--data-dir", "data"], 2, "data is a folder"),
+        (["train", RUN, "--data-dir", "data"], 2, f"mmfw train --resume {RUN}"),
+        (["train", "mmbt_gird.yaml", "--data-dir", "data"], 2, "mmbt_grid"),
+        (["train", "--resume", "nope"], 2, "mmfw runs --save-dir"),
+        (["predict", f"{RUN}/checkpoints/best.ckpt"], 2, "mmfw predict --checkpoint"),
+        (["predict", "--checkpoint", "latest"], 3, "best, last"),
+        (["predict", "--checkpoint", RUN], 3, "best, last"),
+        (["verify", "--data-dir", "nowhere"], 2, "nowhere"),
+        (["doktor"], 2, "mmfw doctor"),
+        (["check-submission", "no.csv", "--split", "test_seen", "--data-dir", "data"], 3, "no.csv"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_named_with_the_next_step(
+    here: Path, capsys: pytest.CaptureFixture[str], command: list[str], code: int, said: str
+) -> None:
+    before = sorted(here.rglob("*"))
+    assert main(command) == code
+    errors = capsys.readouterr().err
+    assert said.format(here=here) in errors.replace("'", "").replace('"', "").replace("\\", "/")
+    assert "Traceback" not in errors
+    assert sorted(here.rglob("*")) == before, "something was written"
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ("test_seen.jsonl", "--split test_seen"),
+        (f"{DEFAULTS}/annotations/test_seen.jsonl", "--split test_seen"),
+        ("tset_seen", "test_seen"),
+    ],
+)
+def test_a_split_that_is_not_there_names_those_that_are(
+    here: Path, capsys: pytest.CaptureFixture[str], split: str, said: str
+) -> None:
+    (here / "mine.csv").write_text("id,proba,label\n1,0.5,1\n", encoding="utf-8")
+    assert main(["check-submission", "mine.csv", "--split", split, "--data-dir", "data"]) == 3
+    assert said in capsys.readouterr().err
