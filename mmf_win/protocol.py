@@ -135,6 +135,9 @@ class Request:
         fits: micro-batches that fitted before, by what they depend on.
         data: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen", "rows": 433,
             "full_rows": 540}``; ``full_rows`` is null where the size of the full split is not known.
+        weights_alone: of the checkpoint that training starts from, load the model's weights and nothing else.
+        trust: load that checkpoint, or the one to predict with, even if it holds classes that torch refuses,
+            which runs code from the file.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
@@ -156,6 +159,8 @@ class Request:
     eval_batch: int | None = None
     fits: dict[str, int] = field(default_factory=dict)
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights_alone: bool = False
+    trust: bool = False
     annotations: str | None = None
     keep_annotations: bool = False
     report: str | None = None

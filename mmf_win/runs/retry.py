@@ -43,10 +43,14 @@ class Start:
     Attributes:
         checkpoint: the file to go on from; None for the beginning.
         seed: the seed of an attempt that begins where the first one did; None for the run's own.
+        weights_alone: take only the weights of the checkpoint, and begin at update 0.
+        trust: load the checkpoint even if it holds classes that torch refuses.
     """
 
     checkpoint: Path | None = None
     seed: int | None = None
+    weights_alone: bool = False
+    trust: bool = False
 
 
 Attempt = Callable[[Trial, Start], tuple[Request, Exit]]
@@ -140,7 +144,8 @@ def _where_to_go_on(run: Run, events: list[Event], begin: Start, started: Event)
             return Start(checkpoints.announced(checkpoints.choose(run, "last")))
         except CheckpointError:
             pass
-    return begin if begin.checkpoint else Start(seed=started["seed"])
+    resumes = begin.checkpoint is not None and not begin.weights_alone
+    return begin if resumes else replace(begin, seed=started["seed"])
 
 
 def _told(end: Exit, trial: Trial, smaller: Trial, started: Event, begin: Start | None) -> str:

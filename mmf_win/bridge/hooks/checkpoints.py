@@ -21,6 +21,7 @@ from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 from mmf_win.bridge.checkpoint_files import counts, numbered
 from mmf_win.bridge.hooks.continuation import Continuation
 from mmf_win.bridge.hooks.finite import check_weights
+from mmf_win.bridge.hooks.loading import loading
 from mmf_win.bridge.hooks.observer import Observer
 from mmf_win.bridge.hooks.single_write import SingleWrite
 from mmf_win.integrity import torch_file
@@ -47,6 +48,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         super().__init__(trainer)
         self._folder = Path(self.ckpt_foldername)
         self._loaded: dict[str, Any] = {}
+        self._starting = False
         self.continuation: Continuation | None = None
         if _observer.request.action == "train":
             self.continuation = Continuation(trainer)
@@ -80,7 +82,10 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
     def load_state_dict(self) -> None:
         """Load what the configuration names, and go on with what MMF leaves out."""
-        super().load_state_dict()
+        self._starting = True
+        with loading(trust=_observer.request.trust):
+            super().load_state_dict()
+        self._starting = False
         loaded, self._loaded = self._loaded, {}
         counted = self.trainer.num_updates
         if self.continuation is None or not counted or loaded.get("num_updates") != counted:
@@ -89,8 +94,16 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         if _KEY in loaded and not self.continuation.go_on(loaded[_KEY]):
             _observer.event("note", text="the training rows are others now; their order is drawn anew")
 
+    def restore(self) -> None:
+        """Put the best checkpoint back, which is this run's own and needs no trust."""
+        with loading(trust=False):
+            super().restore()
+
     def _torch_load(self, file: Any) -> Any:
         loaded = super()._torch_load(file)
+        if self._starting and _observer.request.weights_alone:
+            # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
+            loaded = {"model": loaded.get("model", loaded)}
         self._loaded = loaded
         return loaded
 
