@@ -50,9 +50,6 @@ def _presets(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-_source = click.option(
-    "--source", metavar="URL_OR_FOLDER", help="Look for the archives here first: a mirror, or a USB stick."
-)
 _keep = click.option(
     "--keep-archives/--no-keep-archives",
     default=True,
@@ -90,7 +87,7 @@ Examples:
   mmfw features fetch visual_bert checkpoint.resume_zoo=visual_bert.pretrained.cc.full
   mmfw features fetch --source https://mirror.example/mmf --no-keep-archives"""
 )
-@_source
+@options.source
 @_keep
 @_presets
 def fetch(
@@ -136,7 +133,7 @@ Examples:
   mmfw features repair
   mmfw features repair vilbert --source /media/usb"""
 )
-@_source
+@options.source
 @_keep
 @_presets
 def repair(
@@ -231,7 +228,7 @@ def _wanted(
     """What the presets need, else the newest run, else – or ``widely``, too – all presets."""
     from mmf_win.bridge.install import find
     from mmf_win.paths import Places
-    from mmf_win.runs import history, inputs
+    from mmf_win.runs import history, inputs, zoo_weights
     from mmf_win.runs.overrides import about_files, split_runs
     from mmf_win.runs.presets import names
 
@@ -243,12 +240,16 @@ def _wanted(
     every = [name for name in names() if name != "demo"]
     newest = next(iter(history.all_runs(places.save_dir)), None)
     if newest is None:
-        return _Wanted(places, inputs.needs_of_presets(mmf, every, places, overrides), overrides, named=False)
+        needs = inputs.needs_of_presets(mmf, every, places, overrides)
+        if widely:
+            needs |= zoo_weights.needs_of_presets(mmf, every, places)
+        return _Wanted(places, needs, overrides, named=False)
     request = newest.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     needs = inputs.needs_of_run(mmf, request, places, overrides)
     if widely:
-        needs = inputs.needs_of_presets(mmf, every, places) | needs
+        published = zoo_weights.needs_of_presets(mmf, every, places)
+        needs = inputs.needs_of_presets(mmf, every, places) | published | needs
     else:
         say(f"for preset {request.preset}, that of the newest run")
     return _Wanted(places, needs, [*about_files(request.overrides), *overrides], named=False)

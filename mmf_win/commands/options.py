@@ -51,6 +51,19 @@ stop_timeout = click.option(
     help="How long to wait for a sign of life after Ctrl+C.  [default: MMFW_STOP_TIMEOUT, else 30]",
 )
 
+source = click.option(
+    "--source",
+    metavar="URL_OR_FOLDER",
+    help="Look for the archives here first: a mirror, or a USB stick.",
+)
+
+trust = click.option(
+    "--trust",
+    is_flag=True,
+    help="Load weights even if their file holds other classes than tensors and plain values. That runs code "
+    "from the file, so use it only if you trust where the file comes from.",
+)
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 no_retry = click.option(

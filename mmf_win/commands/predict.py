@@ -27,6 +27,7 @@ Examples:
   mmfw predict mmbt_grid                    the newest run of that name
   mmfw predict mmbt_grid --split dev_seen --split test_seen
   mmfw predict --checkpoint model.ckpt
+  mmfw predict --published mmbt_grid        MMF's published weights, on the paper's splits
   mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
   mmfw predict --checkpoint best --checkpoint last --ensemble mean
   mmfw predict --threshold best-accuracy
@@ -38,16 +39,23 @@ Examples:
 @click.option(
     "--checkpoint",
     multiple=True,
-    default=("best",),
     show_default="best",
     metavar="best|last|PATH",
     help="The weights to use; may be given several times.",
 )
 @click.option(
+    "--published",
+    metavar="PRESET",
+    help="Use the fine-tuned weights that MMF's zoo publishes for PRESET; they are downloaded if need be.",
+)
+@options.source
+@options.trust
+@click.option(
     "--split",
     multiple=True,
     metavar="SPLIT",
-    help="The annotation file's name, such as test_seen; may be given several times.  [default: the run's]",
+    help="The annotation file's name, such as test_seen; may be given several times.  [default: the run's, "
+    "or with --published the paper's, dev_seen and test_seen]",
 )
 @click.option(
     "--memes",
@@ -96,6 +104,9 @@ Examples:
 def command(
     words: tuple[str, ...],
     checkpoint: tuple[str, ...],
+    published: str | None,
+    source: str | None,
+    trust: bool,
     split: tuple[str, ...],
     memes: Path | None,
     image: Path | None,
@@ -110,7 +121,7 @@ def command(
     save_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Predict splits, or your own memes, with trained runs.
+    """Predict splits, or your own memes, with trained runs or published weights.
 
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
@@ -119,10 +130,13 @@ def command(
     another; an ensemble's splits have a folder each. --json prints an object for each prediction file, which
     names the page that shows it.
     """
+    from mmf_win.dataset.annotations import require_split
     from mmf_win.dataset.features import find_lmdb
     from mmf_win.paths import Places
     from mmf_win.results import members, prediction
     from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, require_predictable, split_runs
+    from mmf_win.runs.published import splits_of_paper
+    from mmf_win.runs.zoo_weights import run_of
 
     _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_runs(words)
@@ -134,6 +148,19 @@ def command(
     }
     require_predictable(overrides, {option: keys for option, (value, keys) in said.items() if value})
     save = Places.resolve(None, save_dir).save_dir
+    if published is not None:
+        _require_alone(published, runs, checkpoint, ensemble)
+        places = Places.resolve(data_dir, save)
+        if not (memes or image):
+            split = split or tuple(splits_of_paper(places.dataset).values())
+        for name in split:  # before a long download
+            require_split(places.dataset, name)
+        run = run_of(published, places, source)
+        chosen_members = [members.Member(run, run.checkpoints / "best.ckpt")]
+    elif source is not None:
+        raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")
+    else:
+        chosen_members = members.choose(save, runs, checkpoint or ("best",))
     chosen = prediction.Options(
         splits=split,
         memes=memes,
@@ -144,8 +171,8 @@ def command(
         overrides=overrides,
         batch_size=batch_size,
         retry=retry,
+        trust=trust,
     )
-    chosen_members = members.choose(save, runs, checkpoint)
     if image is not None and text is not None:
         probas = prediction.predict_one(chosen_members, save, chosen, image, text)
         _print_probas(probas, chosen_members, ensemble, as_json)
@@ -191,6 +218,19 @@ def _print_probas(
             print_json({"proba": proba, "ensemble": ensemble, "members": names})
         else:
             print(f"{proba:.4f}", flush=True)
+
+
+def _require_alone(preset: str, runs: Sequence[str], checkpoint: Sequence[str], ensemble: str | None) -> None:
+    """Refuse words that name other weights beside --published."""
+    if runs or checkpoint:
+        other = "--checkpoint" if checkpoint else f"a run ({runs[0]})"
+        raise UsageError(f"--published and {other} both name the weights", hint="leave out one of them")
+    if ensemble is not None:
+        raise UsageError(
+            "--published predicts one set of weights, and --ensemble needs several",
+            hint="predict it without --ensemble; then its run can be blended with others: "
+            f"mmfw predict {preset}-published RUN --ensemble {ensemble}",
+        )
 
 
 def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | None:

@@ -18,7 +18,7 @@ from mmf_win.errors import UsageError
 if TYPE_CHECKING:
     from mmf_win.runs.history import Summary
 
-STATES = ("running", "done", "interrupted", "killed", "failed")
+STATES = ("running", "done", "interrupted", "killed", "failed", "published")
 
 
 @click.group(
@@ -86,7 +86,7 @@ def _save_dir(chosen: Path | None) -> Path:
 
 
 def _line(s: Summary) -> tuple[object, ...]:
-    done = f"{s.updates or 0}/{s.max_updates or '?'}"
+    done = None if s.state == "published" else f"{s.updates or 0}/{s.max_updates or '?'}"
     on = None if s.best_auroc is None else s.validated_on
     spent = duration(s.seconds)
     return (s.id, s.preset, s.state, done, s.best_auroc, on, moment(s.started), spent, size(s.size))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mmf_win.commands import options
 from mmf_win.console import print_json, say, table
 from mmf_win.errors import UsageError
+
+if TYPE_CHECKING:
+    from mmf_win.runs.presets import Preset
 
 
 class _BatchSize(click.IntRange):
@@ -33,6 +37,7 @@ Examples:
   mmfw train --resume last --updates 30000  ... to 30000 updates in all
   mmfw train --resume mmbt_grid             go on with the newest run of that name
   mmfw train --resume old/best.ckpt         start a new run from a checkpoint
+  mmfw train mmbt_grid --init published     train on from MMF's published weights
   mmfw train mmbt_grid --batch-size auto    as many rows at once as the GPU holds
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5"""
 )
@@ -41,6 +46,12 @@ Examples:
     "--resume",
     metavar="best|last|RUN|PATH",
     help="Go on with the newest run or with RUN, or start a new one from a checkpoint.",
+)
+@click.option(
+    "--init",
+    metavar="published|PATH",
+    help="Begin at update 0 with the preset's published weights, or with those of a file, whose optimizer, "
+    "schedule, counts and random state are not used.",
 )
 @click.option(
     "--batch-size",
@@ -64,6 +75,8 @@ Examples:
 )
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
 @click.option("--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing.")
+@options.source
+@options.trust
 @options.no_retry
 @click.option(
     "--no-memory",
@@ -81,6 +94,8 @@ Examples:
 def command(
     words: tuple[str, ...],
     resume: str | None,
+    init: str | None,
+    source: str | None,
     name: str | None,
     show_list: bool,
     data_dir: Path | None,
@@ -106,11 +121,19 @@ def command(
     preset, overrides = split_words(words)
     if chosen["updates"] and chosen["epochs"]:
         raise UsageError("--updates and --epochs both name the run's total; give one of them")
+    if init and (resume or not preset):
+        hint = "mmfw train PRESET --init published|PATH"
+        raise UsageError(
+            "--init begins a new run of a preset, at update 0; --resume keeps the counts", hint=hint
+        )
+    if source and init != training.PUBLISHED:
+        raise UsageError("--source is for --init published", hint="mmfw features fetch PRESET --source ...")
     picked = training.Options(**chosen, memory=Memory(retry, remembered), overrides=overrides)
     if resume:
         run = training.resume(resume, preset, name, data_dir, save_dir, picked)
     elif preset:
-        run = training.start(preset, name, Places.resolve(data_dir, save_dir), picked)
+        places = Places.resolve(data_dir, save_dir)
+        run = training.start(preset, name, places, picked, init=init, source=source)
     else:
         raise UsageError(
             "name a preset, or --resume", hint="`mmfw train --list` shows the presets, `mmfw runs` the runs"
@@ -123,6 +146,7 @@ def _print_presets(as_json: bool) -> None:
     from mmf_win.runs.published import PAPER, SPLITS, published
 
     loaded = [presets.load(name) for name in presets.names()]
+    version, weights = _published_weights(loaded)
     if as_json:
         print_json(
             [
@@ -131,6 +155,9 @@ def _print_presets(as_json: bool) -> None:
                     "title": p.title,
                     "model": p.model,
                     "published": {SPLITS.get(name, name): numbers for name, numbers in p.published.items()},
+                    "zoo": p.zoo,
+                    "mmf": version,
+                    "published_weights": weights.get(p.name),
                 }
                 for p in loaded
             ]
@@ -144,13 +171,37 @@ def _print_presets(as_json: bool) -> None:
             return None
         return f"{100 * found.value:.2f}" + (f"±{100 * found.spread:.2f}" if found.spread else "")
 
-    header = ("preset", "", *(f"{split} {_SHORT[metric]}" for split, metric in columns))
-    print(table(header, [(p.name, p.title, *(cell(p.published, *c) for c in columns)) for p in loaded]))
+    header = ("preset", "", *(f"{split} {_SHORT[metric]}" for split, metric in columns), "weights")
+    said = {True: "published", False: None, None: "?"}
+    rows = [
+        (p.name, p.title, *(cell(p.published, *c) for c in columns), said[weights.get(p.name)])
+        for p in loaded
+    ]
+    print(table(header, rows))
     val, test = SPLITS.values()
     say(
         f"\nPublished in {PAPER}, in percent, for {val} and {test} (dev and test in phase 1); {test} as mean "
         "± standard deviation. The paper reports no other split."
     )
+    if version is None:
+        say("Which presets have published weights is in MMF's zoo; `mmfw setup` gets MMF.")
+    else:
+        say(f"Published weights: in the zoo of MMF {version}; `mmfw predict --published PRESET` uses them.")
+
+
+def _published_weights(loaded: Sequence[Preset]) -> tuple[str | None, dict[str, bool]]:
+    """The version of the installed MMF, and by preset whether its zoo has published weights."""
+    from mmf_win.bridge.install import find
+    from mmf_win.errors import MmfError
+    from mmf_win.paths import Places
+    from mmf_win.runs.zoo_weights import need_of
+
+    try:
+        mmf = find()
+        places = Places.resolve()
+        return mmf.version, {p.name: need_of(p, mmf, places) is not None for p in loaded}
+    except MmfError:  # the list is of use without MMF, too
+        return None, {}
 
 
 _SHORT = {"accuracy": "acc", "auroc": "AUROC"}

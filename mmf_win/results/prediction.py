@@ -63,6 +63,7 @@ class Options:
         overrides: the user's ``KEY=VALUE`` words, after those of the run.
         batch_size: memes a batch; None for the run's own.
         retry: try again with less, when memory runs out.
+        trust: load checkpoints even if they hold classes that torch refuses.
     """
 
     splits: Sequence[str] = ()
@@ -74,6 +75,7 @@ class Options:
     overrides: tuple[str, ...] = ()
     batch_size: int | None = None
     retry: bool = True
+    trust: bool = False
 
 
 def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iterator[Result]:
@@ -244,6 +246,7 @@ class _Team:
                 features=self.options.features if target.is_own or self.options.memes is None else None,
                 report=report,
                 retry=self.options.retry,
+                trust=self.options.trust,
             )
         return self._csvs[member, target.name]
 

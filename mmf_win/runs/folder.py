@@ -49,6 +49,9 @@ class RunRequest:
         keep: how many older checkpoints stay beside the best and the current one.
         allow_missing: rows without features or image are left out.
         start: the checkpoint of another run that this one started from.
+        init: the weights that training began with: a file, or a key of MMF's zoo.
+        published_weights: for a run that was never trained, the key of its weights in MMF's zoo.
+        published_sha256: the hash of these weights.
         mmf: version of the MMF that trained it.
         published: what the paper reports for the preset.
         created: seconds since the epoch.
@@ -72,6 +75,9 @@ class RunRequest:
     keep: int = 1
     allow_missing: bool = False
     start: str | None = None
+    init: str | None = None
+    published_weights: str | None = None
+    published_sha256: str | None = None
     mmf: str = ""
     published: dict[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)

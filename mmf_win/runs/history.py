@@ -25,7 +25,8 @@ class Summary:
         id: ``<name>/<time>``.
         path: the run's folder.
         preset: what was trained.
-        state: ``done``, ``running``, ``interrupted``, ``killed``, or ``failed: <class>``.
+        state: ``done``, ``running``, ``interrupted``, ``killed``, ``failed: <class>``, or ``published`` for
+            published weights, which were never trained here.
         updates, max_updates: how far it came, and how far it was to go; None before training began.
         best_auroc: the best validation AUROC, 0 to 1.
         val_split: the annotation file that it was measured on; before that, the one that it will be.
@@ -64,8 +65,14 @@ def all_runs(save_dir: Path) -> list[Run]:
     return sorted(runs, key=lambda run: (run.path.name, run.path.parent.name), reverse=True)
 
 
-def find(save_dir: Path, wanted: str | None, preset: str | None = None) -> Run:
+def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, trained: bool = False) -> Run:
     """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
+
+    Args:
+        save_dir: where runs are kept.
+        wanted: the id, name or folder.
+        preset: only runs of this preset.
+        trained: without a name, skip runs of published weights.
 
     Raises:
         UsageError: there is no such run.
@@ -78,6 +85,8 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None) -> Run:
     for run in all_runs(save_dir):
         named = wanted in (None, run.id, run.path.parent.name, run.path.name)
         if named and (preset is None or run.request().preset == preset):
+            if trained and wanted is None and run.request().published_weights:
+                continue
             return run
     of = f" of preset {preset}" if preset else ""
     if wanted is None:
@@ -111,7 +120,7 @@ def summarize(run: Run) -> Summary:
         id=run.id,
         path=str(run.path),
         preset=request.preset,
-        state=state(run),
+        state="published" if request.published_weights else state(run),
         updates=counted[-1]["update"] if counted else None,
         max_updates=limits[-1] if limits else request.updates,
         best_auroc=best,
@@ -164,6 +173,8 @@ def details(run: Run) -> dict[str, Any]:
         "batch_size",
         "epochs",
         "start",
+        "init",
+        "published_weights",
         "mmf",
         "splits",
         "data_dir",
@@ -191,7 +202,7 @@ def details(run: Run) -> dict[str, Any]:
 
 
 def state(run: Run) -> str:
-    """How the run stands."""
+    """The state of a trained run."""
     if is_locked(run.lock):
         return "running"
     end = run.exit()

@@ -46,7 +46,7 @@ def start(
     request: RunRequest,
     name: str,
     places: Places,
-    resume_file: Path | None = None,
+    begin: Start,
     *,
     memory: Memory = Memory(),
 ) -> Run:
@@ -56,7 +56,7 @@ def start(
         request: what was asked for.
         name: the folder's name.
         places: MMF's folders.
-        resume_file: a checkpoint of another run to begin from.
+        begin: where the first attempt begins.
         memory: what to do about it.
 
     Returns:
@@ -66,11 +66,11 @@ def start(
         MmfwError: the class says how it ended.
     """
     mmf = _usable_for(request)
-    found = inputs.for_training(mmf, request, places, resume_file)  # before there is a folder
+    found = inputs.for_training(mmf, request, places, begin.checkpoint)  # before there is a folder
     run = Run.create(places.save_dir, name)
-    if resume_file is not None:
-        checkpoints.carry_best(resume_file, run)
-    train(run, request, places, resume_file, found, memory=memory)
+    if begin.checkpoint is not None and not begin.weights_alone:
+        checkpoints.carry_best(begin.checkpoint, run)
+    train(run, request, places, begin, found, memory=memory)
     return run
 
 
@@ -78,7 +78,7 @@ def train(
     run: Run,
     request: RunRequest,
     places: Places,
-    resume_file: Path | None = None,
+    origin: Start,
     found: Inputs | None = None,
     *,
     memory: Memory = Memory(),
@@ -89,7 +89,7 @@ def train(
         run: its folder; the request is remembered in it.
         request: what was asked for.
         places: MMF's folders.
-        resume_file: a checkpoint to go on from.
+        origin: where the first attempt begins.
         found: what the run reads, if that was checked just now.
         memory: what to do about it.
 
@@ -99,7 +99,7 @@ def train(
     mmf = _usable_for(request)
     if is_locked(run.lock):
         raise UsageError(f"run {run.id} is being trained already", hint="wait until it has ended, or stop it")
-    found = found or inputs.for_training(mmf, request, places, resume_file)
+    found = found or inputs.for_training(mmf, request, places, origin.checkpoint)
     if request.mmf and request.mmf != mmf.version:
         say(f"note: this run was trained with MMF {request.mmf} so far, and goes on with {mmf.version}")
     request = replace(request, mmf=mmf.version)
@@ -111,7 +111,7 @@ def train(
         run.exit_file.unlink(missing_ok=True)
         files = run.new_attempt()
         # What says where the run starts must not send a later attempt back there.
-        words = request.overrides if begin.checkpoint == resume_file else lasting(request.overrides)
+        words = request.overrides if begin.checkpoint == origin.checkpoint else lasting(request.overrides)
         words = without(words, found.replaced_keys)
         layers = [
             settings.common(request.model, _present(request.splits, places), differ),
@@ -129,6 +129,8 @@ def train(
         ]
         asked = replace(
             _asked(run, files, request, "train", mmf, differ, layers, words, trial),
+            weights_alone=begin.weights_alone,
+            trust=begin.trust,
             epochs=request.epochs,
             detect_anomaly=request.detect_anomaly,
             keep=request.keep,
@@ -143,7 +145,7 @@ def train(
             _remember_fit(events_of(run, asked))
         return asked, end
 
-    until_it_fits(run, train_once, Start(resume_file), retry=memory.retry)
+    until_it_fits(run, train_once, origin, retry=memory.retry)
 
 
 def _remember_fit(events: list[Event]) -> None:
@@ -169,6 +171,7 @@ def predict(
     features: Path | None = None,
     report: Path | None = None,
     retry: bool = True,
+    trust: bool = False,
 ) -> Path:
     """Predict memes with a checkpoint of a run, in a fresh process.
 
@@ -182,6 +185,7 @@ def predict(
         features: an LMDB of region features to read instead of the dataset's.
         report: where the predictions go; None for the run's folder of reports.
         retry: try again with less, when memory runs out.
+        trust: load the checkpoint even if it holds classes that torch refuses.
 
     Returns:
         The CSV; its metrics lie beside it.
@@ -210,13 +214,14 @@ def predict(
         ]
         asked = replace(
             _asked(run, run.new_attempt(), request, "predict", mmf, differ, layers, words, trial),
+            trust=begin.trust,
             annotations=str(target.annotations),
             keep_annotations=target.is_own,
             report=str(report),
         )
         return asked, attempt(run, asked, places, offline=request.offline)
 
-    until_it_fits(run, predict_once, Start(checkpoint), retry=retry)
+    until_it_fits(run, predict_once, Start(checkpoint, trust=trust), retry=retry)
     return report
 
 

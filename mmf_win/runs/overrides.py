@@ -39,7 +39,7 @@ _IN_TRAINING = {
     "checkpoint.resume_best": "use --resume best",
 }
 _IN_RESUMING = {
-    key: "--resume names the checkpoint; other weights need a new run: mmfw train PRESET KEY=VALUE"
+    key: "--resume and --init name the weights; others need a new run: mmfw train PRESET KEY=VALUE"
     for key in ("checkpoint.resume_file", "checkpoint.resume_zoo", "checkpoint.resume_pretrained")
 }
 _IN_PREDICTION = {
@@ -91,13 +91,15 @@ def require_trainable(words: Sequence[str], options: Mapping[str, Collection[str
     Args:
         words: what was typed now.
         options: an option that was given → the keys that say the same.
-        resumes: training begins from a checkpoint that an option names.
+        resumes: an option names the checkpoint or the weights that training begins from.
 
     Raises:
         UsageError: there is one.
     """
     _refuse(words, _IN_TRAINING | (_IN_RESUMING if resumes else {}))
     _require_one_of(words, options)
+    if resumes and any(_key(word) == "checkpoint" for word in words):
+        raise UsageError("checkpoint is set by mmfw", hint=_IN_RESUMING["checkpoint.resume_file"])
     for word in words:
         key, _, value = word.partition("=")
         if key == "run_type" and "train" not in value:

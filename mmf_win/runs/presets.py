@@ -8,6 +8,7 @@ A preset holds
 ``settings``   a tree of MMF's keys, merged over that configuration,
 ``extends``    another preset (a name, or a file beside this one) to start from,
 ``offline``    true when MMF must download nothing,
+``zoo``        the key of its published fine-tuned weights in MMF's zoo,
 ``published``  what the paper reports, in percent; see :mod:`mmf_win.runs.published`.
 """
 
@@ -17,13 +18,15 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from mmf_win.console import as_typed
 from mmf_win.errors import UsageError
 from mmf_win.paths import portable_name, presets_dir
+from mmf_win.runs.folder import RunRequest
 
-_KEYS = ("title", "model", "config", "settings", "extends", "offline", "published")
+_KEYS = ("title", "model", "config", "settings", "extends", "offline", "zoo", "published")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Preset:
     config: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     offline: bool = False
+    zoo: str | None = None
     published: dict[str, Any] = field(default_factory=dict)
 
 
@@ -64,6 +68,28 @@ def load(name: str) -> Preset:
     values.pop("extends", None)
     file = None if path.parent == presets_dir() else str(path)
     return Preset(name=portable_name(path.stem), file=file, **values)
+
+
+def request(preset: Preset, splits: dict[str, str], data_dir: str) -> RunRequest:
+    """What a run of a preset is asked for, before any option.
+
+    Args:
+        preset: the preset.
+        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
+        data_dir: MMF's data folder.
+    """
+    return RunRequest(
+        preset=preset.name,
+        preset_file=preset.file,
+        model=preset.model,
+        config=preset.config,
+        settings=preset.settings,
+        overrides=[],
+        splits=splits,
+        data_dir=data_dir,
+        offline=preset.offline,
+        published=preset.published,
+    )
 
 
 def merge(*trees: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,6 +139,8 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     dotted = next((key for key in own["settings"] if "." in str(key)), None)
     if dotted is not None:
         raise UsageError(f"{path}: 'settings' is a tree; write {dotted} as nested keys")
+    if not isinstance(own.get("zoo"), (str, NoneType)):
+        raise UsageError(f"{path}: 'zoo' must be a key of MMF's zoo, such as mmbt.hateful_memes.images")
     config = own.get("config")
     if config and (path.parent / config).is_file():
         own["config"] = str((path.parent / config).absolute())

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmf_win.dataset.annotations import splits_on_disk
+from mmf_win.paths import DatasetPaths
+
 PAPER = "arXiv:2005.04790"
 SPLITS = {"val": "dev_seen", "test": "test_seen"}
 """What the paper calls a split → what it is called in the release."""
@@ -54,6 +57,16 @@ def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published 
     if name is None or not isinstance(value, (int, float)):
         return None
     return Published(value / 100, None if spread is None else spread / 100, split, _ROWS[name])
+
+
+def splits_of_paper(paths: DatasetPaths) -> dict[str, str]:
+    """What the paper calls a split → the annotation file's stem, for those that lie on disk."""
+    there = splits_on_disk(paths)
+    found: dict[str, str] = {}
+    for split, name in _NAMES.items():
+        if split in there:
+            found.setdefault(name, split)
+    return found
 
 
 def why_none(split: str) -> str:

@@ -11,9 +11,13 @@ from mmf_win.console import say
 from mmf_win.dataset.annotations import choose_splits, near_dataset
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places
-from mmf_win.runs import checkpoints, history, launch, presets
+from mmf_win.runs import checkpoints, history, launch, presets, zoo_weights
 from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.overrides import BATCH_SIZE, lasting, require_trainable
+from mmf_win.runs.retry import Start
+
+PUBLISHED = "published"
+"""What stands for a preset's published weights."""
 
 _SUFFIXES = (".ckpt", ".pth", ".pt")
 
@@ -30,6 +34,7 @@ class Options:
         detect_anomaly: autograd's anomaly detection, which makes training slower; for this time only.
         keep: how many older checkpoints stay beside the best and the current one.
         allow_missing: leave out rows without features or image.
+        trust: load the checkpoint even if it holds classes that torch refuses; for this time only.
         memory: what to do about it.
         overrides: ``KEY=VALUE`` words for MMF.
     """
@@ -41,6 +46,7 @@ class Options:
     detect_anomaly: bool = False
     keep: int | None = None
     allow_missing: bool = False
+    trust: bool = False
     memory: launch.Memory = field(default_factory=launch.Memory)
     overrides: tuple[str, ...] = ()
 
@@ -79,14 +85,24 @@ class Options:
         )
 
 
-def start(preset_name: str, name: str | None, places: Places, options: Options) -> Run:
-    """Train a preset from its beginning.
+def start(
+    preset_name: str,
+    name: str | None,
+    places: Places,
+    options: Options,
+    *,
+    init: str | None = None,
+    source: str | None = None,
+) -> Run:
+    """Train a preset from update 0.
 
     Args:
         preset_name: a preset's name or file.
         name: the folder's name; None for the preset's.
         places: MMF's folders.
         options: what the user chose.
+        init: the weights to begin with: :data:`PUBLISHED`, or a file; None for those that MMF begins with.
+        source: where to look first for published weights.
 
     Returns:
         The finished run.
@@ -94,9 +110,19 @@ def start(preset_name: str, name: str | None, places: Places, options: Options) 
     Raises:
         MmfwError: the class says how it ended.
     """
-    require_trainable(options.overrides, options.keys, resumes=False)
+    require_trainable(options.overrides, options.keys, resumes=init is not None)
     request = _request(preset_name, places, options)
-    return launch.start(request, name or request.preset, places, memory=options.memory)
+    begin = Start(trust=options.trust)
+    if init is not None:
+        if init == PUBLISHED:
+            preset = presets.load(preset_name)
+            file = zoo_weights.fetch(preset, places, source)
+            request = replace(request, init=preset.zoo)
+        else:
+            file = checkpoints.checked(Path(init).expanduser().absolute())
+            request = replace(request, init=str(file))
+        begin = replace(begin, checkpoint=file, weights_alone=True)
+    return launch.start(request, name or request.preset, places, begin, memory=options.memory)
 
 
 def resume(
@@ -138,7 +164,7 @@ def resume(
     checkpoint = checkpoints.announced(checkpoints.choose(run, which))
     request, places = _with_data(options.over(run.request()), data_dir, places)
     say(f"going on with run {run.id} from {checkpoint.name}")
-    launch.train(run, request, places, checkpoint, memory=options.memory)
+    launch.train(run, request, places, Start(checkpoint, trust=options.trust), memory=options.memory)
     return run
 
 
@@ -146,11 +172,13 @@ def _to_go_on_with(wanted: str, preset_name: str | None, places: Places) -> tupl
     """The run whose folder to go on in, and from which of its checkpoints; None for a checkpoint's file."""
     preset = presets.load(preset_name).name if preset_name else None
     if wanted in ("best", "last"):
-        return history.find(places.save_dir, None, preset), wanted
+        return history.find(places.save_dir, None, preset, trained=True), wanted
     path = Path(wanted).expanduser()
     if path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir()):
         return None, wanted
-    return history.find(places.save_dir, wanted, preset), "last"
+    run = history.find(places.save_dir, wanted, preset)
+    zoo_weights.require_trained(run)
+    return run, "last"
 
 
 def _start_from(
@@ -162,10 +190,12 @@ def _start_from(
     options: Options,
 ) -> Run:
     owner = history.owner(checkpoint)
+    if owner is not None:
+        zoo_weights.require_trained(owner, checkpoint)
     if preset_name is not None:
         request = _request(preset_name, places, options)
     elif owner is not None:
-        request = replace(options.over(owner.request()), created=time.time())
+        request = replace(options.over(owner.request()), init=None, created=time.time())
         request, places = _with_data(request, data_dir, places)
     else:
         raise UsageError(
@@ -173,7 +203,8 @@ def _start_from(
             hint="name the preset that it was trained with: mmfw train PRESET --resume PATH",
         )
     request = replace(request, start=str(checkpoint))
-    return launch.start(request, name or request.preset, places, checkpoint, memory=options.memory)
+    begin = Start(checkpoint, trust=options.trust)
+    return launch.start(request, name or request.preset, places, begin, memory=options.memory)
 
 
 def _with_data(request: RunRequest, data_dir: Path | None, places: Places) -> tuple[RunRequest, Places]:
@@ -188,19 +219,7 @@ def _with_data(request: RunRequest, data_dir: Path | None, places: Places) -> tu
 def _request(preset_name: str, places: Places, options: Options) -> RunRequest:
     preset = presets.load(preset_name)
     _require_dataset(places)
-    request = RunRequest(
-        preset=preset.name,
-        preset_file=preset.file,
-        model=preset.model,
-        config=preset.config,
-        settings=preset.settings,
-        overrides=[],
-        splits=choose_splits(places.dataset),
-        data_dir=str(places.data_dir),
-        offline=preset.offline,
-        published=preset.published,
-    )
-    return options.over(request)
+    return options.over(presets.request(preset, choose_splits(places.dataset), str(places.data_dir)))
 
 
 def _require_dataset(places: Places) -> None:

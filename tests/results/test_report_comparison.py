@@ -53,6 +53,18 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
     assert "0.6792 on 1,000 rows: not comparable" in page, "with 32"
 
 
+def test_published_weights_are_not_averaged_with_trained_runs_of_the_preset(world: World) -> None:
+    trained = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2)]
+    weights = world.run("mmbt_grid-published", published_weights="mmbt.hateful_memes.images", seed=None)
+    for run in (*trained, weights):
+        world.predict(run)
+    first, second = comparison.grouped(entries(world, [trained[0], weights, trained[1]]))
+    assert [entry.run for entry in first.entries] == trained
+    assert [entry.run for entry in second.entries] == [weights]
+    assert first.preset != second.preset
+    assert list(comparison.coloured([*first.entries, *second.entries])) == [first.preset, second.preset]
+
+
 def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:
     runs = [world.run("first"), world.run("second"), world.run("third", preset="visual_bert")]
     found = [comparison.entry_of(run, None) for run in runs]

@@ -273,6 +273,17 @@ def test_a_run_without_predictions_gets_its_curves(world: World) -> None:
     assert 'id="loss"' in page and "Do not publish" not in page
 
 
+def test_published_weights_are_said_to_be_untrained(world: World) -> None:
+    run = world.run("mmbt_grid-published", published_weights="mmbt.hateful_memes.images", seed=None)
+    run.events.unlink()
+    run.exit_file.unlink()
+    world.predict(run)
+    page = pages.of_run(run).read_text(encoding="utf-8")
+    assert "mmbt.hateful_memes.images" in page and "nothing was trained here" in page
+    assert 'id="training-title"' not in page and "Training took" not in page
+    assert "0.6792" in page, "the paper's number"
+
+
 def test_a_run_that_is_still_going_says_so(world: World) -> None:
     run = world.run()
     run.exit_file.unlink()

@@ -148,3 +148,12 @@ def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
     after = Options(epochs=3).over(request(updates=100))
     assert (after.updates, after.epochs) == (None, 3)
     assert Options().over(request(updates=100)).updates == 100
+
+
+@pytest.mark.parametrize(
+    "word", ["checkpoint.resume_pretrained=True", "checkpoint.resume=True", "checkpoint={}"]
+)
+def test_a_word_that_loads_other_weights_than_an_option_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match=word.partition("=")[0]):
+        require_trainable(["training.batch_size=2", word], {}, resumes=True)
+    require_trainable(["checkpoint.reset.optimizer=True"], {}, resumes=True)

@@ -46,11 +46,13 @@ class Fetcher:
         places: MMF's folders.
         mirror: where to get archives from, before their own sources.
         keep_archives: leave a downloaded archive where MMF would, to mend from it without a download.
+        offline: take archives from this machine only.
     """
 
     places: Places
     mirror: Mirror | None = None
     keep_archives: bool = True
+    offline: bool = False
 
     def fetch(self, needs: Iterable[Need]) -> list[Status]:
         """Bring in what is missing, and mend what is broken; return how it is afterwards.
@@ -215,6 +217,11 @@ class Fetcher:
 
     def _download(self, need: Need, archive: Path) -> None:
         urls = self._urls(need)
+        if not urls:
+            raise MmfError(
+                f"{need.title} is not here, and nothing may be downloaded",
+                hint=f"give the folder of {' or '.join(self._names(need))} with --source",
+            )
         sha256 = need.entry.resource.sha256 if need.entry else hash_in_name(archive)
         for url in urls:
             try:
@@ -267,7 +274,7 @@ class Fetcher:
         return tuple(dict.fromkeys((*([source.name] if source else []), *names)))
 
     def _urls(self, need: Need) -> list[str]:
-        if need.is_of_hub:
+        if need.is_of_hub or self.offline:
             return []
         own = need.entry.resource.url if need.entry else need.url
         return [*(self.mirror.urls(self._names(need)) if self.mirror else ()), *([own] if own else [])]

@@ -185,14 +185,27 @@ def _pretrained(root: Path, places: Places, config: Tree) -> Iterator[Need]:
     elif local.is_dir():
         yield Need("weights", "pretrained weights", local)
     else:
-        entry = model_entry(root, places, str(key), config["env"]["model_zoo"])
-        folder = entry.folder if entry else places.data_dir / "models" / str(key)
-        if entry is None and not folder.exists():
+        need = zoo_weights(root, places, str(key), config["env"]["model_zoo"])
+        if need.entry is None and not need.folder.exists():
             raise UsageError(
                 f"checkpoint.resume_zoo={key}: neither a file nor a key of MMF's zoo",
                 hint=f"its keys are in {config['env']['model_zoo'] or root / 'mmf/configs/zoo/models.yaml'}",
             )
-        yield Need("weights", f"weights {key}", folder, entry=entry)
+        yield need
+
+
+def zoo_weights(root: Path, places: Places, key: str, zoo: str | None) -> Need:
+    """The weights that MMF's zoo has under a key.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        places: MMF's folders.
+        key: such as ``mmbt.hateful_memes.images``; one that the zoo lacks gives a need without an entry.
+        zoo: the zoo's file; None for MMF's own.
+    """
+    entry = model_entry(root, places, key, zoo)
+    folder = entry.folder if entry else places.data_dir / "models" / key
+    return Need("weights", f"weights {key}", folder, entry=entry)
 
 
 def _encoders(root: Path, places: Places, model: Tree, zoo: str | None) -> Iterator[Need]:

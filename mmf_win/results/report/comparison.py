@@ -48,6 +48,12 @@ class Entry:
         """How many rows of the split were predicted; None where there are no predictions."""
         return None if self.scored is None else self.scored.coverage.amount
 
+    @property
+    def group(self) -> str:
+        """What it is averaged with: runs trained by the same preset, or published weights of it."""
+        preset = self.request.preset
+        return f"{preset}, published weights" if self.request.published_weights else preset
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -142,19 +148,19 @@ def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: 
 
 def coloured(entries: Sequence[Entry]) -> dict[str, str]:
     """What colours tell apart, each with its role: the presets, or the runs where all are of one preset."""
-    presets = dict.fromkeys(entry.request.preset for entry in entries)
+    presets = dict.fromkeys(entry.group for entry in entries)
     apart = list(presets) if len(presets) > 1 else [entry.run.id for entry in entries]
     return {name: plots.series(n) for n, name in enumerate(apart)}
 
 
 def _colour(entry: Entry, colours: Mapping[str, str]) -> str:
-    return colours.get(entry.run.id) or colours[entry.request.preset]
+    return colours.get(entry.run.id) or colours[entry.group]
 
 
 def grouped(entries: Sequence[Entry]) -> Iterator[Group]:
     """The runs by preset, in the order in which the presets were first named."""
-    for preset in dict.fromkeys(entry.request.preset for entry in entries):
-        yield Group(preset, tuple(entry for entry in entries if entry.request.preset == preset))
+    for name in dict.fromkeys(entry.group for entry in entries):
+        yield Group(name, tuple(entry for entry in entries if entry.group == name))
 
 
 def contrasts(entries: Sequence[Entry]) -> list[Contrast]:

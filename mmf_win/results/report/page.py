@@ -128,7 +128,7 @@ def write(
         id=run.id,
         name=request.preset,
         summary=summary,
-        curves=curves,
+        curves=None if request.published_weights else curves,
         published=request.published,
         facts=_facts(run, request, summary, curves, scored),
         training=plots.training(curves),
@@ -278,6 +278,16 @@ def _confusion(memes: Iterable[Meme]) -> Confusion:
 def _facts(
     run: Run, request: RunRequest, summary: history.Summary, curves: Curves, scored: Scored | None
 ) -> list[Fact]:
+    if request.published_weights:
+        return [
+            Fact("Preset", request.preset),
+            Fact.above("Model", request.model),
+            Fact.above("Weights", f"published, {request.published_weights}"),
+            *(Fact(name, version) for name, version in named_versions(_versions(scored))),
+            Fact("State", summary.state),
+            *([] if scored is None else _facts_of(scored)),
+            Fact("Folder", str(run.path)),
+        ]
     last = curves.attempts[-1] if curves.attempts else None
     seed = request.seed if request.seed is not None else "drawn"
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
@@ -304,6 +314,10 @@ def _facts(
     if scored is not None:
         facts += _facts_of(scored)
     return [*facts, Fact("Folder", str(run.path))]
+
+
+def _versions(scored: Scored | None) -> dict[str, str]:
+    return {} if scored is None else scored.record.get("versions", {})
 
 
 def _facts_of(scored: Scored) -> list[Fact]:

@@ -1,0 +1,149 @@
+"""The fine-tuned weights that MMF's zoo publishes for a preset, and runs of them that were never trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mmf_win.bridge.install import Installed, usable_mmf
+from mmf_win.bridge.needs.fetch import Fetcher
+from mmf_win.bridge.needs.listing import Need, zoo_weights
+from mmf_win.bridge.needs.mirror import Mirror
+from mmf_win.console import as_typed, say
+from mmf_win.dataset.annotations import choose_splits
+from mmf_win.errors import DataError, UsageError
+from mmf_win.files import share
+from mmf_win.integrity import Manifest, file_digest
+from mmf_win.paths import Places, portable_name
+from mmf_win.runs import presets
+from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.presets import Preset
+from mmf_win.runs.published import splits_of_paper
+
+
+def need_of(preset: Preset, mmf: Installed, places: Places) -> Need | None:
+    """The published weights of a preset; None where it has none in the zoo of this MMF.
+
+    Args:
+        preset: names the zoo's key of them.
+        mmf: the installed MMF.
+        places: MMF's folders.
+
+    Raises:
+        UsageError: the zoo that the user chose is none.
+        MmfError: MMF's own zoo cannot be read.
+    """
+    if preset.zoo is None:
+        return None
+    zoo = os.environ.get("MMF_MODEL_ZOO") or (preset.settings.get("env") or {}).get("model_zoo")
+    need = zoo_weights(mmf.root, places, preset.zoo, zoo)
+    return need if need.entry else None
+
+
+def needs_of_presets(mmf: Installed, names: Sequence[str], places: Places) -> dict[Need, list[str]]:
+    """The published weights of presets → the presets."""
+    needs = ((need_of(presets.load(name), mmf, places), name) for name in names)
+    return {need: [name] for need, name in needs if need}
+
+
+def fetch(preset: Preset, places: Places, source: str | None) -> Path:
+    """The file of a preset's published weights, downloaded if it is missing and verified.
+
+    Args:
+        preset: names the zoo's key of them.
+        places: MMF's folders.
+        source: a folder or a mirror to look in first.
+
+    Raises:
+        UsageError: the preset has no published weights, or ``source`` has no copy of them.
+        MmfError: they cannot be downloaded.
+        DataError: what came is not what it should be.
+    """
+    mmf = usable_mmf()
+    need = need_of(preset, mmf, places)
+    if need is None:
+        lacking = f"preset {preset.name} has no published weights"
+        if preset.zoo is not None:
+            lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
+        raise UsageError(lacking, hint="`mmfw train --list` shows which presets have them")
+    # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
+    [status] = Fetcher(places, Mirror.of(source), offline=preset.offline).fetch([need])
+    if status.state not in ("ok", "recorded"):
+        raise DataError("; ".join(status.problems) or f"{need.title}: {status.state}")
+    if len(need.files) != 1:
+        found = ", ".join(need.found_names)
+        raise DataError(f"{need.folder}: one file of weights is expected, not {found}")
+    return need.files[0]
+
+
+def run_of(preset_name: str, places: Places, source: str | None = None) -> Run:
+    """The run of a preset's published weights, which was never trained; made when it is first asked for.
+
+    Args:
+        preset_name: a preset's name or file.
+        places: MMF's folders.
+        source: as for :func:`fetch`.
+
+    Raises:
+        MmfwError: as :func:`fetch`; or the dataset is not there.
+    """
+    preset = presets.load(preset_name)
+    splits = {**choose_splits(places.dataset), **splits_of_paper(places.dataset)}  # before a long download
+    weights = fetch(preset, places, source)
+    sha256 = _sha256(weights)
+    request = replace(
+        presets.request(preset, splits, str(places.data_dir)),
+        published_weights=preset.zoo,
+        published_sha256=sha256,
+    )
+    name = portable_name(f"{preset.name}-published")
+    run = _earlier(places.save_dir / name, request) or Run.create(places.save_dir, name)
+    best = run.checkpoints / "best.ckpt"
+    if not best.is_file() or (not best.samefile(weights) and file_digest(best).hex() != sha256):
+        run.checkpoints.mkdir(exist_ok=True)
+        share(weights, best)
+    if not run.request_file.exists():  # a folder without it is no run
+        run.save_request(request)
+    say(f"published weights {preset.zoo}: run {run.id}")
+    return run
+
+
+def require_trained(run: Run, checkpoint: Path | None = None) -> None:
+    """Refuse to resume published weights: their run was never trained.
+
+    Args:
+        run: what is to be resumed.
+        checkpoint: the file of it that was named; None for the run itself.
+
+    Raises:
+        UsageError: the run is one of published weights.
+    """
+    request = run.request()
+    if request.published_weights:
+        preset = request.preset_file or request.preset
+        init = checkpoint or "published"
+        raise UsageError(
+            f"run {run.id} holds published weights, and was never trained, so it cannot be resumed",
+            hint=f"train on from them with: {as_typed('mmfw', 'train', preset, '--init', init)}",
+        )
+
+
+def _earlier(folder: Path, request: RunRequest) -> Run | None:
+    """The newest run of the same weights, configuration and data."""
+    for file in sorted(folder.glob("*/request.json"), reverse=True):
+        try:
+            known = Run(file.parent).request()
+        except DataError:
+            continue
+        if replace(known, created=request.created) == request:
+            return Run(file.parent)
+    return None
+
+
+def _sha256(weights: Path) -> str:
+    """The hash of a file that was verified just now, which its manifest has if there could be one."""
+    manifest = Manifest.load(weights.parent)
+    entry = manifest.files.get(weights.name) if manifest else None
+    return entry.sha256 if entry else file_digest(weights).hex()

@@ -1,0 +1,242 @@
+"""Getting published weights, and what is refused; the files hold no model, so nothing is predicted here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mmf_win.bridge.install import find
+from mmf_win.bridge.needs.zoo import model_entry
+from mmf_win.bridge.versions import read_version
+from mmf_win.cli import main
+from mmf_win.errors import DatasetError, MmfError, MmfwError, UsageError
+from mmf_win.integrity import file_digest
+from mmf_win.paths import Places
+from mmf_win.runs import presets, zoo_weights
+from mmf_win.runs.history import state, summarize
+from tests.worlds import tiny_mmf, zoo
+from tests.worlds.memes import tar_gz
+from tests.worlds.torch_files import checkpoint
+from tests.worlds.web import WebServer
+
+pytestmark = pytest.mark.torch
+
+KEY = "mmbt.hateful_memes.images"
+# What MMF's configurations of presets begin with.
+PRETRAINED = ("vilbert.pretrained.cc.original", "visual_bert.pretrained.coco")
+ARCHIVE = "mmbt.finetuned.hateful_memes_images.tar.gz"
+
+
+@dataclass
+class Shop:
+    """A dataset, and a zoo that publishes weights for the preset mmbt_grid.
+
+    Attributes:
+        server: serves the archive.
+        places: MMF's folders.
+        folder: for files of a test's own.
+    """
+
+    server: WebServer
+    places: Places
+    folder: Path
+
+    def write_zoo(self) -> None:
+        """Name the archive that is on the server now, with its hash."""
+        keys = (KEY, *PRETRAINED)
+        zoo.write_yaml(
+            self.folder, self.server, **{key.replace(".", "__"): (ARCHIVE, ARCHIVE) for key in keys}
+        )
+
+    def archive(self, update: int) -> bytes:
+        """An archive as MMF's zoo has them, of a checkpoint of this update."""
+        path = checkpoint(self.folder / "model.pth", update)
+        return tar_gz({"model.pth": path.read_bytes(), "config.yaml": b"model_config: {mmbt: {}}\n"})
+
+
+@pytest.fixture
+def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setattr("mmf_win.bridge.download.PAUSE", 0.0)
+    for name in ("data", "cache", "save"):
+        monkeypatch.setenv(f"MMF_{name.upper()}_DIR", str(user_dir / name))
+    places = Places.resolve()
+    tiny_mmf.build_dataset(places.dataset.root)
+    with WebServer.serving() as server:
+        shop = Shop(server, places, user_dir)
+        server.files[ARCHIVE] = shop.archive(7)
+        shop.write_zoo()
+        monkeypatch.setenv("MMF_MODEL_ZOO", str(user_dir / "models.yaml"))
+        yield shop
+
+
+def own_preset(shop: Shop, text: str) -> str:
+    path = shop.folder / "моё.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_the_second_call_reuses_the_run_and_downloads_nothing(shop: Shop) -> None:
+    run = zoo_weights.run_of("mmbt_grid", shop.places)
+    request = run.request()
+    weights = shop.places.data_dir / "models" / KEY / "model.pth"
+    assert (run.path.parent.name, summarize(run).state) == ("mmbt_grid-published", "published")
+    assert (request.published_weights, request.published_sha256) == (KEY, file_digest(weights).hex())
+    assert (run.checkpoints / "best.ckpt").samefile(weights)
+    assert (request.splits["val"], request.splits["test"]) == ("dev_seen", "test_seen")
+    shop.server.asked.clear()
+    assert zoo_weights.run_of("mmbt_grid", shop.places) == run
+    assert shop.server.asked == []
+
+
+def test_weights_that_the_zoo_has_replaced_get_a_run_of_their_own(shop: Shop) -> None:
+    first = zoo_weights.run_of("mmbt_grid", shop.places)
+    shop.server.files[ARCHIVE] = shop.archive(8)
+    shop.write_zoo()
+    second = zoo_weights.run_of("mmbt_grid", shop.places)
+    assert second != first
+    assert first.request().published_sha256 != second.request().published_sha256
+    assert file_digest(first.checkpoints / "best.ckpt").hex() == first.request().published_sha256
+
+
+def test_a_runs_checkpoint_that_was_damaged_is_replaced(shop: Shop) -> None:
+    best = zoo_weights.run_of("mmbt_grid", shop.places).checkpoints / "best.ckpt"
+    whole = best.read_bytes()
+    best.unlink()
+    best.write_bytes(whole[:100])
+    zoo_weights.run_of("mmbt_grid", shop.places)
+    assert best.read_bytes() == whole
+
+
+def test_an_archive_of_another_hash_is_refused_and_makes_no_run(shop: Shop) -> None:
+    shop.server.files[ARCHIVE] = shop.archive(8)
+    with pytest.raises(MmfError, match="SHA-256"):
+        zoo_weights.run_of("mmbt_grid", shop.places)
+    assert not shop.places.save_dir.exists()
+    assert not list((shop.places.data_dir / "models").rglob("*.pth"))
+
+
+def test_a_folder_is_a_source_as_the_hint_of_a_failed_download_says(shop: Shop) -> None:
+    stick = shop.folder / "usb stick"
+    stick.mkdir()
+    (stick / ARCHIVE).write_bytes(shop.server.files.pop(ARCHIVE))
+    with pytest.raises(MmfwError) as failed:
+        zoo_weights.run_of("mmbt_grid", shop.places)
+    assert "--source" in str(failed.value.hint)
+    assert zoo_weights.run_of("mmbt_grid", shop.places, str(stick)).request().published_weights == KEY
+
+
+def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
+    preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
+    with pytest.raises(MmfError, match="not here") as missing:
+        zoo_weights.run_of(preset, shop.places)
+    assert "--source" in str(missing.value.hint) and ARCHIVE in str(missing.value.hint)
+    assert shop.server.asked == []
+    (shop.folder / ARCHIVE).write_bytes(shop.server.files[ARCHIVE])
+    assert zoo_weights.run_of(preset, shop.places, str(shop.folder)).path.parent.name == "моё-published"
+    assert shop.server.asked == []
+
+
+def test_what_is_broken_is_repaired_by_the_command_that_verify_names(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zoo_weights.run_of("mmbt_grid", shop.places)
+    weights = shop.places.data_dir / "models" / KEY / "model.pth"
+    whole = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(whole[:100])
+    assert main(["verify"]) == 3
+    assert "mmfw features repair" in capsys.readouterr().err
+    assert main(["features", "repair"]) == 0
+    assert weights.read_bytes() == whole
+
+
+def test_a_preset_without_published_weights_is_refused(shop: Shop) -> None:
+    with pytest.raises(UsageError, match="demo"):
+        zoo_weights.run_of("demo", shop.places)
+    with pytest.raises(UsageError, match=r"concat_bert\.hateful_memes"):
+        zoo_weights.run_of("concat_bert", shop.places)
+
+
+def test_without_a_dataset_nothing_is_downloaded(shop: Shop) -> None:
+    shutil.rmtree(shop.places.dataset.root)
+    with pytest.raises(DatasetError):
+        zoo_weights.run_of("mmbt_grid", shop.places)
+    assert shop.server.asked == []
+
+
+def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:
+    annotations = shop.places.dataset.annotations
+    for new, old in (("dev_seen", "dev"), ("test_seen", "test")):
+        (annotations / f"{new}.jsonl").rename(annotations / f"{old}.jsonl")
+    splits = zoo_weights.run_of("mmbt_grid", shop.places).request().splits
+    assert (splits["val"], splits["test"]) == ("dev", "test")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", "--published", "mmbt_grid", "some_run"],
+        ["predict", "--published", "mmbt_grid", "--checkpoint", "best"],
+        ["predict", "--published", "mmbt_grid", "--ensemble", "mean"],
+        ["predict", "--published", "mmbt_grid", "checkpoint.resume_pretrained=True"],
+        ["predict", "--source", "somewhere"],
+        ["train", "mmbt_grid", "--source", "somewhere"],
+        ["train", "mmbt_grid", "--init", "published", "--resume", "last"],
+        ["train", "mmbt_grid", "--init", "published", "checkpoint.resume_zoo=visual_bert.pretrained.coco"],
+        ["train", "--init", "published"],
+    ],
+)
+def test_what_contradicts_itself_is_refused_before_anything_is_fetched(shop: Shop, words: list[str]) -> None:
+    assert main(words) == 2
+    assert shop.server.asked == [] and not shop.places.save_dir.exists()
+
+
+def test_a_split_that_is_not_there_is_named_before_anything_is_fetched(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "--published", "mmbt_grid", "--split", "test_hidden"]) == 3
+    assert "test_hidden" in capsys.readouterr().err
+    assert shop.server.asked == []
+
+
+def test_a_run_of_published_weights_is_not_the_newest_to_resume(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = zoo_weights.run_of("mmbt_grid", shop.places)
+    assert state(run) == "killed", "it ended no training"
+    assert main(["train", "--resume", "last"]) == 2
+    assert "there is no run" in capsys.readouterr().err
+    assert main(["train", "--resume", run.id]) == 2
+    assert "mmfw train mmbt_grid --init published" in capsys.readouterr().err
+
+
+def test_every_published_baseline_names_weights_of_the_zoo() -> None:
+    roots = [find().root, *([Path(os.environ["MMFW_TEST_MMF"])] if "MMFW_TEST_MMF" in os.environ else [])]
+    named = [preset for preset in map(presets.load, presets.names()) if preset.published]
+    assert len({preset.zoo for preset in named}) == len(named) == 11
+    for root in roots:
+        for preset in named:
+            assert preset.zoo is not None
+            entry = model_entry(root, Places.resolve(), preset.zoo)
+            assert entry is not None and preset.model in entry.resource.url, (preset.name, str(root))
+            assert entry.folder.name == preset.zoo, "it is a group, whose default may change"
+
+
+def test_the_list_says_which_presets_have_weights_in_the_installed_mmf(
+    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["train", "--list", "--json"]) == 0
+    listed = {preset["name"]: preset for preset in json.loads(capsys.readouterr().out)}
+    assert [name for name, preset in listed.items() if preset["published_weights"]] == ["mmbt_grid"]
+    assert {preset["mmf"] for preset in listed.values()} == {read_version(find().root)}
+    assert main(["train", "--list"]) == 0
+    assert capsys.readouterr().out.count(" published") == 1
+    monkeypatch.setenv("MMFW_HOME", str(shop.folder / "no mmf"))
+    assert main(["train", "--list", "--json"]) == 0
+    assert {preset["published_weights"] for preset in json.loads(capsys.readouterr().out)} == {None}
