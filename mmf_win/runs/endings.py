@@ -26,7 +26,8 @@ _ENDINGS: dict[Outcome, tuple[type[MmfwError], str | None]] = {
     "disk": (ResourceError, "free some space; {on}"),
     "nan": (
         TrainingError,
-        "{again} --detect-anomaly finds the operation that makes it; else try a smaller optimizer.params.lr",
+        "{again} --detect-anomaly finds the operation that makes it; else begin again with a smaller "
+        "optimizer.params.lr",
     ),
     "killed": (TrainingError, "{on}"),
     "data": (DataError, None),

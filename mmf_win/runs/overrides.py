@@ -57,6 +57,8 @@ OWN_MEMES = frozenset({_ANNOTATIONS, f"{_DATASET}.images"})
 FEATURES = frozenset({f"{_DATASET}.features"})
 """The key that says where region features are."""
 
+_RESETS = ("checkpoint.reset.optimizer=True", "checkpoint.reset.all=True")
+
 # What started a run must not steer where it resumes from.
 _OF_THE_START = ("checkpoint.resume", "checkpoint.reset", "checkpoint.zoo_config_override")
 
@@ -104,6 +106,25 @@ def require_trainable(words: Sequence[str], options: Mapping[str, Collection[str
         key, _, value = word.partition("=")
         if key == "run_type" and "train" not in value:
             raise UsageError(f"{word}: mmfw train trains", hint="use mmfw predict for predictions and scores")
+
+
+def require_optimizer_kept(words: Sequence[str]) -> None:
+    """Refuse overrides of the optimizer beside a checkpoint that brings its own.
+
+    MMF makes the optimizer as the overrides say, and then puts back what the checkpoint has of it, its
+    learning rate included.
+
+    Raises:
+        UsageError: there is one, and nothing says that the optimizer starts anew.
+    """
+    if any(word in words for word in _RESETS):
+        return
+    of_optimizer = next((word for word in words if _key(word).split(".")[0] == "optimizer"), None)
+    if of_optimizer is not None:
+        raise UsageError(
+            f"{of_optimizer}: a run that resumes has the optimizer of its checkpoint",
+            hint=f"{_RESETS[0]} beside it starts the optimizer anew, with this value",
+        )
 
 
 def require_predictable(words: Sequence[str], options: Mapping[str, Collection[str]]) -> None:

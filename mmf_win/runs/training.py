@@ -13,7 +13,7 @@ from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import checkpoints, history, launch, presets, zoo_weights
 from mmf_win.runs.folder import Run, RunRequest
-from mmf_win.runs.overrides import BATCH_SIZE, lasting, require_trainable
+from mmf_win.runs.overrides import BATCH_SIZE, lasting, require_optimizer_kept, require_trainable
 from mmf_win.runs.retry import Start
 
 PUBLISHED = "published"
@@ -154,6 +154,7 @@ def resume(
         MmfwError: the class says how it ended.
     """
     require_trainable(options.overrides, options.keys, resumes=True)
+    require_optimizer_kept(options.overrides)
     places = Places.resolve(data_dir, save_dir)
     run, which = _to_go_on_with(wanted, preset_name, places)
     if run is None:

@@ -12,6 +12,7 @@ from mmf_win.runs.overrides import (
     BATCH_SIZE,
     lasting,
     of_prediction,
+    require_optimizer_kept,
     require_predictable,
     require_trainable,
     split_words,
@@ -56,6 +57,15 @@ def test_of_a_word_that_is_given_twice_the_user_is_told_which_holds(
     words = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
     assert split_words(words)[1] == words[1:]
     assert "training.seed=2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["optimizer.params.lr=1e-5", "optimizer.type=SGD"])
+def test_an_optimizer_that_a_checkpoint_would_put_back_is_refused(word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_optimizer_kept(["training.num_workers=2", word])
+    reset = str(caught.value.hint).split()[0]
+    require_optimizer_kept([word, reset])
+    require_optimizer_kept(["training.num_workers=2"])
 
 
 def test_what_started_a_run_does_not_steer_how_it_goes_on() -> None:

@@ -17,7 +17,7 @@ from mmf_win.dataset.annotations import Row, count_rows, keep_rows, read_rows
 from mmf_win.dataset.check import other_name
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.record import verify_dataset
-from mmf_win.errors import CheckpointError, DataError, DatasetError
+from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
 from mmf_win.paths import DatasetPaths, Places
 
 _SHOWN = 3
@@ -101,6 +101,7 @@ def check(
     _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)
     needs = needs_of(root, places, config, slots)
+    _require_known_weights(needs, config)
     _require_whole([examine(need, places) for need in needs], hint_words, offline)
     tell_mmf(needs)
     dataset = config["dataset"]
@@ -117,6 +118,17 @@ def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
     start = config["checkpoint"].get("resume_file")
     if start is not None and not Path(str(start)).is_file():
         raise CheckpointError(f"{start}: there is no such checkpoint", hint="see checkpoint.resume_file")
+
+
+def _require_known_weights(needs: Sequence[Need], config: Tree) -> None:
+    """Refuse a key of pretrained weights that nothing stands for, since nothing could fetch them."""
+    if any(need.kind == "weights" and not need.entry and not need.folder.exists() for need in needs):
+        key = config["checkpoint"]["resume_zoo"]
+        zoo = config["env"]["model_zoo"] or "mmf/configs/zoo/models.yaml of MMF"
+        raise UsageError(
+            f"checkpoint.resume_zoo={key}: neither a file nor a key of MMF's zoo",
+            hint=f"its keys are in {zoo}",
+        )
 
 
 def _require_whole(statuses: Sequence[Status], hint_words: Sequence[str], offline: bool) -> None:

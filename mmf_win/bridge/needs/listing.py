@@ -12,7 +12,6 @@ from mmf_win.bridge.needs import caches
 from mmf_win.bridge.needs.config import Tree
 from mmf_win.bridge.needs.zoo import Entry, dataset_entry, model_entry
 from mmf_win.dataset.features import choose_features, mark_built
-from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 
 Kind = Literal["features", "extras", "weights", "fc7", "glove", "bert", "tokenizer", "resnet", "other"]
@@ -185,13 +184,7 @@ def _pretrained(root: Path, places: Places, config: Tree) -> Iterator[Need]:
     elif local.is_dir():
         yield Need("weights", "pretrained weights", local)
     else:
-        need = zoo_weights(root, places, str(key), config["env"]["model_zoo"])
-        if need.entry is None and not need.folder.exists():
-            raise UsageError(
-                f"checkpoint.resume_zoo={key}: neither a file nor a key of MMF's zoo",
-                hint=f"its keys are in {config['env']['model_zoo'] or root / 'mmf/configs/zoo/models.yaml'}",
-            )
-        yield need
+        yield zoo_weights(root, places, str(key), config["env"]["model_zoo"])
 
 
 def zoo_weights(root: Path, places: Places, key: str, zoo: str | None) -> Need:
