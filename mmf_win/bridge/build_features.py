@@ -1,227 +1,120 @@
 """Builds an LMDB of region features in a process of its own, for ``mmfw features add``.
 
-Run as ``python -m mmf_win.bridge.build_features JOB OUTPUT``. ``JOB`` is JSON: ``folders`` with ``.npy``
-files, ``base``, an LMDB to extend or null, ``target``, the LMDB to write, and ``force``. The file ``OUTPUT``
-is JSON, too: what :class:`Built` says, or under ``error`` what is wrong.
+Run as ``python -m mmf_win.bridge.build_features TARGET BASE FORCE FOLDER ... OUTPUT``: ``BASE`` is an LMDB to
+extend, or empty; ``FORCE`` is empty or not. The file ``OUTPUT`` is JSON: what :func:`build` returns, or under
+``error`` what is wrong.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import lmdb
-import numpy as np
 
 from mmf_win.bridge import feature_keys, feature_lmdb
-from mmf_win.bridge.npy_pairs import Found, Pair, find_pairs, read_record, regions_of, unpickled
+from mmf_win.bridge.npy_pairs import find_pairs, info_of, read_record, reading, regions_of, unpickled
 from mmf_win.console import Progress
 from mmf_win.errors import DatasetError, Interrupted, MmfwError, ResourceError
 from mmf_win.files import write_json
 from mmf_win.unpacking.staging import require_space
 
-_SHOWN = 3
 
-
-@dataclass
-class Built:
-    """What was done.
-
-    Attributes:
-        keys: of the LMDB now.
-        given: those of the folders.
-        added: how many records are new.
-        replaced: how many replace one with other content.
-        same: how many were there already.
-        without_info: keys of the new ones that have no ``_info.npy``.
-        numbers: how many numbers describe a region.
-        regions: the smallest and the largest number of regions of the new ones, and of one that was there.
-        notes: what was left aside.
-    """
-
-    keys: list[str]
-    given: list[str]
-    added: int
-    replaced: int
-    same: int
-    without_info: list[str]
-    numbers: int
-    regions: tuple[int, int]
-    notes: list[str]
-
-
-def main(job: str, output: Path) -> int:
+def main(target: str, base: str, force: str, *folders_and_output: str) -> int:
     """Do it, write what was done, and return the exit code."""
-    asked = json.loads(job)
-    base = None if asked["base"] is None else Path(asked["base"])
+    *folders, output = map(Path, folders_and_output)
     try:
-        found = find_pairs([Path(folder) for folder in asked["folders"]], force=asked["force"])
-        built: dict[str, Any] = asdict(build(found, base, Path(asked["target"]), force=asked["force"]))
+        built = build(Path(target), Path(base) if base else None, folders, force=bool(force))
     except MmfwError as error:
         built = {"error": str(error), "hint": error.hint, "code": error.exit_code}
-    except OSError as error:
-        built = {"error": f"{error.filename}: {error.strerror}", "hint": None, "code": DatasetError.exit_code}
+    except (OSError, lmdb.Error) as error:
+        built = {"error": f"{target}: {error}", "hint": None, "code": ResourceError.exit_code}
     except KeyboardInterrupt:
         return Interrupted.exit_code
     write_json(output, built)
     return 0
 
 
-def build(found: Found, base: Path | None, target: Path, *, force: bool) -> Built:
-    """Write ``target`` with the records of ``base`` and of ``found``; not when all of them are in ``base``.
+def build(target: Path, base: Path | None, folders: Sequence[Path], *, force: bool) -> dict[str, Any]:
+    """Write ``target`` with the records of ``base`` and those of the files in ``folders``.
+
+    Where ``base`` has all of these, ``target`` holds nothing of use.
+
+    Returns:
+        ``keys`` of the LMDB; ``given``, those in the folders; how many of these were ``added``, ``replaced``
+        or the ``same``; of them, how many ``numbers`` describe a region, the smallest and the largest number
+        of ``regions``, and the keys ``without_info``.
 
     Raises:
-        DatasetError: a file cannot be used, or ``base`` is damaged or has another record under a key.
+        DatasetError: a file cannot be used, or ``base`` has another record under its key.
         ResourceError: there is not enough room; nothing was written.
     """
+    pairs = find_pairs(folders, force=force)
+    files = [file for path in pairs.values() for file in (path, info_of(path)) if file.is_file()]
+    size = feature_lmdb.least_map(len(pairs), sum(file.stat().st_size for file in files))
+    done = {"added": 0, "replaced": 0, "same": 0}
+    numbers: set[int] = set()
+    regions: set[int] = set()
+    changed: set[str] = set()
     with ExitStack() as stack:
-        old = _Base(base, stack) if base else None
-        known = set(old.keys) if old else set()
-        there = [pair for key, pair in found.pairs.items() if key in known]
-        differing = _differing(there, old) if old and there else []
-        if differing and not force:
-            keys = [pair.key for pair in differing]
-            shown = ", ".join(keys[:_SHOWN]) + (" …" if len(keys) > _SHOWN else "")
-            raise DatasetError(
-                f"{base}: it has other features already of {len(keys)} of these images: {shown}",
-                hint="--force replaces them; --output LMDB builds another one",
-            )
-        new = [pair for key, pair in found.pairs.items() if key not in known]
-        writer = _Writer([*differing, *new], old, target)
-        if writer.pairs:
-            writer.write()
-        return Built(
-            writer.keys,
-            list(found.pairs),
-            added=len(new),
-            replaced=len(differing),
-            same=len(there) - len(differing),
-            without_info=[pair.key for pair in writer.pairs if pair.info is None],
-            numbers=writer.numbers or 0,
-            regions=(min(writer.regions, default=0), max(writer.regions, default=0)),
-            notes=found.notes,
-        )
-
-
-class _Base:
-    """The LMDB that is extended.
-
-    Args:
-        folder: the LMDB.
-        stack: closes it.
-    """
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
-        try:
-            self.keys = feature_keys.read(folder, walk=False)
+        known: list[str] = []
+        old: Any = None
+        if base:
+            known = feature_keys.read(base, walk=False)
             options = {"readonly": True, "lock": False, "readahead": False}
-            environment = stack.enter_context(lmdb.open(str(folder), **options))
-        except (lmdb.Error, ValueError) as error:
-            raise DatasetError(f"{folder}: it is damaged: {error}") from error
-        self._transaction: Any = stack.enter_context(environment.begin(buffers=True))
-        self.size = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+            environment = stack.enter_context(lmdb.open(str(base), **options))
+            old = stack.enter_context(environment.begin())
+            size += (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+            with reading(base):
+                kept = (unpickled(old.get(key.encode())) for key in known if key not in pairs)
+                numbers.update(record["features"].shape[-1] for record in islice(kept, 1))
+        require_space(target, size)
+        bar = stack.enter_context(Progress("Writing region features", len({*known, *pairs}), "image"))
 
-    def record(self, key: str) -> bytes:
-        """A record as it is."""
-        record: memoryview = self._transaction.get(key.encode())
-        return bytes(record)
+        def records() -> Iterator[tuple[str, bytes]]:
+            # The files first: what is wrong with one shows before a large LMDB was copied.
+            for key, path in pairs.items():
+                record = read_record(path, key)
+                width = record["features"].shape[-1]
+                numbers.add(width)
+                if len(numbers) > 1:
+                    raise DatasetError(
+                        f"{path}: {width} numbers describe a region, and {min(numbers - {width})} in others",
+                        hint="one LMDB holds the features of one detector; --output LMDB builds another one",
+                    )
+                regions.add(regions_of(record["features"]))
+                before, after = old.get(key.encode()) if old else None, pickle.dumps(record)
+                what = "added" if before is None else "same" if before == after else "replaced"
+                if what == "replaced" and not force:
+                    raise DatasetError(
+                        f"{path}: {base} has other features of {key}",
+                        hint="--force replaces them; --output LMDB builds another one",
+                    )
+                done[what] += 1
+                if what != "same":
+                    changed.add(key)
+                    yield key, after
+                bar.advance(1)
+            for key in known if changed else ():
+                if key not in changed:
+                    yield key, old.get(key.encode())
+                    bar.advance(key not in pairs)
 
-    def shape(self, key: str) -> tuple[int, int]:
-        """How many regions a record has, and how many numbers describe one."""
-        regions, numbers = regions_of(unpickled(self.record(key), f"{self.folder}: {key}")).shape
-        return regions, numbers
-
-
-def _differing(pairs: Sequence[Pair], old: _Base) -> list[Pair]:
-    """Those whose record in the LMDB is another one."""
-    differing = []
-    with Progress("Comparing with what is there", len(pairs), "image") as bar:
-        for pair in pairs:
-            record, before = read_record(pair), old.record(pair.key)
-            shown = f"{old.folder}: {pair.key}"
-            if pickle.dumps(record) != before and not _equal(record, unpickled(before, shown)):
-                differing.append(pair)
-            bar.advance(1)
-    return differing
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two records are the same, whichever numpy pickled them."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        if one.dtype.hasobject or other.dtype.hasobject:
-            return one.shape == other.shape and _equal(one.tolist(), other.tolist())
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return type(one) is type(other) and bool(one == other)
-
-
-class _Writer:
-    """Writes an LMDB from files and from another LMDB.
-
-    Attributes:
-        pairs: the files.
-        keys: of the LMDB that it writes.
-        numbers: how many numbers describe a region.
-        regions: the numbers of regions that were seen.
-    """
-
-    def __init__(self, pairs: Sequence[Pair], old: _Base | None, target: Path) -> None:
-        self.pairs, self._old, self._target = pairs, old, target
-        replaced = {pair.key for pair in pairs}
-        self._kept = [key for key in old.keys if key not in replaced] if old else []
-        self.keys = list(dict.fromkeys([*(old.keys if old else ()), *(pair.key for pair in pairs)]))
-        self.numbers: int | None = None
-        self.regions: set[int] = set()
-        if old and self._kept:
-            regions, self.numbers = old.shape(self._kept[0])
-            self.regions.add(regions)
-
-    def write(self) -> None:
-        """Write it and read it again."""
-        total = sum(pair.size for pair in self.pairs)
-        size = feature_lmdb.least_map(len(self.pairs), total) + (self._old.size if self._old else 0)
-        require_space(self._target, size)
-        keys = [key.encode() for key in self.keys]
-        try:
-            with Progress("Writing region features", len(keys), "image") as bar:
-                feature_lmdb.write(self._target, self._records(bar), size, keys)
-            written = feature_keys.read(self._target, walk=True)
-        except lmdb.Error as error:
-            raise ResourceError(f"{self._target}: it cannot be written: {error}") from error
-        if written != self.keys:
-            raise DatasetError(f"{self._target}: it was not written as it should be")
-
-    def _records(self, bar: Progress) -> Iterator[feature_lmdb.Record]:
-        # The files first: what is wrong with one shows before a large LMDB was copied.
-        for pair in self.pairs:
-            record = read_record(pair)
-            self._note(pair, record)
-            yield pair.key.encode(), pickle.dumps(record)
-            bar.advance(1)
-        for key in self._kept:
-            assert self._old is not None
-            yield key.encode(), self._old.record(key)
-            bar.advance(1)
-
-    def _note(self, pair: Pair, record: dict[str, Any]) -> None:
-        regions, numbers = regions_of(record).shape
-        if self.numbers not in (None, numbers):
-            whom = f"those in {self._old.folder}" if self._old else "the others"
-            raise DatasetError(
-                f"{pair.features}: {numbers} numbers describe a region, and {self.numbers} in {whom}",
-                hint="one LMDB holds the features of one detector; --output LMDB builds another one",
-            )
-        self.numbers = numbers
-        self.regions.add(regions)
+        written = feature_lmdb.write(target, records(), size)
+    return {
+        **done,
+        "keys": written or known,
+        "given": list(pairs),
+        "numbers": numbers.pop(),
+        "regions": (min(regions), max(regions)),
+        "without_info": [key for key, path in pairs.items() if not info_of(path).is_file()],
+    }
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(*sys.argv[1:]))

@@ -10,16 +10,10 @@ from __future__ import annotations
 
 import mmap
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeAlias
 
 import lmdb
-
-Record: TypeAlias = tuple[bytes, bytes]
-"""A key, and the pickled dictionary."""
-
-_AT_ONCE = 64 << 20
 
 
 def least_map(count: int, total: int) -> int:
@@ -31,49 +25,26 @@ def least_map(count: int, total: int) -> int:
     return total + count * 2 * mmap.PAGESIZE + (1 << 20)
 
 
-def write(folder: Path, records: Iterable[Record], size: int, keys: Sequence[bytes] | None = None) -> None:
-    """Write an LMDB; of the records no more than a few are in memory at a time.
+def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list[str]:
+    """Write an LMDB, and return its keys; only one record is in memory at a time.
 
     Args:
         folder: made by this; must not exist.
-        records: what to write.
-        size: of the map, as :func:`least_map` has it. It grows where that is too small.
-        keys: all of them in the order in which they are listed; that of the records where it is not given.
+        records: keys, and pickled dictionaries.
+        size: of the map, as :func:`least_map` has it.
 
     Raises:
         lmdb.Error: the disk is full, for example.
     """
     folder.mkdir(parents=True)
-    written: list[bytes] = []
+    keys: list[str] = []
     # create=True would make the folder, on Windows under a name in the ANSI code page.
     with lmdb.open(str(folder), map_size=size, create=False, lock=False, sync=False) as environment:
-        for batch in _batches(records):
-            _put(environment, batch)
-            written += [key for key, _ in batch]
-        _put(environment, [(b"keys", pickle.dumps(written if keys is None else list(keys)))])
-        environment.sync(True)
-
-
-def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    batch: list[Record] = []
-    length = 0
-    for record in records:
-        batch.append(record)
-        length += len(record[1])
-        if length >= _AT_ONCE:
-            yield batch
-            batch, length = [], 0
-    if batch:
-        yield batch
-
-
-def _put(environment: lmdb.Environment, batch: Sequence[Record]) -> None:
-    while True:
-        try:
+        for key, record in records:
             with environment.begin(write=True) as transaction:
-                for key, record in batch:
-                    transaction.put(key, record)
-            return
-        except lmdb.MapFullError:
-            needed = least_map(len(batch), sum(len(record) for _, record in batch))
-            environment.set_mapsize(environment.info()["map_size"] + needed)
+                transaction.put(key.encode(), record)
+            keys.append(key)
+        with environment.begin(write=True) as transaction:
+            transaction.put(b"keys", pickle.dumps([key.encode() for key in keys]))
+        environment.sync(True)
+    return keys

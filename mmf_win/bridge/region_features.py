@@ -64,10 +64,9 @@ def write_lmdb(folder: Path, images: Iterable[tuple[str, bytes]]) -> None:
         folder: made by this; must not exist.
         images: each image's file name without its suffix, and its file.
     """
-    records = [(stem.encode(), pickle.dumps(describe(stem, image))) for stem, image in images]
-    feature_lmdb.write(
-        folder, records, feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))
-    )
+    records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
+    size = feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))
+    feature_lmdb.write(folder, records, size)
 
 
 def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:

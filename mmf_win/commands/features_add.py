@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmf_win.paths import Places
 
 _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
-_REGIONS = 100  # MMF's max_features, up to which other models fill images that have fewer
+_REGIONS = 100  # MMF's max_features
 _FEW = 3
 
 
@@ -71,7 +71,7 @@ def command(
 
 def _show_added(added: Added, places: Places) -> None:
     if added.splits:
-        rows = [(split, covered.rows, covered.with_features) for split, covered in added.splits.items()]
+        rows = [(split, *covered.values()) for split, covered in added.splits.items()]
         print(table(("split", "rows", "with features"), rows), flush=True)
     else:
         say(f"note: {places.dataset.annotations}: there are no splits yet to compare the keys with")
@@ -82,16 +82,16 @@ def _show_added(added: Added, places: Places) -> None:
 
 
 def _notes_on(added: Added) -> Iterator[str]:
-    yield from added.notes
     if added.unmatched:
-        yield f"{len(added.unmatched)} keys are of no image in the splits: {_few(added.unmatched)}"
-        if any("/" in key for key in added.unmatched):
-            yield "MMF looks for an image by its file name alone; name the subfolder to have it without"
+        yield (
+            f"{len(added.unmatched)} keys are of no image in the splits: {_few(added.unmatched)}; "
+            "MMF looks for the name alone, without folders"
+        )
     if added.mistaken:
         pairs = [f"{image} gets {key}" for image, key in added.mistaken.items()]
         yield (
             "MMF looks for features by the number at the end of a file's name, else by the name, without "
-            f"folders, so {len(pairs)} images may get those of others: {_few(pairs)}; rename these images"
+            f"folders, so {len(pairs)} images get those of others: {_few(pairs)}; rename these images"
         )
     if added.without_info:
         yield (
@@ -99,12 +99,12 @@ def _notes_on(added: Added) -> Iterator[str]:
             f"{_few(added.without_info)}"
         )
     fewest, most = added.regions
-    if fewest != most:
-        yield f"the images have {fewest} to {most} regions; ViLBERT needs the same number in all of them"
-    elif most not in (0, _REGIONS):
-        word = f"dataset_config.hateful_memes.max_features={most}"
-        yield f"the images have {most} regions; ViLBERT needs {word}"
-    if added.numbers not in (0, _NUMBERS):
+    if (fewest, most) != (_REGIONS, _REGIONS):
+        yield (
+            f"the images have {fewest} to {most} regions; ViLBERT needs the same number in all, and that as "
+            "dataset_config.hateful_memes.max_features"
+        )
+    if added.numbers != _NUMBERS:
         yield f"{added.numbers} numbers describe a region; the presets expect {_NUMBERS}"
 
 

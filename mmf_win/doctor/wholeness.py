@@ -102,8 +102,9 @@ def _downloads(places: Places, full: bool) -> Iterator[Part]:
             yield Part(what, str(folder), "broken", _NOTHING, (str(error),), error.hint)
             continue
         if wrong:
-            own = (remedy((folder / found.path).parent, places) for found in wrong)
-            cure = next(filter(None, own), as_typed("mmfw", "features", "repair", *places.data_option))
+            cure = as_typed("mmfw", "features", "repair", *places.data_option)
+            if manifest.vouched == "built":
+                cure = remedy((folder / wrong[0].path).parent, places)
             yield Part(what, str(folder), "broken", manifest.vouched_by, tuple(map(str, wrong)), cure)
         else:
             yield _right(what, str(folder), manifest)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from mmf_win.bridge import settings
 from mmf_win.bridge.install import Installed
 from mmf_win.bridge.needs.check import Inputs, check
 from mmf_win.bridge.needs.config import resolve
-from mmf_win.bridge.needs.keys import image_keys, key_of, without_features
+from mmf_win.bridge.needs.keys import image_keys, mistaken, without_features
 from mmf_win.bridge.needs.listing import Need, needs_of, paths_of
 from mmf_win.bridge.versions import differences
 from mmf_win.console import Progress, as_typed
-from mmf_win.dataset.annotations import Row
 from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
 from mmf_win.runs import presets
@@ -102,18 +101,12 @@ def _require_own_features(mmf: Installed, places: Places, target: Target, lmdb: 
             hint=f"`{add}` takes those that MMF's extraction scripts write, --features names another LMDB; "
             f"these presets read none: {free}",
         )
-    by_key: dict[str, Row] = {}
-    for row in rows:
-        key = key_of(row.img, keys) or ""
-        stem = PurePosixPath(row.img).stem
-        earlier = by_key.setdefault(key, row)
-        if key not in (stem, stem.lstrip("0") or "0") or earlier.img != row.img:
-            other = earlier.img if earlier.img != row.img else f"the key {key}"
-            raise DatasetError(
-                f"{target.source}: MMF would take the region features of {other} for {row.img}",
-                hint="MMF finds features by the number at the end of an image's name, else by the name up to "
-                "its first dot, whatever the folder: rename the image and its features",
-            )
+    for image, key in mistaken(rows, keys).items():
+        raise DatasetError(
+            f"{target.source}: MMF would take the region features {key} of another image for {image}",
+            hint="MMF finds features by the number at the end of an image's name, else by the name up to "
+            "its first dot, whatever the folder: rename the image and its features",
+        )
 
 
 def without_regions(mmf: Installed, places: Places) -> list[str]:

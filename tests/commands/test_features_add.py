@@ -55,7 +55,7 @@ def test_what_the_keys_lead_to_is_told(
     (folder / "sub" / "00001_info.npy").unlink()
     assert main(["features", "add", str(folder), "--data-dir", str(data)]) == 0
     said = capsys.readouterr().err
-    for told in ("sub/00001", "name the subfolder", "2054", "ViLBERT", "max_features=10"):
+    for told in ("sub/00001", "without folders", "2054", "ViLBERT", "max_features"):
         assert told in said
     npy.write_pair(folder / "sub", "00002", numbers=2054, regions=36)
     assert main(["features", "add", str(folder / "sub"), "--data-dir", str(data)]) == 0

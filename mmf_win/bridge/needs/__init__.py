@@ -9,7 +9,6 @@
     ledger.py    what was found in files that lie in folders of others
     keys.py      of which images there are region features
     added.py     region features of the user's own images
-    child.py     asks a module that imports what the parent must not
     state.py     a need → there or not, whole or not, and who vouches for that
     hub.py       models of the Hugging Face Hub
     mirror.py    another place to get archives from

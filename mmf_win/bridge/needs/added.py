@@ -1,70 +1,29 @@
 """Region features of the user's own images: an LMDB that is built of ``.npy`` files, or extended with them.
 
-The new LMDB is written beside the old one and takes its place in one step. ``mmfw-built.json`` in it says of
-which folders it was made, so that it can be made again.
+The new LMDB is written beside the old one and takes its place in one step. ``mmfw-built.json`` in it lists
+the folders that it was built from, so that it can be built again.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.bridge.install import find, require_packages
-from mmf_win.bridge.needs.child import answer_of
-from mmf_win.bridge.needs.keys import image_keys, matched, remember_keys, without_features
-from mmf_win.bridge.versions import dataset_version
+from mmf_win.bridge.install import require_packages
+from mmf_win.bridge.needs.keys import answer_of, image_keys, key_of, mistaken, without_features
 from mmf_win.console import Progress, as_typed, say
-from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
-from mmf_win.dataset.features import mark_built
-from mmf_win.errors import DataError, DatasetError, MmfError, ResourceError, UsageError
+from mmf_win.dataset.annotations import read_rows, splits_on_disk
+from mmf_win.errors import DatasetError, ResourceError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.files import replace as rename_over
-from mmf_win.integrity import Check, Entry, Manifest, file_digest, manifest_files, verify
+from mmf_win.integrity import Entry, Manifest, file_digest, manifest_files, settled, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import flush, staging
 
 _DATA, _NOTE = "data.mdb", "mmfw-built.json"
 _ERRORS = {error.exit_code: error for error in (DatasetError, ResourceError)}
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What an LMDB was made of.
-
-    Attributes:
-        folders: with ``.npy`` files, in the order in which they were added.
-        forced: whether records were replaced.
-        base: what was there before the first of them; None where there was nothing.
-    """
-
-    folders: tuple[str, ...]
-    forced: bool
-    base: str | None
-
-    @classmethod
-    def of(cls, lmdb: Path) -> Origin | None:
-        """What is noted of an LMDB; None where mmfw has not made it as it is."""
-        with suppress(OSError, ValueError, TypeError, KeyError, DataError):
-            note, manifest = read_json(lmdb / _NOTE), Manifest.load(lmdb.parent)
-            if manifest and manifest.files[f"{lmdb.name}/{_DATA}"].sha256 == note["sha256"]:
-                return cls(tuple(map(str, note["folders"])), bool(note["forced"]), note["base"])
-        return None
-
-    def save(self, lmdb: Path, sha256: str) -> None:
-        """Note it in the LMDB with this hash."""
-        write_json(lmdb / _NOTE, {**asdict(self), "sha256": sha256})
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """A split, and how much of it has features now."""
-
-    rows: int
-    with_features: int
 
 
 @dataclass(frozen=True)
@@ -77,13 +36,12 @@ class Added:
         added: how many of them are new.
         replaced: how many replace others.
         same: how many were there already.
-        numbers: how many numbers describe a region; 0 where that was not looked at.
-        regions: the smallest and the largest number of regions that were seen; not all records were read.
-        without_info: keys of what was written without an ``_info.npy``.
-        splits: split → how much of it has features.
-        unmatched: keys of the folders that MMF would find for no image of the splits.
+        numbers: how many numbers describe a region.
+        regions: the smallest and the largest number of regions in the folders.
+        without_info: keys in the folders that have no ``_info.npy``.
+        splits: split → how many ``rows`` it has, and how many of them ``with_features`` now.
+        unmatched: keys in the folders that MMF would find for no image of the splits.
         mistaken: image → key of another image whose features MMF would take.
-        notes: what was left aside, for people.
     """
 
     lmdb: Path
@@ -93,11 +51,10 @@ class Added:
     same: int
     numbers: int
     regions: tuple[int, int]
-    without_info: tuple[str, ...]
-    notes: tuple[str, ...]
-    splits: Mapping[str, Coverage] = field(default_factory=dict)
-    unmatched: tuple[str, ...] = ()
-    mistaken: Mapping[str, str] = field(default_factory=dict)
+    without_info: Sequence[str]
+    splits: Mapping[str, Mapping[str, int]]
+    unmatched: Sequence[str]
+    mistaken: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -119,144 +76,102 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: 
         MmfError: lmdb or numpy is not installed.
     """
     require_packages("lmdb", "numpy")
-    folders = list(dict.fromkeys(folder.absolute() for folder in folders))
+    splits = {split: read_rows(places.dataset.split(split)) for split in splits_on_disk(places.dataset)}
+    given = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with staging(lmdb.parent, wait=True) as here:
-        _require_own_folder(lmdb)
-        base, origin = _start(lmdb, Origin(tuple(map(str, folders)), force, None), places)
+        base = _base(lmdb, places, force)
         new = here.new / lmdb.name
-        job = {
-            "folders": [str(folder) for folder in folders],
-            "base": None if base is None else str(base),
-            "target": str(new),
-            "force": force,
-        }
-        answer, code = answer_of("mmf_win.bridge.build_features", json.dumps(job))
-        if answer is None:
+        words = [str(new), str(base or ""), "force" if force else "", *given]
+        found, code = answer_of("mmf_win.bridge.build_features", *words)
+        if found is None:
             raise DatasetError(f"{lmdb}: it could not be built (exit code {code})")
-        if "error" in answer:
-            raise _ERRORS[answer["code"]](answer["error"], hint=answer["hint"])
-        if new.exists():
-            _install(new / _DATA, lmdb, origin)
-        remember_keys(lmdb, answer["keys"])
-    if lmdb.parent == places.dataset.features:
-        with suppress(MmfError):  # not installed yet; every run notes it, too
-            mark_built(lmdb.parent / ".built.json", dataset_version(find().root))
-    added = Added(
+        if "error" in found:
+            raise _ERRORS[found["code"]](found["error"], hint=found["hint"])
+        if found["added"] or found["replaced"]:
+            _install(new / _DATA, lmdb, _sources(lmdb, given) if base else given)
+    rows = [row for listed in splits.values() for row in listed]
+    keys = frozenset(found.pop("keys"))
+    asked_for = {key_of(row.img, keys) for row in rows}
+    return Added(
         lmdb,
-        len(answer["keys"]),
-        **{name: answer[name] for name in ("added", "replaced", "same", "numbers")},
-        regions=tuple(answer["regions"]),
-        without_info=tuple(answer["without_info"]),
-        notes=tuple(answer["notes"]),
+        len(keys),
+        splits={
+            split: {"rows": len(listed), "with_features": len(listed) - len(without_features(listed, keys))}
+            for split, listed in splits.items()
+        },
+        unmatched=[key for key in found.pop("given") if splits and key not in asked_for],
+        mistaken=mistaken(rows, keys),
+        **found,
     )
-    return _compared(added, answer["keys"], answer["given"], places)
 
 
-def remedy(lmdb: Path, places: Places) -> str | None:
-    """What to type to make an LMDB again; None where mmfw has not built it of ``.npy`` files."""
-    origin = Origin.of(lmdb)
-    if origin is None:
-        return None
-    own = lmdb == places.dataset.features / "detectron.lmdb"
-    where = places.data_option if own else ["--output", str(lmdb)]
-    again = as_typed(
-        "mmfw", "features", "add", *origin.folders, *where, *(["--force"] if origin.forced else [])
-    )
-    if origin.base is None:
+def remedy(lmdb: Path, places: Places) -> str:
+    """What to do about an LMDB that is damaged."""
+    is_default = lmdb == places.dataset.features / "detectron.lmdb"
+    where = places.data_option if is_default else ["--output", str(lmdb)]
+    folders = _sources(lmdb, [])
+    again = as_typed("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, "--force")
+    if folders:
         return again
-    return f"put back what it was made of ({origin.base}) with `mmfw features extract --force`, then {again}"
+    extract = as_typed("mmfw", "features", "extract", "ARCHIVE", "--force", *places.data_option)
+    return f"`{again}` builds it of the features in FOLDER alone; `{extract}` puts an archive's back"
 
 
-def _require_own_folder(lmdb: Path) -> None:
-    """Refuse a folder whose manifest vouches for files of another origin.
+def _sources(lmdb: Path, more: list[str]) -> list[str] | None:
+    """All folders that an LMDB was built from, and ``more``; None where it extends one of another origin."""
+    manifest = Manifest.load(lmdb.parent)
+    if not (manifest and manifest.vouched == "built" and f"{lmdb.name}/{_DATA}" in manifest.files):
+        return None
+    try:
+        before: list[str] | None = read_json(lmdb / _NOTE)
+    except (OSError, ValueError):
+        return None
+    return before and [*(folder for folder in before if folder not in more), *more]
+
+
+def _base(lmdb: Path, places: Places, force: bool) -> Path | None:
+    """The LMDB to extend; None where there is none, or a damaged one that is to be replaced.
 
     Raises:
-        UsageError: it does.
+        DatasetError: it is damaged.
+        UsageError: the manifest that would list it lists files of another origin.
     """
-    manifest = Manifest.load(lmdb.parent)
-    others = manifest.files.keys() - {f"{lmdb.name}/{_DATA}"} if manifest else ()
+    manifest, name = Manifest.load(lmdb.parent), f"{lmdb.name}/{_DATA}"
+    others = manifest.files.keys() - {name} if manifest else ()
     if manifest and others and manifest.vouched != "built":
         raise UsageError(
             f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})",
             hint="name an LMDB in another folder",
         )
-
-
-def _start(lmdb: Path, asked: Origin, places: Places) -> tuple[Path | None, Origin]:
-    """What to extend, if anything, and what the result is made of.
-
-    Raises:
-        DatasetError: what is there is damaged, and the folders do not replace it.
-    """
-    origin = Origin.of(lmdb)
-    if not (lmdb / _DATA).is_file() and origin is None:
-        return None, asked
-    problem = _damage(lmdb)
+    problem: object = None
+    if manifest and name in manifest.files:
+        problem = next(iter(verify(manifest, only=[name], title="Verifying what is there")), None)
+    elif (lmdb / _DATA).is_file():
+        try:
+            image_keys(lmdb, walk=True)
+        except DatasetError as error:
+            problem = error
+    else:
+        return None
     if problem is None:
-        before = origin or Origin((), False, _name_of(lmdb))
-        folders = tuple(dict.fromkeys([*before.folders, *asked.folders]))
-        return lmdb, replace(before, folders=folders, forced=before.forced or asked.forced)
-    all_given = origin is not None and origin.base is None and set(origin.folders) <= set(asked.folders)
-    if not (asked.forced or all_given):
-        anew = "--force builds it anew, of these folders alone"
-        raise DatasetError(f"{lmdb}: it is damaged: {problem}", hint=remedy(lmdb, places) or anew)
+        return lmdb
+    if not force:
+        raise DatasetError(f"{lmdb}: it is damaged: {problem}", hint=remedy(lmdb, places))
     say(f"note: {lmdb} is damaged ({problem}), so it is built anew")
-    return None, asked
-
-
-def _damage(lmdb: Path) -> str | None:
-    manifest, name = Manifest.load(lmdb.parent), f"{lmdb.name}/{_DATA}"
-    if manifest is not None and name in manifest.files:
-        wrong = verify(manifest, only=[name], title="Verifying what is there")
-        return str(wrong[0]) if wrong else None
-    try:
-        image_keys(lmdb, walk=True)
-    except DatasetError as error:
-        return str(error)
     return None
 
 
-def _name_of(lmdb: Path) -> str:
-    manifest = Manifest.load(lmdb.parent)
-    return manifest.source.name if manifest and manifest.source else "an LMDB of unknown origin"
-
-
-def _install(data: Path, lmdb: Path, origin: Origin) -> None:
+def _install(data: Path, lmdb: Path, folders: list[str] | None) -> None:
     """Put a new file in the place of the old one; at no moment there is none, or a half one."""
-    folder, name = lmdb.parent, f"{lmdb.name}/{_DATA}"
+    folder, size = lmdb.parent, data.stat().st_size
     flush(data)
-    size = data.stat().st_size
     with Progress("Hashing", size) as bar:
         sha256 = file_digest(data, progress=bar.advance).hex()
     before = Manifest.load(folder)
-    files = {**(before.files if before else {}), name: Entry(sha256, size)}
-    manifest = Manifest(
-        folder, dict(sorted(files.items())), "built", checks=dict(before.checks if before else {})
-    )
     for path in manifest_files(folder):  # it must not speak of the file that comes
         path.unlink(missing_ok=True)
     lmdb.mkdir(exist_ok=True)
     rename_over(data, lmdb / _DATA)
-    manifest.checks[name] = Check.now((lmdb / _DATA).stat())
-    origin.save(lmdb, sha256)
-    manifest.save()
-
-
-def _compared(added: Added, keys: Sequence[str], given: Sequence[str], places: Places) -> Added:
-    """Say how the keys fit the splits on disk."""
-    known = frozenset(keys)
-    rows: list[Row] = []
-    splits, notes = {}, list(added.notes)
-    for split in splits_on_disk(places.dataset):
-        try:
-            listed = read_rows(places.dataset.split(split))
-        except DatasetError as error:
-            notes.append(f"not compared with it: {error}")
-            continue
-        splits[split] = Coverage(len(listed), len(listed) - len(without_features(listed, known)))
-        rows += listed
-    if not splits:
-        return replace(added, notes=tuple(notes))
-    found, mistaken = matched(rows, known)
-    unmatched = tuple(key for key in given if key not in found)
-    return replace(added, splits=splits, unmatched=unmatched, mistaken=mistaken, notes=tuple(notes))
+    write_json(lmdb / _NOTE, folders)
+    files = {**(before.files if before else {}), f"{lmdb.name}/{_DATA}": Entry(sha256, size)}
+    settled(folder, files, "built")

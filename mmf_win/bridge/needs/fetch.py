@@ -17,7 +17,7 @@ from mmf_win.bridge.needs.caches import hash_in_name
 from mmf_win.bridge.needs.listing import Need, tell_mmf
 from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.bridge.needs.state import State, Status, examine
-from mmf_win.console import as_typed, say, size
+from mmf_win.console import say, size
 from mmf_win.errors import ArchiveError, DataError, MmfError, UsageError
 from mmf_win.files import replacing
 from mmf_win.integrity import Manifest, Source, file_digest, verify
@@ -137,8 +137,8 @@ class Fetcher:
 
     def _bring(self, need: Need) -> None:
         if _is_built(need):  # no archive has the user's own images
-            again = remedy(need.files[0].parent, self.places) or as_typed("mmfw", "features", "add", "FOLDER")
             problems = "; ".join(examine(need, self.places).problems)
+            again = remedy(need.files[0].parent, self.places)
             raise DataError(f"{need.folder}: made of your own .npy files: {problems}", hint=again)
         if need.is_of_hub and need.library:
             assert need.url is not None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 from mmf_win.bridge.install import require_packages
-from mmf_win.bridge.needs.child import answer_of
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import DatasetError
+from mmf_win.errors import DatasetError, Interrupted
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import Check
 
@@ -29,26 +31,18 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
         DatasetError: it is cut off or damaged.
         MmfError: lmdb is not installed.
     """
+    data = folder / "data.mdb" if folder.is_dir() else folder
+    note = folder.parent / _NOTE
+    state = list(astuple(Check.now(data.stat())))[:-1]
     if not walk:
         with suppress(OSError, ValueError, TypeError, KeyError):
-            remembered = read_json(folder.parent / _NOTE)
-            if (remembered["lmdb"], remembered["state"]) == (folder.name, _state(folder)):
+            remembered = read_json(note)
+            if (remembered["lmdb"], remembered["state"]) == (folder.name, state):
                 return frozenset(remembered["keys"])
     keys = _ask(folder, walk)
-    remember_keys(folder, keys)
-    return frozenset(keys)
-
-
-def remember_keys(folder: Path, keys: Sequence[str]) -> None:
-    """Note beside an LMDB which keys it has, for as long as nobody touches it."""
     with suppress(OSError):
-        note = {"lmdb": folder.name, "state": _state(folder), "keys": list(keys)}
-        write_json(folder.parent / _NOTE, note)
-
-
-def _state(folder: Path) -> list[int]:
-    data = folder / "data.mdb" if folder.is_dir() else folder
-    return list(astuple(Check.now(data.stat())))[:-1]
+        write_json(note, {"lmdb": folder.name, "state": state, "keys": keys})
+    return frozenset(keys)
 
 
 def _ask(folder: Path, walk: bool) -> list[str]:
@@ -62,6 +56,29 @@ def _ask(folder: Path, walk: bool) -> list[str]:
     return [str(key) for key in found["keys"]]
 
 
+def answer_of(module: str, *words: str) -> tuple[Any, int]:
+    """Ask a module of the bridge that imports what the parent must not, in a process of its own.
+
+    It runs ``python -m MODULE WORDS OUTPUT``, which writes JSON to ``OUTPUT``.
+
+    Returns:
+        the JSON, None where it ended before it wrote any; and its exit code.
+
+    Raises:
+        Interrupted: the user pressed Ctrl+C.
+    """
+    with tempfile.TemporaryDirectory(prefix="mmfw-answer-") as scratch:
+        output = Path(scratch, "answer.json")
+        command = [sys.executable, "-m", module, *words, str(output)]
+        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+        if code == Interrupted.exit_code:
+            raise Interrupted("interrupted")
+        try:
+            return read_json(output), code
+        except OSError:
+            return None, code
+
+
 def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:
     """The rows whose image has no record, by the names that MMF would ask for.
 
@@ -71,23 +88,19 @@ def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:
     return [row for row in rows if key_of(row.img, keys) is None]
 
 
-def matched(rows: Iterable[Row], keys: Collection[str]) -> tuple[frozenset[str], dict[str, str]]:
-    """Which keys MMF would find for the rows' images, and for which images it may find another one's.
+def mistaken(rows: Iterable[Row], keys: Collection[str]) -> dict[str, str]:
+    """The images for which MMF would take the features of another one → the key of these.
 
-    It knows no folders, and a number at a name's end can mislead it: for ``a_12.png`` it takes the key ``12``
-    before ``a_12``.
-
-    Returns:
-        the keys that are found, and image → key that may be of another one.
+    It knows no folders, and for ``a_12.png`` it takes the key ``12`` before ``a_12``.
     """
-    found = {row.img: key for row in rows if (key := key_of(row.img, keys)) is not None}
-    taken, stems = Counter(found.values()), Counter(map(_stem, found))
-    mistaken = {}
-    for image, key in found.items():
-        stem = _stem(image)
-        if stems[stem] > 1 or (key != stem and (stem in keys or key in stems or taken[key] > 1)):
-            mistaken[image] = key
-    return frozenset(taken), mistaken
+    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for row in rows:
+        key, stem = key_of(row.img, keys), _stem(row.img)
+        is_own = key in (stem, stem.lstrip("0") or "0")
+        if key is not None and not (is_own and owners.setdefault(key, row.img) == row.img):
+            found[row.img] = key
+    return found
 
 
 def key_of(image: str, keys: Collection[str]) -> str | None:
