@@ -24,7 +24,7 @@ from mmf_win.dataset.annotations import SPLITS, Row, keep_rows, make_plain, read
 from mmf_win.dataset.check import SplitSummary, require_images, shared_ids
 from mmf_win.dataset.layout import Layout, find_images, find_layout
 from mmf_win.dataset.own_memes import write_annotations
-from mmf_win.dataset.own_splits import Table, read_tables, require_names_apart
+from mmf_win.dataset.own_splits import read_tables, require_names_apart
 from mmf_win.dataset.record import Record
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.integrity import Checksum, Source, manifest_files
@@ -185,15 +185,19 @@ def _unpack_annotations(
     for _ in archive.extract({member: staged[split] for split, member in layout.annotations.items()}):
         pass
     shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
-    tables = {split: Table(staged[split], m, shown[split]) for split, m in layout.tables.items()}
-    rows = {split: read_rows(staged[split], shown=shown[split]) for split in staged if split not in tables}
+    rows = {
+        split: read_rows(file, shown=shown[split])
+        for split, file in staged.items()
+        if split not in layout.tables
+    }
     for split in rows:
         if make_plain(staged[split]):
             member = layout.annotations[split]
             say(f"note: {member}: converted to one JSON object a line in plain UTF-8, as MMF reads it")
             rows[split] = read_rows(staged[split])
     taken = {row.id for listed in rows.values() for row in listed}
-    own, images = read_tables(tables, archive.path, {member.name for member in archive.members}, taken)
+    names = {member.name for member in archive.members}
+    own, images = read_tables(staged, layout.tables, archive.path, names, taken)
     for split, listed in own.items():
         path = here.new / "annotations" / f"{split}.jsonl"
         write_annotations(path, listed)

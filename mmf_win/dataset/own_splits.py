@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.dataset.annotations import Row
@@ -21,28 +21,18 @@ _WHOLE = re.compile(r"[0-9]{1,18}")
 _LARGEST_ID = 2**31 - 1  # MMF keeps ids in 32 bits
 
 
-@dataclass(frozen=True)
-class Table:
-    """A split as the user wrote it.
-
-    Attributes:
-        path: where the CSV can be read.
-        member: its name among the files of the source.
-        shown: what errors call it.
-    """
-
-    path: Path
-    member: str
-    shown: str
-
-
 def read_tables(
-    tables: Mapping[str, Table], source: Path, names: Collection[str], taken: Collection[int]
+    staged: Mapping[str, Path],
+    tables: Mapping[str, str],
+    source: Path,
+    names: Collection[str],
+    taken: Collection[int],
 ) -> tuple[dict[str, list[Row]], dict[str, str]]:
     """The rows of CSV files, with ids and names of images as MMF has them.
 
     Args:
-        tables: split → its file.
+        staged: split → where its CSV can be read.
+        tables: split → its name among the files of the source.
         source: the archive or folder that they are in.
         names: of the files in it.
         taken: ids that other splits have.
@@ -56,47 +46,42 @@ def read_tables(
     rows: dict[str, list[Row]] = {}
     images: dict[str, str] = {}
     unnumbered: dict[str, list[OwnMeme]] = {}
-    for split, table in tables.items():
-        memes = [
-            _in_layout(meme, table, source, names, images)
-            for meme in read_table(table.path, shown=table.shown)
-        ]
-        _require_even_labels(memes, table.shown)
+    for split, member in tables.items():
+        shown = f"{source}: {member}"
+        memes = read_table(staged[split], shown=shown)
+        memes = [_in_layout(meme, member, shown, names, images) for meme in memes]
+        _require_even_labels(memes, shown)
         if all(meme.own_id is not None and _WHOLE.fullmatch(meme.own_id) for meme in memes):
-            rows[split] = _with_their_ids(memes, table.shown)
+            rows[split] = _with_their_ids(memes, shown)
         else:
             unnumbered[split] = memes
     numbers: dict[tuple[str | None, str], int] = {}
     start = max([0, *taken, *(row.id for listed in rows.values() for row in listed)])
     for split, memes in unnumbered.items():
-        named = as_rows(memes)
         rows[split] = [
             replace(row, id=start + numbers.setdefault((row.own_id, row.img), len(numbers) + 1))
-            for row in named
+            for row in as_rows(memes)
         ]
     return rows, images
 
 
 def _in_layout(
-    meme: OwnMeme, table: Table, source: Path, names: Collection[str], images: dict[str, str]
+    meme: OwnMeme, member: str, shown: str, names: Collection[str], images: dict[str, str]
 ) -> OwnMeme:
     """The meme with its image's name in MMF's layout; where that lies is added to ``images``."""
     path = posixpath.normpath(meme.image)
     if posixpath.isabs(path) or re.match(r"[A-Za-z]:", path):
-        if not source.is_dir() or not Path(path).is_relative_to(source):
-            raise DatasetError(
-                f"{table.shown}:{meme.line}: the image {path} is not in {source}",
-                hint="paths of images are relative to the CSV file",
-            )
-        rest = found = Path(path).relative_to(source).as_posix()
-    else:
-        rest = re.sub(r"^(\.\./)+", "", path)
-        found = posixpath.normpath(posixpath.join(posixpath.dirname(table.member), path))
+        raise DatasetError(
+            f"{shown}:{meme.line}: {path} is an absolute path",
+            hint="paths of images are relative to the CSV file",
+        )
+    found = posixpath.normpath(posixpath.join(posixpath.dirname(member), path))
+    rest = re.sub(r"^(\.\./)+", "", path)
     image = rest if rest.startswith("img/") else f"img/{rest}"
     if found in names:
         other = images.setdefault(image, found)
         if other != found:
-            raise DatasetError(f"{table.shown}:{meme.line}: {found} and {other} would both become {image}")
+            raise DatasetError(f"{shown}:{meme.line}: {found} and {other} would both become {image}")
     return replace(meme, image=image)
 
 
