@@ -93,7 +93,7 @@ def _left_out(places: Places, split: str) -> list[str]:
             "recording which, so it is not known what a full submission needs",
             hint=f"convert the same copy again: {_convert(places, '--allow-missing', '--force')}",
         )
-    return [str(id_) for id_ in summary.missing_ids]
+    return list(summary.missing_ids)
 
 
 def _convert(places: Places, *words: str) -> str:

@@ -24,14 +24,14 @@ class SplitSummary:
         hateful: rows with label 1; None when the split has no labels.
         benign: rows with label 0; None when the split has no labels.
         missing: rows without their image, which are left out.
-        missing_ids: the ids of these rows; none in a record that an earlier mmfw wrote.
+        missing_ids: what these rows are called in prediction files; none in a record of an earlier mmfw.
     """
 
     rows: int
     hateful: int | None
     benign: int | None
     missing: int
-    missing_ids: tuple[int, ...] = ()
+    missing_ids: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Row], missing: Sequence[Row]) -> SplitSummary:
@@ -43,7 +43,7 @@ class SplitSummary:
             hateful=labels.count(1) if labelled else None,
             benign=labels.count(0) if labelled else None,
             missing=len(missing),
-            missing_ids=tuple(row.id for row in missing),
+            missing_ids=tuple(row.shown_id for row in missing),
         )
 
     @classmethod

@@ -65,7 +65,7 @@ def test_rows_that_are_left_out_stand_beside_the_full_number(
     assert lines["test_seen"] == ["2", "1", "1", "0"]
     assert run(copy, data_dir, "--json") == 0
     summary = json.loads(capsys.readouterr().out)["splits"]["test_unseen"]
-    assert (summary["rows"], summary["missing"], summary["missing_ids"]) == (1, 2, [14, 15])
+    assert (summary["rows"], summary["missing"], summary["missing_ids"]) == (1, 2, ["14", "15"])
 
 
 def test_the_password_is_kept_nowhere(archive: Path, data_dir: Path) -> None:
