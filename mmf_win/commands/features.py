@@ -11,7 +11,7 @@ import click
 
 from mmf_win.commands import features_add, options
 from mmf_win.console import as_typed, moment, print_json, say, size, table
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from mmf_win.bridge.needs.fetch import Fetcher
@@ -246,7 +246,12 @@ def _wanted(
         return _Wanted(places, needs, overrides, named=False)
     request = newest.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
-    needs = inputs.needs_of_run(mmf, request, places, overrides)
+    try:
+        needs = inputs.needs_of_run(mmf, request, places, overrides)
+    except UsageError as error:  # it may have been trained with another MMF
+        raise UsageError(
+            f"run {newest.id}, the newest, with its overrides: {error}", hint="name presets instead"
+        ) from None
     if widely:
         published = zoo_weights.needs_of_presets(mmf, every, places)
         needs = inputs.needs_of_presets(mmf, every, places) | published | needs

@@ -155,7 +155,7 @@ def command(
             split = split or tuple(splits_of_paper(places.dataset).values())
         for name in split:  # before a long download
             require_split(places.dataset, name)
-        run = run_of(published, places, source)
+        run = run_of(published, places, source, without_dataset=bool(memes or image))
         chosen_members = [members.Member(run, run.checkpoints / "best.ckpt")]
     elif source is not None:
         raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")

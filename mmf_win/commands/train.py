@@ -200,7 +200,7 @@ def _published_weights(loaded: Sequence[Preset]) -> tuple[str | None, dict[str, 
         mmf = find()
         places = Places.resolve()
         return mmf.version, {p.name: need_of(p, mmf, places) is not None for p in loaded}
-    except MmfError:  # the list is of use without MMF, too
+    except (MmfError, UsageError):  # the list is of use without MMF and its zoo, too
         return None, {}
 
 

@@ -43,7 +43,8 @@ def choose(run: Run, wanted: str) -> Choice:
         CheckpointError: there is none, or the only ones are broken.
     """
     if wanted not in ("best", "last"):
-        return Choice(checked(Path(wanted).expanduser().absolute()))
+        hint = "give best, last, or the file of an intact checkpoint"
+        return Choice(checked(Path(wanted).expanduser().absolute(), hint))
     broken: list[Path] = []
     for path in _candidates(run, wanted):
         if problem(path) is None:
@@ -65,17 +66,19 @@ def announced(choice: Choice) -> Path:
     return choice.path
 
 
-def checked(path: Path) -> Path:
+def checked(path: Path, hint: str = "give the file of an intact checkpoint") -> Path:
     """``path`` itself.
+
+    Args:
+        path: the file.
+        hint: what to do where it is none.
 
     Raises:
         CheckpointError: it cannot be a whole checkpoint.
     """
     reason = problem(path)
     if reason:
-        raise CheckpointError(
-            f"{path}: {reason}", hint="give best, last, or the file of an intact checkpoint"
-        )
+        raise CheckpointError(f"{path}: {reason}", hint=hint)
     return path
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from mmf_win.bridge.install import Installed, usable_mmf
 from mmf_win.bridge.needs.check import Inputs
 from mmf_win.bridge.versions import Differences, config_path, differences
 from mmf_win.console import say
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Action, Attempt, Event, Exit, Request
@@ -221,8 +221,21 @@ def predict(
         )
         return asked, attempt(run, asked, places, offline=request.offline)
 
-    until_it_fits(run, predict_once, Start(checkpoint, trust=trust), retry=retry)
+    with _told_of(target):
+        until_it_fits(run, predict_once, Start(checkpoint, trust=trust), retry=retry)
     return report
+
+
+@contextmanager
+def _told_of(target: Target) -> Iterator[None]:
+    """Name the user's own file in errors, where MMF reads annotations that were made of it."""
+    try:
+        yield
+    except DataError as error:
+        if not target.is_own:
+            raise
+        message = str(error).replace(str(target.annotations), str(target.source))
+        raise DataError(message, hint=error.hint) from error
 
 
 def _asked(

@@ -45,6 +45,10 @@ _IN_RESUMING = {
 _IN_PREDICTION = {
     _ANNOTATIONS: "--split NAME predicts a split, and --memes FILE memes of your own",
     "run_type": "mmfw predict only predicts",
+    **dict.fromkeys(
+        ("optimizer", "scheduler", "training.max_updates", "training.max_epochs", "training.early_stop"),
+        "it is for training; a prediction does without",
+    ),
     "evaluation.predict": "mmfw predict always does",
     "evaluation.predict_file_format": "predictions are written as CSV",
     "evaluation.reporter": "predictions are written as CSV",

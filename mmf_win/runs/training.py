@@ -71,6 +71,7 @@ class Options:
         """
         total = self.updates is not None or self.epochs is not None
         replaced = {key for keys in self.keys.values() for key in keys}
+        replaced |= {word.partition("=")[0] for word in self.overrides}
         return replace(
             request,
             seed=request.seed if self.seed is None else self.seed,

@@ -13,11 +13,11 @@ from mmf_win.bridge.needs.listing import Need, zoo_weights
 from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.console import as_typed, say
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.errors import DataError, UsageError
+from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
 from mmf_win.files import share
 from mmf_win.integrity import Manifest, file_digest
 from mmf_win.paths import Places, portable_name
-from mmf_win.runs import presets
+from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.published import splits_of_paper
@@ -60,6 +60,7 @@ def fetch(preset: Preset, places: Places, source: str | None) -> Path:
         UsageError: the preset has no published weights, or ``source`` has no copy of them.
         MmfError: they cannot be downloaded.
         DataError: what came is not what it should be.
+        CheckpointError: the archive is intact, and what it holds is no checkpoint.
     """
     mmf = usable_mmf()
     need = need_of(preset, mmf, places)
@@ -75,22 +76,34 @@ def fetch(preset: Preset, places: Places, source: str | None) -> Path:
     if len(need.files) != 1:
         found = ", ".join(need.found_names)
         raise DataError(f"{need.folder}: one file of weights is expected, not {found}")
-    return need.files[0]
+    weights = need.files[0]
+    if reason := checkpoints.problem(weights):
+        raise CheckpointError(f"{weights}: {reason}", hint="tell whoever published it, or use other weights")
+    return weights
 
 
-def run_of(preset_name: str, places: Places, source: str | None = None) -> Run:
+def run_of(
+    preset_name: str, places: Places, source: str | None = None, *, without_dataset: bool = False
+) -> Run:
     """The run of a preset's published weights, which was never trained; made when it is first asked for.
 
     Args:
         preset_name: a preset's name or file.
         places: MMF's folders.
         source: as for :func:`fetch`.
+        without_dataset: the dataset need not be there, since own memes are predicted.
 
     Raises:
         MmfwError: as :func:`fetch`; or the dataset is not there.
     """
     preset = presets.load(preset_name)
-    splits = {**choose_splits(places.dataset), **splits_of_paper(places.dataset)}  # before a long download
+    try:  # before a long download
+        splits = choose_splits(places.dataset)
+    except DatasetError:
+        if not without_dataset:
+            raise
+        splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
+    splits |= splits_of_paper(places.dataset)
     weights = fetch(preset, places, source)
     sha256 = _sha256(weights)
     request = replace(

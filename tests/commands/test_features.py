@@ -179,6 +179,21 @@ def test_without_a_preset_repair_mends_what_the_newest_run_has_not_read_too(
 
 
 @pytest.mark.torch
+def test_a_newest_run_whose_overrides_this_mmf_has_not_is_named_with_a_way_out(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(shop.places.save_dir / "other" / "2026-01-01T00-00-00")
+    run.path.mkdir(parents=True)
+    words = ["training.of_another_mmf=True"]
+    run.save_request(RunRequest("other", "mmbt", None, {}, words, {}, str(shop.places.data_dir)))
+    where = ["--data-dir", str(shop.places.data_dir), "--save-dir", str(shop.places.save_dir)]
+    assert main(["features", "status", *where]) == 2
+    said = capsys.readouterr().err
+    assert run.id in said and "name presets" in said
+    assert main(["features", "status", str(shop.preset), *where]) == 0
+
+
+@pytest.mark.torch
 def test_a_download_that_cannot_be_had_names_the_source(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:

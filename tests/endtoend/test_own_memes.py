@@ -141,6 +141,16 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     assert [row["id"] for row in rows_of(own["csv"])] == ["новое.png"]
 
 
+def test_a_picture_that_cannot_be_decoded_is_named_with_the_users_table(tool: Tool, tmp_path: Path) -> None:
+    tool("train", tool.preset("image"), "--updates", "1")
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    table = tmp_path / "own.csv"
+    table.write_text("img,text,id\ntorn.png,hello,cat-1\n", encoding="utf-8")
+    assert tool.code("predict", "--memes", str(table)) == 3
+    assert "torn.png" in tool.errors and "cat-1" in tool.errors and f"row 1 of {table}" in tool.errors
+    assert not list(tool.save_dir.glob("*/*/reports/*.csv"))
+
+
 def test_features_of_another_image_are_not_taken(tool: Tool, tmp_path: Path) -> None:
     tool("train", tool.preset("visual_bert"), "--updates", "1")
     for name in ("cat_7.png", "7.png"):

@@ -349,7 +349,7 @@ def test_the_newest_predictions_are_shown_and_others_by_their_split(world: World
     assert "on dev_seen" in text_of(pages.of_run(run, split="dev_seen").read_text(encoding="utf-8"))
     with pytest.raises(UsageError, match="no predictions for train") as caught:
         pages.of_run(run, split="train")
-    assert "mmfw predict" in str(caught.value.hint)
+    assert "dev_seen" in str(caught.value.hint)
 
 
 def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world: World) -> None:

@@ -149,9 +149,10 @@ def test_an_option_replaces_the_word_that_said_the_same_before() -> None:
     assert (after.updates, after.batch_size) == (200, 4)
 
 
-def test_todays_words_come_after_those_of_the_run() -> None:
-    after = Options(overrides=("a=2", "checkpoint.reset.all=True")).over(request("a=1"))
-    assert after.overrides == ["a=1", "a=2", "checkpoint.reset.all=True"]
+def test_todays_words_replace_those_of_the_run_that_set_the_same_or_a_part_of_it() -> None:
+    before = request("a=1", "b=1", "c[0]=1")
+    after = Options(overrides=("a=2", "c=[2]", "checkpoint.reset.all=True")).over(before)
+    assert after.overrides == ["b=1", "a=2", "c=[2]", "checkpoint.reset.all=True"]
 
 
 def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:

@@ -15,7 +15,7 @@ from mmf_win.bridge.install import find
 from mmf_win.bridge.needs.zoo import model_entry
 from mmf_win.bridge.versions import read_version
 from mmf_win.cli import main
-from mmf_win.errors import DatasetError, MmfError, MmfwError, UsageError
+from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, UsageError
 from mmf_win.integrity import file_digest
 from mmf_win.paths import Places
 from mmf_win.runs import presets, zoo_weights
@@ -168,6 +168,20 @@ def test_without_a_dataset_nothing_is_downloaded(shop: Shop) -> None:
     with pytest.raises(DatasetError):
         zoo_weights.run_of("mmbt_grid", shop.places)
     assert shop.server.asked == []
+
+
+def test_own_memes_can_be_scored_without_a_dataset(shop: Shop) -> None:
+    shutil.rmtree(shop.places.dataset.root)
+    run = zoo_weights.run_of("mmbt_grid", shop.places, without_dataset=True)
+    assert (run.checkpoints / "best.ckpt").is_file()
+
+
+def test_weights_that_are_broken_inside_an_intact_archive_are_named(shop: Shop) -> None:
+    shop.server.files[ARCHIVE] = tar_gz({"model.pth": b"hello", "config.yaml": b"model_config: {}\n"})
+    shop.write_zoo()
+    with pytest.raises(CheckpointError, match=r"model\.pth"):
+        zoo_weights.run_of("mmbt_grid", shop.places)
+    assert not list(shop.places.save_dir.glob("*/*")), "there is a run"
 
 
 def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:

@@ -9,7 +9,7 @@ was, of which MMF forgets the update.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from mmf_win.bridge.hooks.finite import check_weights
 from mmf_win.bridge.hooks.loading import loading
 from mmf_win.bridge.hooks.observer import Observer
 from mmf_win.bridge.hooks.single_write import SingleWrite
+from mmf_win.bridge.outcome import WeightsMissing
+from mmf_win.errors import CheckpointError
 from mmf_win.integrity import torch_file
 
 _KEY = "mmfw"
@@ -49,6 +51,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._folder = Path(self.ckpt_foldername)
         self._loaded: dict[str, Any] = {}
         self._starting = False
+        self._file: Any = None
         self.continuation: Continuation | None = None
         if _observer.request.action == "train":
             self.continuation = Continuation(trainer)
@@ -83,7 +86,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def load_state_dict(self) -> None:
         """Load what the configuration names, and go on with what MMF leaves out."""
         self._starting = True
-        with loading(trust=_observer.request.trust):
+        with loading(trust=_observer.request.trust), self._named():
             super().load_state_dict()
         self._starting = False
         loaded, self._loaded = self._loaded, {}
@@ -100,12 +103,30 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             super().restore()
 
     def _torch_load(self, file: Any) -> Any:
+        self._file = file
         loaded = super()._torch_load(file)
+        if not isinstance(loaded, Mapping) or not isinstance(loaded.get("model", loaded), Mapping):
+            raise CheckpointError(f"{file}: it holds no weights of a model")
         if self._starting and _observer.request.weights_alone:
             # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
             loaded = {"model": loaded.get("model", loaded)}
         self._loaded = loaded
         return loaded
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the file in what the model says of its weights."""
+        try:
+            yield
+        except WeightsMissing as error:
+            raise WeightsMissing(f"{self._file}: {error}", hint=error.hint) from error
+        except RuntimeError as error:  # torch's own, such as that of a size mismatch
+            if "state_dict" not in str(error):
+                raise
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{self._file}: it does not fit the model: {reason}", hint="name weights of this very model"
+            ) from error
 
     def _restore_best(self) -> None:
         """Know the best as the best checkpoint has it; without one, the next validation is the best."""

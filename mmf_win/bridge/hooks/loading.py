@@ -20,7 +20,7 @@ from mmf_win.errors import CheckpointError
 
 _load = torch.load  # the real one, whoever stands in for it while MMF loads
 _REFUSED = re.compile(r"Unsupported (?:global: GLOBAL|class|operand) ([\w.]+)")
-_CUT_OFF = "unexpected EOF"  # what torch says in an error of no kind of its own
+_DAMAGED = ("unexpected EOF", "PytorchStreamReader")  # what torch says in errors of no kind of its own
 
 
 @contextmanager
@@ -43,10 +43,10 @@ def loading(*, trust: bool) -> Iterator[None]:
                 ) from error
             _refuse(name, error)
         # A class that is gone or has changed, or a file that is cut off.
-        except (ImportError, AttributeError, TypeError, EOFError, IndexError, struct.error) as error:
+        except (ImportError, AttributeError, TypeError, LookupError, EOFError, struct.error) as error:
             _refuse(name, error)
         except RuntimeError as error:
-            if _CUT_OFF not in str(error):
+            if not any(words in str(error) for words in _DAMAGED):
                 raise
             _refuse(name, error)
 

@@ -202,6 +202,8 @@ def _with_rows(
         for slot, gone in absent.items()
     )
     message = f"{what} are missing: {told}"
+    if features and any("\\" in row.img for gone in absent.values() for row in gone):
+        raise DatasetError(message, hint="the paths of images need / instead of \\, on Windows too")
     if not features and (hint := _other_name(absent, paths_of(dataset, "images", slots))):
         raise DatasetError(message, hint=hint)
     if not may:

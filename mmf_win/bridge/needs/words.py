@@ -19,6 +19,12 @@ from mmf_win.errors import UsageError
 
 _FIELD = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 _SHOWN = 5
+_PYTHON = {
+    **dict.fromkeys(("true", "yes", "on"), "True"),
+    **dict.fromkeys(("false", "no", "off"), "False"),
+    **dict.fromkeys(("null", "~"), "None"),
+}
+"""What YAML's words are in Python."""
 
 
 def assign(config: Any, words: Sequence[str], *, version: str, has_user_dir: bool = False) -> None:
@@ -37,6 +43,7 @@ def assign(config: Any, words: Sequence[str], *, version: str, has_user_dir: boo
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    _require_apart(words)
     for word in words:
         key, _, value = word.partition("=")
         try:
@@ -69,21 +76,52 @@ def _assign(config: Any, word: str, value: Any, version: str) -> None:
         here = ".".join([*fields[: depth - 1], name])
         child = _child(node, name)
         if index is not None:
-            if _is_list(child) and is_last:
-                child[_position(word, here, index, child)] = value
-                return
-            node = child[_position(word, here, index, child)] if _is_list(child) else None
-            if not isinstance(node, Mapping):
+            if not _is_list(child):
                 raise UsageError(f"{word}: {here} is no list", hint=f"{key.replace(f'[{index}]', '')}=VALUE")
+            position = _position(word, here, index, child)
+            if is_last:
+                _require_meant(word, child[position], value)
+                child[position] = value
+                return
+            node = child[position]
+            if not isinstance(node, Mapping):
+                item = f"{here}[{index}]"
+                raise UsageError(f"{word}: {item} has no keys below it", hint=f"{item}=VALUE")
         elif isinstance(child, Mapping):
             if is_last:
                 raise _group(word, key, child)
             node = child
         elif is_last:
+            _require_meant(word, child, value)
             node[name] = value  # type: ignore[index]
         else:
             example = f"{here}[{fields[depth]}]" if _is_list(child) else here
             raise UsageError(f"{word}: {here} has no keys below it", hint=f"{example}=VALUE")
+
+
+def _require_apart(words: Sequence[str]) -> None:
+    """Refuse a list and one of its items beside each other, which MMF cannot merge."""
+    keys = {word.partition("=")[0] for word in words}
+    for key in sorted(keys):
+        whole = key.partition("[")[0]
+        if whole != key and whole in keys:
+            raise UsageError(f"{key} and {whole} set the same list", hint=f"set it by {whole} alone")
+
+
+def _require_meant(word: str, before: Any, value: Any) -> None:
+    """Refuse a text where something else is meant: MMF reads Python's values, not YAML's."""
+    key, _, typed = word.partition("=")
+    if not isinstance(value, str) or "${" in value:
+        return
+    bare, python = typed == value, _PYTHON.get(value.lower())
+    if bare and value[:1] in ("[", "{"):
+        raise UsageError(
+            f"{word}: not a list that MMF can read", hint=as_typed(f"{key}=['VALUE']") + ", with quotes"
+        )
+    if isinstance(before, (bool, int, float)) or (bare and value.lower() in ("true", "false", "null")):
+        kind = "True or False" if isinstance(before, bool) else "a number"
+        hint = f"{key}={python}" if python else f"it takes {kind}, such as {key}={before}"
+        raise UsageError(f"{word}: MMF would take {value!r} for a text", hint=hint)
 
 
 def _child(node: Any, name: str) -> Any:

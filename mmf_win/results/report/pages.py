@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.results import record
@@ -40,9 +41,11 @@ def of_run(
     dataset = _dataset(run, data_dir)
     found = (split, csv) if split is not None and csv is not None else _newest(run, split)
     if found is None and split is not None:
-        raise UsageError(
-            f"run {run.id} has no predictions for {split}", hint=f"mmfw predict {run.id} --split {split}"
+        there = splits_on_disk(dataset)
+        hint = (
+            f"mmfw predict {run.id} --split {split}" if split in there else f"there are: {', '.join(there)}"
         )
+        raise UsageError(f"run {run.id} has no predictions for {split}", hint=hint)
     scored = None if found is None else read_scored(found[1], found[0], dataset)
     with _comparison(scored, dataset, images) as comparison:
         from mmf_win.results.report import page

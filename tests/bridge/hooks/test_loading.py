@@ -61,6 +61,14 @@ def test_a_file_of_the_old_format_that_is_cut_off_is_named(user_dir: Path, left:
         load(path, trust=trust)
 
 
+@pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04 torn"])
+def test_a_file_of_something_else_is_named(user_dir: Path, content: bytes) -> None:
+    path = user_dir / "model.pth"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.pth cannot be loaded"):
+        load(path)
+
+
 def test_a_class_that_is_gone_is_named_though_the_file_is_trusted(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,13 @@ REFUSED_BY_US_ALONE = [
     "training[0].seed=1",
     "training.seed[0]=1",
     f"{DATASET}.annotations.test[-1]=x",
+    "training.early_stop.enabled=true",
+    "training.clip_gradients=off",
+    "training.log_format=null",
+    "training.num_workers=abc",
+    "training.batch_size='8'",
+    "optimizer.params.lr=1e",
+    f"{DATASET}.annotations.train=[/x/a.jsonl]",
 ]
 
 
@@ -239,3 +246,10 @@ def test_a_preset_of_the_users_own_adds_the_key_that_the_hint_puts_there(root: P
         root, places, model=MMBT[0], config=MMBT[1], settings=OmegaConf.to_container(settings), offline=True
     )
     assert config.optimizer.params.no_such_key == 1
+
+
+def test_a_list_and_one_of_its_items_are_refused_beside_each_other(root: Path, places: Places) -> None:
+    item, whole = f"{DATASET}.annotations.test[0]=a.jsonl", f"{DATASET}.annotations.test=['b.jsonl']"
+    for words in ((item, whole), (whole, item)):
+        with pytest.raises(UsageError, match="same list"):
+            assigned(root, places, *words)
