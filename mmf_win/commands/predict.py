@@ -59,6 +59,7 @@ Examples:
 )
 @click.option(
     "--memes",
+    multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="Predict your own memes: a .csv or .jsonl with img (or image) and text, and if you like id and "
@@ -66,6 +67,7 @@ Examples:
 )
 @click.option(
     "--image",
+    multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="Print the probability that one meme is hateful: this image with --text. Writes no files.",
@@ -108,8 +110,8 @@ def command(
     source: str | None,
     trust: bool,
     split: tuple[str, ...],
-    memes: Path | None,
-    image: Path | None,
+    memes: tuple[Path, ...],
+    image: tuple[Path, ...],
     text: str | None,
     features: Path | None,
     ensemble: str | None,
@@ -163,7 +165,7 @@ def command(
         chosen_members = members.choose(save, runs, checkpoint or ("best",))
     chosen = prediction.Options(
         splits=split,
-        memes=memes,
+        memes=memes[0] if memes else None,
         features=find_lmdb(features) if features else None,
         kind=ensemble,
         best_threshold=threshold == "best-accuracy",
@@ -173,8 +175,8 @@ def command(
         retry=retry,
         trust=trust,
     )
-    if image is not None and text is not None:
-        probas = prediction.predict_one(chosen_members, save, chosen, image, text)
+    if image and text is not None:
+        probas = prediction.predict_one(chosen_members, save, chosen, image[0], text)
         _print_probas(probas, chosen_members, ensemble, as_json)
         return
     shown: dict[Path, list[str]] = {}  # folder → the splits that have a page there
@@ -190,7 +192,7 @@ def command(
 
 
 def _require_one_kind(
-    split: Sequence[str], memes: Path | None, image: Path | None, text: str | None, threshold: str
+    split: Sequence[str], memes: Sequence[Path], image: Sequence[Path], text: str | None, threshold: str
 ) -> None:
     """Refuse options that name different things to predict.
 
@@ -201,9 +203,14 @@ def _require_one_kind(
     given = [option for option, value in named.items() if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} name different memes to predict; give one of them")
-    if (image is None) != (text is None):
+    for option, files in (("--memes", memes), ("--image", image)):
+        if len(files) > 1:
+            raise UsageError(
+                f"{option} is given {len(files)} times", hint="give one; --memes takes a table of many"
+            )
+    if (not image) != (text is None):
         raise UsageError("--image and --text belong together", hint='for a picture without words: --text ""')
-    if image is not None and threshold != "0.5":
+    if image and threshold != "0.5":
         raise UsageError("--threshold is for labels, and --image prints the probability alone")
 
 
@@ -253,7 +260,8 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
     if run is None:  # an ensemble's lie in none, each in a folder of its own
         page = pages.of_ensemble(result.csv)
     else:
-        page = result.csv.with_name(f"report_{split}.html" if shown else "report.html")
+        beside = shown or result.memes != split  # own memes do not take the place of a split's page
+        page = result.csv.with_name(f"report_{split}.html" if beside else "report.html")
         pages.of_run(run, split=split, csv=result.csv, data_dir=data_dir, output=page)
     shown.append(split)
     say(f"report: {page}")

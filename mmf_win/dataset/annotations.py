@@ -149,6 +149,8 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
         DatasetError: there is none.
     """
     file = paths.split(split)
+    if "," in split:
+        raise DatasetError(f"{file}: MMF takes no comma in the name of a split", hint="rename the file")
     if file.stem != split or not file.is_file():  # a split is a name, not a path
         there = splits_on_disk(paths)
         stem = Path(split).stem

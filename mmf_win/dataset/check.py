@@ -57,8 +57,8 @@ class SplitSummary:
 
 
 def shared_ids(splits: Mapping[str, Sequence[Row]]) -> dict[str, int]:
-    """How many ids two splits have in common: ``{"dev_seen & dev_unseen": 400}``."""
-    ids = {split: {row.id for row in rows} for split, rows in splits.items()}
+    """How many memes, by id and image, two splits have in common: ``{"dev_seen & dev_unseen": 400}``."""
+    ids = {split: {(row.id, row.img) for row in rows} for split, rows in splits.items()}
     counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
     return {pair: count for pair, count in counts.items() if count}
 

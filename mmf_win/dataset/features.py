@@ -84,7 +84,10 @@ def find_lmdb(path: Path) -> Path:
     """
     path = path.expanduser().absolute()
     inside = [path, path / "detectron.lmdb", *sorted(path.glob("*.lmdb"))]
-    lmdb = next((folder for folder in inside if (folder / "data.mdb").is_file()), None)
+    found = list(dict.fromkeys(folder for folder in inside if (folder / "data.mdb").is_file()))
+    if len(found) > 1 and found[0] != path:
+        raise DatasetError(f"{path}: there are several LMDBs in it", hint=f"name one, such as {found[0]}")
+    lmdb = next(iter(found), None)
     if lmdb is None:
         raise DatasetError(
             f"{path}: there is no LMDB of region features",

@@ -25,6 +25,7 @@ from typing import Any
 
 from mmf_win.dataset.annotations import Row, label_of
 from mmf_win.errors import DatasetError
+from mmf_win.files import json_bytes
 
 _COLUMNS = "a table of memes has the columns img (or image) and text, and if you like id and label"
 _CSV_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 where some rows have no label
@@ -120,7 +121,11 @@ def as_rows(memes: Sequence[OwnMeme]) -> list[Row]:
 
     def own_id(number: int, meme: OwnMeme) -> str:
         name = PurePosixPath(meme.image).name
-        return name if names[name] == 1 and name not in taken else f"{name}#{number}"
+        if names[name] > 1 or name in taken:
+            name = f"{name}#{number}"
+        while name in taken:
+            name += "#"
+        return name
 
     return [
         Row(n, meme.image, meme.text, meme.label, meme.line, meme.own_id or own_id(n, meme))
@@ -132,12 +137,12 @@ def write_annotations(path: Path, rows: Iterable[Row]) -> None:
     """Write an annotation file that MMF reads; it needs labels for all rows or for none."""
     rows = list(rows)
     labelled = all(row.label is not None for row in rows)
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    with path.open("wb") as file:
         for row in rows:
             label = {"label": row.label} if labelled else {}
             own = {} if row.own_id is None else {"own_id": row.own_id}
             value = {"id": row.id, "img": row.img, **label, "text": row.text, **own}
-            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            file.write(json_bytes(value))
 
 
 def annotations_beside(csv: Path) -> Path:
@@ -181,7 +186,7 @@ def _json_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             value = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DatasetError(
                 f"{name}:{line}: not JSON: {error}", hint="a .jsonl file has one JSON object a line"
             ) from None
@@ -197,11 +202,15 @@ def _meme(where: str, line: int, row: Mapping[str, Any]) -> OwnMeme:
         return DatasetError(f'{where}: "{column}" must be {wanted}, not {json.dumps(row.get(column))}')
 
     column = "img" if "img" in row else "image"
+    if {"img", "image"} <= row.keys():
+        raise DatasetError(f'{where}: it has "img" and "image"', hint=_COLUMNS)
     image, text = row.get(column), row.get("text")
     if not isinstance(image, str) or not image or "\0" in image:
         raise wrong(column, "the path of an image")
     if "text" not in row or not (text is None or isinstance(text, str)):
         raise wrong("text", "a text")
+    if not is_unicode(text or ""):
+        raise wrong("text", "whole letters, without half of a surrogate pair")
     try:
         own_id = _own_id(row.get("id"))
     except ValueError:
@@ -213,11 +222,20 @@ def _meme(where: str, line: int, row: Mapping[str, Any]) -> OwnMeme:
     return OwnMeme(image.replace("\\", "/"), text or "", own_id, label, line)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: tools that cut texts leave halves of letters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _own_id(value: object) -> str | None:
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)  # as pandas writes a column of numbers in which one is missing
     if value is None or value == "":
         return None
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not is_unicode(str(value)):
         raise ValueError(f"not an id: {value!r}")
     return str(value)

@@ -12,7 +12,7 @@ from mmf_win.bridge.needs.config import resolve
 from mmf_win.bridge.needs.keys import image_keys, mistaken, without_features
 from mmf_win.bridge.needs.listing import Need, needs_of, paths_of
 from mmf_win.bridge.versions import differences
-from mmf_win.console import Progress, as_typed
+from mmf_win.console import Progress, as_typed, say
 from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
 from mmf_win.runs import presets
@@ -69,6 +69,8 @@ def for_prediction(
     replaced = target.keys | (FEATURES if features else set())
     words = [*of_prediction(request.overrides, replaced), *overrides]
     config = _resolved(mmf, request, places, layers, words)
+    if features and not config["dataset"].get("use_features"):
+        say(f"note: {request.preset} reads no region features, so those of {features} are not used")
     if target.is_own and config["dataset"].get("use_features"):
         _require_own_features(mmf, places, target, paths_of(config["dataset"], "features", ["test"])[0])
     check(

@@ -10,8 +10,8 @@ from mmf_win.bridge import settings
 from mmf_win.bridge.settings import Settings
 from mmf_win.console import say
 from mmf_win.dataset.annotations import Row, count_rows, read_rows, require_split
-from mmf_win.dataset.own_memes import as_rows, find_images, read_table, write_annotations
-from mmf_win.errors import DatasetError
+from mmf_win.dataset.own_memes import as_rows, find_images, is_unicode, read_table, write_annotations
+from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places, portable_name
 from mmf_win.runs.overrides import OWN_MEMES
 
@@ -65,9 +65,12 @@ class Target:
 
         Raises:
             DatasetError: there is no such image.
+            UsageError: the text is none.
         """
         if not image.is_file():
             raise DatasetError(f"{image}: there is no such image")
+        if not is_unicode(text):
+            raise UsageError("--text holds half of a surrogate pair, which is no letter")
         return cls._own(image, [Row(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch)
 
     @classmethod

@@ -87,6 +87,10 @@ def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
         ('{"img": "a", "text": "b", "label": "1"}', "a.jsonl", ':1: "label" must be 0 or 1, not "1"'),
         ('{"img": "a", "text": "b", "label": true}', "a.jsonl", ':1: "label"'),
         ("{}", "a.json", "neither"),
+        ('{"img": "a", "image": "b", "text": "c"}', "a.jsonl", ':1: it has "img" and "image"'),
+        ('{"img": "a", "text": "half \\ud83d"}', "a.jsonl", ':1: "text"'),
+        ('{"img": "a", "text": "b", "id": "\\ud83d"}', "a.jsonl", ':1: "id"'),
+        ("[" * 100_000, "a.jsonl", ":1: not JSON"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(
@@ -115,10 +119,11 @@ def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: 
 
 def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_number() -> None:
     images = [("a/x.png", "mine"), ("a/y.png", None), ("b/z.png", None), ("c/z.png", None), ("mine", None)]
+    images += [("v.png", "z.png#4")]
     memes = [OwnMeme(image, "", own_id, None, line) for line, (image, own_id) in enumerate(images, 2)]
     rows = as_rows(memes)
-    assert [row.id for row in rows] == [1, 2, 3, 4, 5]
-    assert [row.shown_id for row in rows] == ["mine", "y.png", "z.png#3", "z.png#4", "mine#5"]
+    assert [row.id for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.shown_id for row in rows] == ["mine", "y.png", "z.png#3", "z.png#4#", "mine#5", "z.png#4"]
 
 
 @pytest.mark.parametrize(("labels", "written"), [((1, 0), True), ((1, None), False), ((None, None), False)])

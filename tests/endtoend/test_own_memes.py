@@ -70,6 +70,8 @@ def test_one_image_and_its_text_get_a_probability_and_leave_no_file(tool: Tool) 
     assert tool.output.strip() == f"{batch_of_one:.4f}"
     assert tool.code("predict", "--image", str(image)) == 2
     assert "--text" in tool.errors
+    assert tool.code("predict", "--memes", str(table), "--memes", str(table)) == 2
+    assert "2 times" in tool.errors
 
 
 def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
@@ -91,7 +93,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     table.unlink()
     Path(own["report"]).unlink()
     assert tool.code("report", "--split", own["split"]) == 0
-    page = Path(own["report"]).read_text(encoding="utf-8")
+    page = Path(own["csv"]).with_name("report.html").read_text(encoding="utf-8")
     assert "dev_seen.jsonl" in page and "Published" not in page
     assert "licensed" not in page
 
