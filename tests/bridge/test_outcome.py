@@ -135,6 +135,7 @@ def test_an_error_is_said_in_one_line_with_its_type() -> None:
     assert end.message == "ValueError: one two"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", [UnreadableImage, KeyError, OSError], ids=lambda kind: kind.__name__)
 def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(kind: type[Exception]) -> None:
     from torch._utils import ExceptionWrapper

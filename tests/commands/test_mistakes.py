@@ -62,7 +62,7 @@ def test_a_mistake_is_named_with_the_next_step(
     before = sorted(here.rglob("*"))
     assert main(command) == code
     errors = capsys.readouterr().err
-    assert said.format(here=here) in errors.replace("'", "").replace('"', "").replace("\\", "/")
+    assert said.format(here=here.as_posix()) in errors.replace("'", "").replace('"', "").replace("\\", "/")
     assert "Traceback" not in errors
     assert sorted(here.rglob("*")) == before, "something was written"
 

@@ -147,7 +147,7 @@ def test_a_submission_needs_the_ids_that_were_left_out_at_conversion(
     tmp_path: Path, rows: str, fatal: str | None, missing: tuple[int, int]
 ) -> None:
     path = tmp_path / "predictions.csv"
-    path.write_text(GOOD + rows, encoding="utf-8")
+    path.write_text(GOOD + rows, encoding="utf-8", newline="\n")
     found = submission.check(path, IDS, LEFT_OUT)
     assert [p.text.startswith(fatal or "") for p in found.problems] == ([] if fatal is None else [True])
     assert (found.missing, found.missing_left_out) == missing
@@ -158,15 +158,15 @@ def test_the_order_is_judged_by_the_ids_whose_place_is_known(tmp_path: Path) -> 
     path = tmp_path / "predictions.csv"
     head, *rows = GOOD.splitlines(keepends=True)
     mixed = [rows[0], "5,0.5,0\n", rows[1], "77,0.5,0\n", rows[2]]
-    path.write_text("".join([head, *mixed]), encoding="utf-8")
+    path.write_text("".join([head, *mixed]), encoding="utf-8", newline="\n")
     assert submission.check(path, IDS, LEFT_OUT).problems == ()
-    path.write_text("".join([head, *reversed(mixed)]), encoding="utf-8")
+    path.write_text("".join([head, *reversed(mixed)]), encoding="utf-8", newline="\n")
     [problem] = submission.check(path, IDS, LEFT_OUT).problems
     assert "order" in problem.text and not problem.fatal
 
 
 def test_what_is_missing_is_counted_with_what_is_only_missing_here(tmp_path: Path) -> None:
     path = tmp_path / "predictions.csv"
-    path.write_text("".join(GOOD.splitlines(keepends=True)[:2]), encoding="utf-8")
+    path.write_text("".join(GOOD.splitlines(keepends=True)[:2]), encoding="utf-8", newline="\n")
     found = submission.check(path, IDS, LEFT_OUT)
     assert (len(found.predictions), found.missing, found.missing_left_out) == (1, 4, 2)
