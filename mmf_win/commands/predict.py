@@ -274,7 +274,8 @@ def _tell(result: Result) -> None:
     record = result.record
     where = f"{Coverage(result.memes, record['rows'], record['full_rows'])}: {result.title}"
     if record["accuracy"] is None:
-        say(f"{where}: no labels, so there is nothing to score")
+        known = f"{record['labelled']:,} of {record['rows']:,} labels" if record["labelled"] else "no labels"
+        say(f"{where}: {known}, so there is nothing to score")
         return
     say(where)
     if record["auroc"] is None:

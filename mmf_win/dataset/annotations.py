@@ -31,13 +31,11 @@ SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_u
 """The splits of phase 1 (train, dev, test) and of phase 2, as their files are named."""
 
 _CSV_HEADER = re.compile(r"\W*(id|img|text|label)\W*[,;\t].*", re.IGNORECASE)
-_FROM_CSV = (
-    "with pandas installed: python -c \"import pandas; pandas.read_csv('train.csv', dtype={'id': str})"
-    ".to_json('train.jsonl', orient='records', lines=True)\""
-)
-_AS_UTF8 = "save it as UTF-8"
+_OF_CSV = "let its name end in .csv: `mmfw convert --zip FOLDER` and `mmfw predict --memes FILE` take CSV"
+_AS_UTF8 = "save it as UTF-8; Excel calls that “CSV UTF-8”"
 _DIGITS = re.compile(r"[0-9]{1,18}")
-_LARGEST_ID = 2**31 - 1  # MMF keeps ids in 32 bits
+LARGEST_ID = 2**31 - 1
+"""MMF keeps ids in 32 bits."""
 
 # MMF 1.0.0rc12 validates on dev_unseen and tests on test_unseen; the others stand in where these are not.
 _VAL = ("dev_unseen", "dev_seen", "dev")
@@ -200,6 +198,23 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
 
 def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
     """The lines that are not blank, without their ends, or the items of a JSON list, counted from 1."""
+    text = read_text(path, shown)
+    if text.lstrip().startswith("["):
+        return [(n, json.dumps(item, ensure_ascii=False)) for n, item in enumerate(_items(shown, text), 1)]
+    lines = (line.removesuffix("\r") for line in text.split("\n"))
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def read_text(path: Path, shown: str) -> str:
+    """The text in a file in UTF-8, without a byte order mark.
+
+    Args:
+        path: the file.
+        shown: what errors call it.
+
+    Raises:
+        DatasetError: it cannot be read, or is in another encoding.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -207,19 +222,15 @@ def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DatasetError(f"{shown}: not in UTF-8 but UTF-16, as PowerShell's > writes", hint=_AS_UTF8)
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DatasetError(f"{shown}: not a text file in UTF-8", hint=_AS_UTF8) from None
-    if text.lstrip().startswith("["):
-        return [(n, json.dumps(item, ensure_ascii=False)) for n, item in enumerate(_items(shown, text), 1)]
-    lines = (line.removesuffix("\r") for line in text.split("\n"))
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _items(shown: str, text: str) -> list[Any]:
     try:
         items: list[Any] = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{shown}: not JSON: {error}") from None
     return items
 
@@ -243,18 +254,18 @@ def _row(file: str, number: int, line: str) -> Row:
 
     try:
         value: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if number == 1 and _CSV_HEADER.fullmatch(line):
-            raise DatasetError(f"{file}: this is CSV, not JSON Lines", hint=_FROM_CSV) from None
+            raise DatasetError(f"{file}: this is CSV, not JSON Lines", hint=_OF_CSV) from None
         raise wrong(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise wrong("not a JSON object")
     id_, img, text, own_id = (value.get(key) for key in ("id", "img", "text", "own_id"))
-    id_number = _whole_number(id_)
+    id_number = whole_number(id_)
     if id_number is None:
         raise wrong(f'"id" must be a whole number, not {json.dumps(id_)}')
-    if abs(id_number) > _LARGEST_ID:
-        raise wrong(f'"id" must be at most {_LARGEST_ID}, not {json.dumps(id_)}')
+    if abs(id_number) > LARGEST_ID:
+        raise wrong(f'"id" must be at most {LARGEST_ID}, not {json.dumps(id_)}')
     if not isinstance(img, str) or not img:
         raise wrong(f'"img" must be the name of an image, not {json.dumps(img)}')
     if not isinstance(text, str):
@@ -281,7 +292,7 @@ def label_of(value: object) -> int | None:
     return int(value)
 
 
-def _whole_number(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """``value`` as a whole number, whether it is one or a string of digits; None for anything else."""
     if isinstance(value, str):
         return int(value) if _DIGITS.fullmatch(value) else None

@@ -24,6 +24,7 @@ class SplitSummary:
         hateful: rows with label 1; None when the split has no labels.
         benign: rows with label 0; None when the split has no labels.
         missing: rows without their image, which are left out.
+        own: it was converted from a table of the user's own.
         missing_ids: what these rows are called in prediction files; none in a record of an earlier mmfw.
     """
 
@@ -32,9 +33,10 @@ class SplitSummary:
     benign: int | None
     missing: int
     missing_ids: tuple[str, ...] = ()
+    own: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[Row], missing: Sequence[Row]) -> SplitSummary:
+    def of(cls, rows: Sequence[Row], missing: Sequence[Row], *, own: bool) -> SplitSummary:
         """Count the rows that stay, and name those that are left out."""
         labels = [row.label for row in rows]
         labelled = any(label is not None for label in labels)
@@ -44,6 +46,7 @@ class SplitSummary:
             benign=labels.count(0) if labelled else None,
             missing=len(missing),
             missing_ids=tuple(row.shown_id for row in missing),
+            own=own,
         )
 
     @classmethod

@@ -154,7 +154,10 @@ def _convert(
     named = {row.img for split in rows.values() for row in split}
     result = Conversion(
         target=paths.root,
-        splits={split: SplitSummary.of(stay, missing[split]) for split, stay in kept.items()},
+        splits={
+            split: SplitSummary.of(stay, missing[split], own=split in layout.tables)
+            for split, stay in kept.items()
+        },
         shared_ids=shared_ids(kept),
         images=len(images),
         extra_images=len(images.keys() - named),

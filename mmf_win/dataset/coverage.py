@@ -84,6 +84,15 @@ def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
         return None
 
 
+def is_own_set(paths: DatasetPaths) -> bool:
+    """Whether the dataset was converted from tables of the user's own, whatever its splits are called."""
+    record = Record.load(paths.record)
+    try:
+        return record is not None and any(summary.get("own") for summary in record.result["splits"].values())
+    except (KeyError, AttributeError):
+        return False
+
+
 def coverage(paths: DatasetPaths, split: str) -> Coverage:
     """How much of a split its annotation file holds.
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmf_win.dataset.annotations import Row, label_of
+from mmf_win.dataset.annotations import Row, label_of, read_text
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
 
@@ -65,14 +65,7 @@ def read_table(path: Path, *, shown: str | None = None) -> list[OwnMeme]:
     name = shown or str(path)
     if path.suffix.lower() not in (".csv", ".jsonl"):
         raise DatasetError(f"{name}: neither a .csv nor a .jsonl file", hint=_COLUMNS)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")  # Excel and PowerShell write a byte order mark
-    except OSError as error:
-        raise DatasetError(f"{name}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DatasetError(
-            f"{name}: not a text file in UTF-8", hint="save it as UTF-8; Excel calls that “CSV UTF-8”"
-        ) from None
+    text = read_text(path, name)
     rows = _csv_rows(name, text) if path.suffix.lower() == ".csv" else _json_rows(name, text)
     memes = [_meme(f"{name}:{line}", line, row) for line, row in rows]
     if not memes:
@@ -134,12 +127,10 @@ def as_rows(memes: Sequence[OwnMeme]) -> list[Row]:
 
 
 def write_annotations(path: Path, rows: Iterable[Row]) -> None:
-    """Write an annotation file that MMF reads; it needs labels for all rows or for none."""
-    rows = list(rows)
-    labelled = all(row.label is not None for row in rows)
+    """Write an annotation file as those of the release, with ``own_id`` where a row has one."""
     with path.open("wb") as file:
         for row in rows:
-            label = {"label": row.label} if labelled else {}
+            label = {} if row.label is None else {"label": row.label}
             own = {} if row.own_id is None else {"own_id": row.own_id}
             value = {"id": row.id, "img": row.img, **label, "text": row.text, **own}
             file.write(json_bytes(value))

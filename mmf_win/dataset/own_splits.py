@@ -13,12 +13,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.annotations import LARGEST_ID, Row, whole_number
 from mmf_win.dataset.own_memes import OwnMeme, as_rows, read_table
 from mmf_win.errors import DatasetError
-
-_WHOLE = re.compile(r"[0-9]{1,18}")
-_LARGEST_ID = 2**31 - 1  # MMF keeps ids in 32 bits
 
 
 def read_tables(
@@ -51,7 +48,7 @@ def read_tables(
         memes = read_table(staged[split], shown=shown)
         memes = [_in_layout(meme, member, shown, names, images) for meme in memes]
         _require_even_labels(memes, shown)
-        if all(meme.own_id is not None and _WHOLE.fullmatch(meme.own_id) for meme in memes):
+        if all(whole_number(meme.own_id) is not None for meme in memes):
             rows[split] = _with_their_ids(memes, shown)
         else:
             unnumbered[split] = memes
@@ -86,9 +83,10 @@ def _in_layout(
 
 
 def require_names_apart(images: Collection[str], named: Collection[str]) -> None:
-    """Refuse images that MMF takes for each other: it tries other suffixes before the one that is asked for.
+    """Refuse images that differ in their suffix alone, since region features go by the rest of the name.
 
-    See ``get_possible_image_paths`` in mmf/datasets/databases/image_database.py.
+    MMF without mmfw also confuses the images themselves: see ``get_possible_image_paths`` in
+    mmf/datasets/databases/image_database.py.
 
     Args:
         images: all that there are.
@@ -102,7 +100,8 @@ def require_names_apart(images: Collection[str], named: Collection[str]) -> None
         other = by_name.setdefault(posixpath.splitext(image)[0], image)
         if other != image and {image, other} & set(named):
             raise DatasetError(
-                f"the images {other} and {image} differ only in their suffix, and MMF would confuse them",
+                f"the images {other} and {image} differ only in their suffix, by which MMF does not tell "
+                "region features apart, nor without mmfw the images",
                 hint="rename one of them, or take it out",
             )
 
@@ -120,8 +119,8 @@ def _with_their_ids(memes: Collection[OwnMeme], shown: str) -> list[Row]:
     first: dict[int, OwnMeme] = {}
     for meme in memes:
         number = int(meme.own_id or "")
-        if number > _LARGEST_ID:
-            raise DatasetError(f'{shown}:{meme.line}: "id" must be at most {_LARGEST_ID}, not {meme.own_id}')
+        if number > LARGEST_ID:
+            raise DatasetError(f'{shown}:{meme.line}: "id" must be at most {LARGEST_ID}, not {meme.own_id}')
         earlier = first.setdefault(number, meme)
         if earlier is not meme:
             raise DatasetError(f"{shown}:{meme.line}: id {number} is already in line {earlier.line}")

@@ -272,7 +272,7 @@ class _Team:
         if isinstance(target, Target) and target.is_own:
             return target
         split = target if isinstance(target, str) else target.name
-        return Target.of_split(self._places(member), split)
+        return Target(split, self._places(member).dataset.split(split))
 
     def _sha256(self, path: Path) -> str:
         if path not in self._digests:

@@ -5,7 +5,8 @@
     auroc, accuracy, average_precision, f1, brier, calibration_error
                          a number, or null where it is undefined; of ranks the last two are
     intervals            metric → [low, high], 95 %; without the metrics that are null
-    rows, hateful        how many, and how many of them are labelled 1; hateful is null without labels
+    rows, labelled       how many, and how many of them have a label
+    hateful              how many of them are labelled 1; null where not all rows have a label
     full_rows            how many rows the full split has: more than rows where the conversion left some out;
                          null where no conversion wrote the annotation file, or it was changed since then
     threshold            a probability above it was labelled 1
@@ -60,7 +61,9 @@ def scores(
     """
     labels = labels_of(rows)
     record: dict[str, Any] = dict.fromkeys(METRICS)
-    record |= {"intervals": {}, "rows": len(rows), "hateful": None, "threshold": threshold}
+    labelled = sum(row.label is not None for row in rows)
+    record |= {"intervals": {}, "rows": len(rows), "labelled": labelled, "hateful": None}
+    record |= {"threshold": threshold}
     if labels is None:
         return record
     from mmf_win.results.metrics import Score, measure

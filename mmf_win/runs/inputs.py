@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mmf_win.bridge import settings
 from mmf_win.bridge.install import Installed
+from mmf_win.bridge.needs.added import is_elsewhere, remedy
 from mmf_win.bridge.needs.check import Inputs, check
 from mmf_win.bridge.needs.config import resolve
 from mmf_win.bridge.needs.keys import image_keys, mistaken, without_features
@@ -91,7 +92,11 @@ def _require_own_features(mmf: Installed, places: Places, target: Target, lmdb: 
         DatasetError: it names the images, and what can be done.
     """
     rows = target.rows
-    keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
+    try:
+        keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
+    except DatasetError as error:
+        hint = remedy(lmdb, places) if is_elsewhere(lmdb, places) else error.hint
+        raise DatasetError(str(error), hint=hint) from None
     missing = without_features(rows, keys)
     if missing:
         shown = ", ".join(row.shown_id for row in missing[:_SHOWN]) + (" …" if len(missing) > _SHOWN else "")

@@ -22,8 +22,9 @@ from types import NoneType
 from typing import Any
 
 from mmf_win.console import as_typed
+from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import UsageError
-from mmf_win.paths import portable_name, presets_dir
+from mmf_win.paths import Places, portable_name, presets_dir
 from mmf_win.runs.folder import RunRequest
 
 _KEYS = ("title", "model", "config", "settings", "extends", "offline", "zoo", "published")
@@ -70,13 +71,13 @@ def load(name: str) -> Preset:
     return Preset(name=portable_name(path.stem), file=file, **values)
 
 
-def request(preset: Preset, splits: dict[str, str], data_dir: str) -> RunRequest:
+def request(preset: Preset, splits: dict[str, str], places: Places) -> RunRequest:
     """What a run of a preset is asked for, before any option.
 
     Args:
         preset: the preset.
         splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
-        data_dir: MMF's data folder.
+        places: MMF's folders. Of a set of the user's own nothing is published.
     """
     return RunRequest(
         preset=preset.name,
@@ -86,9 +87,9 @@ def request(preset: Preset, splits: dict[str, str], data_dir: str) -> RunRequest
         settings=preset.settings,
         overrides=[],
         splits=splits,
-        data_dir=data_dir,
+        data_dir=str(places.data_dir),
         offline=preset.offline,
-        published=preset.published,
+        published={} if is_own_set(places.dataset) else preset.published,
     )
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mmf_win.bridge import settings
 from mmf_win.bridge.settings import Settings
-from mmf_win.console import say
 from mmf_win.dataset.annotations import Row, count_rows, read_rows, require_split
 from mmf_win.dataset.own_memes import as_rows, find_images, is_unicode, read_table, write_annotations
 from mmf_win.errors import DatasetError, UsageError
@@ -54,9 +53,6 @@ class Target:
             DatasetError: the table cannot be used, or images are missing.
         """
         memes = find_images(read_table(table), table.parent, shown=str(table))
-        unlabelled = sum(meme.label is None for meme in memes)
-        if 0 < unlabelled < len(memes):
-            say(f"note: {unlabelled} of {len(memes)} memes have no label, so nothing is scored")
         return cls._own(table, as_rows(memes), scratch)
 
     @classmethod

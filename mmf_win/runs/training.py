@@ -221,7 +221,7 @@ def _with_data(request: RunRequest, data_dir: Path | None, places: Places) -> tu
 def _request(preset_name: str, places: Places, options: Options) -> RunRequest:
     preset = presets.load(preset_name)
     _require_dataset(places)
-    return options.over(presets.request(preset, choose_splits(places.dataset), str(places.data_dir)))
+    return options.over(presets.request(preset, choose_splits(places.dataset), places))
 
 
 def _require_dataset(places: Places) -> None:

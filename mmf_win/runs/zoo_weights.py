@@ -107,7 +107,7 @@ def run_of(
     weights = fetch(preset, places, source)
     sha256 = _sha256(weights)
     request = replace(
-        presets.request(preset, splits, str(places.data_dir)),
+        presets.request(preset, splits, places),
         published_weights=preset.zoo,
         published_sha256=sha256,
     )

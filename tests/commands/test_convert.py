@@ -48,7 +48,8 @@ def test_a_table_of_splits_and_what_to_do_next(
 def test_json_for_scripts(archive: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(archive, data_dir, "--password", PASSWORD, "--json") == 0
     first = json.loads(capsys.readouterr().out)
-    assert first["splits"]["train"] == {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": []}
+    counts = {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": [], "own": False}
+    assert first["splits"]["train"] == counts
     assert run(archive, data_dir, "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert (first["already_done"], again["already_done"]) == (False, True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import objects_for_mmf, read_rows
 from mmf_win.dataset.own_memes import OwnMeme, as_rows, find_images, read_table, write_annotations
 from mmf_win.errors import DatasetError
 
@@ -126,16 +124,15 @@ def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_nu
     assert [row.shown_id for row in rows] == ["mine", "y.png", "z.png#3", "z.png#4#", "mine#5", "z.png#4"]
 
 
-@pytest.mark.parametrize(("labels", "written"), [((1, 0), True), ((1, None), False), ((None, None), False)])
-def test_annotations_for_mmf_have_all_labels_or_none(
-    labels: tuple[int | None, int | None], written: bool, user_dir: Path
+@pytest.mark.parametrize(("labels", "for_mmf"), [((1, 0), True), ((1, None), False), ((None, None), False)])
+def test_annotations_keep_the_labels_there_are_and_mmf_gets_all_or_none(
+    labels: tuple[int | None, int | None], for_mmf: bool, user_dir: Path
 ) -> None:
     memes = [OwnMeme(f"{n}.png", "текст", None, label, n + 2) for n, label in enumerate(labels)]
     path = user_dir / "memes.jsonl"
     write_annotations(path, as_rows(memes))
-    values: list[dict[str, Any]] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    assert all(("label" in value) == written for value in values)
-    assert [(row.id, row.img, row.text, row.own_id) for row in read_rows(path)] == [
-        (1, "0.png", "текст", "0.png"),
-        (2, "1.png", "текст", "1.png"),
+    assert [(row.id, row.img, row.text, row.label, row.own_id) for row in read_rows(path)] == [
+        (1, "0.png", "текст", labels[0], "0.png"),
+        (2, "1.png", "текст", labels[1], "1.png"),
     ]
+    assert all(("label" in value) == for_mmf for value in objects_for_mmf(path))

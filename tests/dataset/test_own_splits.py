@@ -51,6 +51,18 @@ def own_set() -> Files:
     }
 
 
+def test_csv_that_is_called_jsonl_is_taken_once_it_is_renamed_as_the_hint_says(
+    user_dir: Path, places: Places
+) -> None:
+    source = lay_out(own_set(), user_dir / "mine")
+    (source / "train.csv").rename(source / "train.jsonl")
+    with pytest.raises(DatasetError, match="CSV") as caught:
+        convert(source, places)
+    assert "end in .csv" in str(caught.value.hint)
+    (source / "train.jsonl").rename(source / "train.csv")
+    assert convert(source, places).splits["train"].rows == 3
+
+
 def rows_of(places: Places, split: str) -> list[Row]:
     """What is on disk afterwards."""
     return read_rows(places.dataset.split(split))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from tests.endtoend.conftest import Tool
-from tests.worlds import npy, tiny_mmf
+from tests.worlds import hostile, npy, tiny_mmf
 
 pytestmark = pytest.mark.torch
 
@@ -26,7 +26,7 @@ def rows_of(path: str | Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table_of_the_split(tool: Tool, folder: Path, **labels: Any) -> Path:
+def table_of_the_split(tool: Tool, folder: Path) -> Path:
     """The rows of a split as a table of a user's own: images elsewhere, other names for the columns."""
     folder.mkdir()
     path = folder / "мои мемы.csv"
@@ -92,6 +92,13 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     assert [row["id"] for row in rows_of(own["csv"])] == [Path(row["img"]).name for row in rows]
     table.unlink()
     Path(own["report"]).unlink()
+    partly = tool.folder / "partly.jsonl"
+    rows[0]["label"] = None
+    partly.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    unscored = tool("predict", "--memes", str(partly))
+    assert (unscored["auroc"], unscored["labelled"]) == (None, len(rows) - 1)
+    labels = f"{len(rows) - 1} of {len(rows)} labels"
+    assert labels in Path(unscored["report"]).read_text(encoding="utf-8")
     assert tool.code("report", "--split", own["split"]) == 0
     page = Path(own["csv"]).with_name("report.html").read_text(encoding="utf-8")
     assert "dev_seen.jsonl" in page and "Published" not in page
@@ -141,6 +148,15 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     tool.read()  # what it has printed
     own = tool("predict", "--memes", str(table), "--features", str(other))
     assert [row["id"] for row in rows_of(own["csv"])] == ["новое.png"]
+
+    again = ("predict", "--memes", str(table), "--features", str(other))
+    hostile.cut(other / "data.mdb")
+    assert tool.code(*again) == 3
+    [hint] = [line for line in tool.errors.splitlines() if "mmfw features add" in line]
+    assert str(other) in hint
+    assert main(shlex.split(hint[hint.index("mmfw") :])[1:]) == 0
+    tool.read()
+    assert tool(*again)["rows"] == 1
 
 
 def test_a_picture_that_cannot_be_decoded_is_named_with_the_users_table(tool: Tool, tmp_path: Path) -> None:

@@ -42,6 +42,16 @@ def weights(run: Run) -> dict[str, Any]:
     return dict(torch.load(run.checkpoints / "current.ckpt", weights_only=True)["model"])
 
 
+def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
+    schedule = ("training.log_interval=1", "training.lr_scheduler=False")
+    tool("train", tool.preset("bert"), "--updates", "2", *schedule, "optimizer.params.lr=0.01")
+    words = ("train", "--resume", "last", "--updates", "4", "optimizer.params.lr=0.0001")
+    assert tool.code(*words) == 2
+    [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
+    run = tool.run_of(tool(*words, hint.split()[1]))
+    assert [trained(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights(
     tool: Tool, faulty: Callable[..., None], workers: int

@@ -16,9 +16,8 @@ comparison = pytest.importorskip("mmf_win.results.report.comparison")
 from mmf_win.cli import main  # noqa: E402
 from mmf_win.errors import UsageError  # noqa: E402
 from mmf_win.results.report.scored import predictions_of, read_scored  # noqa: E402
-from tests.results.test_report_page import left_out, text_of  # noqa: E402
 from tests.worlds import report_world  # noqa: E402
-from tests.worlds.report_world import World  # noqa: E402
+from tests.worlds.report_world import World, left_out, text_of  # noqa: E402
 
 
 @pytest.fixture

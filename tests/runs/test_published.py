@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from mmf_win.dataset.convert import convert
+from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.runs.published import Published, published, why_none
+from tests.worlds import memes
 
 NUMBERS = {"val": {"accuracy": 58.2, "auroc": 68.57}, "test": {"auroc": [67.92, 0.87]}}
 
@@ -22,6 +27,19 @@ def test_the_papers_splits_are_the_seen_ones_and_those_of_the_first_phase() -> N
 def test_no_other_split_has_any(split: str) -> None:
     assert published(NUMBERS, split, "auroc") is None
     assert split in why_none(split) and "dev_seen and test_seen" in why_none(split)
+
+
+def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_dir: Path) -> None:
+    tables = {f"{split}.csv": f"img,text,label\n{split}.png,hello,1\n".encode() for split in ("train", "dev")}
+    images = {f"{split}.png": memes.image(n) for n, split in enumerate(("train", "dev"))}
+    sets = {"own": tables | images, "released": memes.memes(), "first": memes.memes(memes.PHASE_1)}
+    found = {}
+    for name, files in sets.items():
+        places = Places.resolve(user_dir / f"data {name}")
+        convert(memes.lay_out(files, user_dir / name), places)
+        preset = presets.load("mmbt_grid")
+        found[name] = presets.request(preset, {"val": "dev"}, places).published == preset.published
+    assert found == {"own": False, "released": True, "first": True}
 
 
 @pytest.mark.parametrize("numbers", [{}, {"test": {}}, {"test": {"auroc": None}}, NUMBERS])

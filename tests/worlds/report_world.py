@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from mmf_win.crc import crc32
+from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.drawing import Picture, draw
 from mmf_win.dataset.predictions import Prediction, write_predictions
+from mmf_win.dataset.record import Record
 from mmf_win.files import json_bytes
+from mmf_win.integrity import Checksum, Source
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run, RunRequest
@@ -154,3 +159,17 @@ def attempt(
     if outcome is not None:
         events.append(event(last, "run_ended", action="train", outcome=outcome))
     return events
+
+
+def text_of(page: str) -> str:
+    """What is read on the page, without its marks."""
+    return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())
+
+
+def left_out(world: World, split: str, count: int) -> None:
+    """Have the dataset be one that was converted without some memes of a split."""
+    content = world.dataset.split(split).read_bytes()
+    rows = len(content.splitlines())
+    files = {f"annotations/{split}.jsonl": Checksum(len(content), crc32(content))}
+    summary = asdict(SplitSummary(rows, None, None, count, tuple(map(str, range(count)))))
+    Record(Source("memes.zip", 1, 1, None), files, {"splits": {split: summary}}).save(world.dataset.record)

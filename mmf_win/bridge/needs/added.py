@@ -117,6 +117,11 @@ def remedy(lmdb: Path, places: Places) -> str:
     return f"`{again}` builds it of the features in FOLDER alone; `{extract}` puts an archive's back"
 
 
+def is_elsewhere(lmdb: Path, places: Places) -> bool:
+    """Whether an LMDB lies outside of the data folder, where `mmfw features repair` does not look."""
+    return lmdb.parent != places.dataset.features
+
+
 def _sources(lmdb: Path, more: list[str]) -> list[str] | None:
     """All folders that an LMDB was built from, and ``more``; None where it extends one of another origin."""
     manifest = Manifest.load(lmdb.parent)

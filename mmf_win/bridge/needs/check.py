@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mmf_win.bridge.needs import caches
+from mmf_win.bridge.needs.added import is_elsewhere, remedy
 from mmf_win.bridge.needs.config import DATASET, Tree
 from mmf_win.bridge.needs.keys import image_keys, without_features
 from mmf_win.bridge.needs.listing import Need, needs_of, paths_of, tell_mmf
@@ -102,7 +103,7 @@ def check(
     _require_dataset(places, config["dataset"], slots)
     needs = needs_of(root, places, config, slots)
     _require_known_weights(needs, config)
-    _require_whole([examine(need, places) for need in needs], hint_words, offline)
+    _require_whole([examine(need, places) for need in needs], hint_words, offline, places)
     tell_mmf(needs)
     dataset = config["dataset"]
     left_out = _with_rows(needs, dataset, slots, allow_missing=allow_missing, may=may_leave_out)
@@ -131,13 +132,18 @@ def _require_known_weights(needs: Sequence[Need], config: Tree) -> None:
         )
 
 
-def _require_whole(statuses: Sequence[Status], hint_words: Sequence[str], offline: bool) -> None:
+def _require_whole(
+    statuses: Sequence[Status], hint_words: Sequence[str], offline: bool, places: Places
+) -> None:
     broken = [status for status in statuses if status.state == "broken"]
     missing = [status for status in statuses if status.state == "missing"]
     for need in [status.need for status in missing if not offline]:
         if need.library and not (need.is_of_hub and caches.hub_is_offline()):
             say(f"note: {need.title} is not here yet; {need.library} will download it")
             missing = [status for status in missing if status.need != need]
+    for lmdb in (status.need.files[0].parent for status in broken if status.need.kind == "features"):
+        if is_elsewhere(lmdb, places):
+            raise DataError(f"{lmdb.parent}: {_told(broken)}", hint=remedy(lmdb, places))
     if broken:
         raise DataError(_told(broken), hint=as_typed("mmfw", "features", "repair", *hint_words))
     if missing:

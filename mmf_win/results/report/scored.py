@@ -81,6 +81,11 @@ class Scored:
         return labels_of(meme.row for meme in self.memes)
 
     @property
+    def labelled(self) -> int:
+        """How many of the memes have a label."""
+        return sum(meme.row.label is not None for meme in self.memes)
+
+    @property
     def probas(self) -> list[float]:
         """The predicted probability of each meme."""
         return [meme.proba for meme in self.memes]

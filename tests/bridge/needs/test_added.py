@@ -24,7 +24,6 @@ from mmf_win.integrity import Entry, Manifest, settled
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds import hostile, npy
-from tests.worlds.memes import jsonl, lay_out
 
 pytestmark = pytest.mark.torch
 
@@ -40,25 +39,6 @@ words = ["--mode", "convert", "--lmdb_path", sys.argv[2], "--features_folder", s
 sys.argv = ["lmdb_conversion.py", *words]
 runpy.run_path(str(root / "tools/scripts/features/lmdb_conversion.py"), run_name="__main__")
 """
-
-
-@pytest.fixture
-def places(user_dir: Path) -> Places:
-    """Empty folders."""
-    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
-    return Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
-
-
-@pytest.fixture
-def lmdb(places: Places) -> Path:
-    """Where MMF looks."""
-    return places.dataset.features / "detectron.lmdb"
-
-
-@pytest.fixture
-def add(places: Places, lmdb: Path) -> Callable[..., Added]:
-    """Adds folders to that LMDB."""
-    return lambda *folders, force=False: add_features(folders, lmdb, places, force=force)
 
 
 def need_of(lmdb: Path) -> Need:
@@ -402,55 +382,3 @@ def test_two_lmdbs_in_a_folder_share_a_manifest(user_dir: Path, places: Places) 
         advice = remedy(lmdb, places)
         assert f"{name}.lmdb" in advice
         assert image_keys(lmdb) == {name}
-
-
-def laid_out(places: Places, **images: list[str]) -> None:
-    """Splits with rows for these images."""
-    splits = {
-        f"{split}.jsonl": jsonl([{"id": n, "img": name, "text": ""} for n, name in enumerate(names)])
-        for split, names in images.items()
-    }
-    lay_out(splits, places.dataset.annotations)
-
-
-def test_each_split_says_how_much_of_it_has_features(
-    user_dir: Path, places: Places, add: Callable[..., Added]
-) -> None:
-    laid_out(places, train=["img/00001.png", "img/00002.png", "img/x.y.jpg"], dev=["img/00003.png"])
-    folder = npy.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
-    npy.write_pair(folder / "sub", "00003")
-    added = add(folder)
-    assert added.splits == {
-        "train": {"rows": 3, "with_features": 3},
-        "dev": {"rows": 1, "with_features": 0},
-    }
-    assert added.unmatched == ["other", "sub/00003"]
-    assert not added.mistaken
-
-
-def test_a_number_at_the_end_of_a_name_that_leads_to_another_image_is_told(
-    user_dir: Path, places: Places, add: Callable[..., Added]
-) -> None:
-    laid_out(
-        places, train=["img/12.png", "img/cat_12.png", "img/dog_7.png", "img/cow_7.png", "img/00008.png"]
-    )
-    added = add(npy.write_pairs(user_dir / "npy", ["12", "cat_12", "7", "8"]))
-    assert added.mistaken == {"img/cat_12.png": "12", "img/dog_7.png": "7", "img/cow_7.png": "7"}
-    assert added.unmatched == ["cat_12"]
-
-
-def test_images_of_the_same_name_in_two_folders_are_told(
-    user_dir: Path, places: Places, add: Callable[..., Added]
-) -> None:
-    laid_out(places, train=["img/a/1.png", "img/b/1.png"], dev=["img/2.png"], test=["img/2.png"])
-    added = add(npy.write_pairs(user_dir / "npy", ["1", "2"]))
-    assert added.mistaken == {"img/b/1.png": "1"}
-
-
-def test_a_broken_annotation_file_is_named_before_anything_is_written(
-    user_dir: Path, places: Places, lmdb: Path, add: Callable[..., Added]
-) -> None:
-    lay_out({"train.jsonl": b"{"}, places.dataset.annotations)
-    with pytest.raises(DatasetError, match=r"train\.jsonl:1"):
-        add(npy.write_pairs(user_dir / "npy", ["1"]))
-    assert not lmdb.exists()

@@ -226,6 +226,17 @@ def test_the_hint_says_how_it_is_done(root: Path, places: Places, word: str, hin
     assert hinted in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["training.early_stop.enabled=true", "training.clip_gradients=off", "training.log_format=null"],
+)
+def test_the_value_that_a_hint_names_is_taken(root: Path, places: Places, word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        assigned(root, places, word)
+    config = assigned(root, places, str(caught.value.hint))
+    assert OmegaConf.select(config, word.partition("=")[0]) in (True, False, None)
+
+
 def test_keys_of_the_users_own_code_are_left_to_mmf(root: Path, places: Places) -> None:
     word = "model_config.my_own.layers=3"
     with pytest.raises(UsageError):
