@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mmf_win.bridge.demo_folder import PASSWORD, DemoFolder
+from mmf_win.demo.folder import PASSWORD, DemoFolder
 
 
 def make(path: Path) -> DemoFolder:

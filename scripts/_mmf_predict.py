@@ -11,14 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mmf_win.bridge import compat
-from mmf_win.bridge.install import usable_mmf
-from mmf_win.bridge.settings import ANNOTATIONS
-from mmf_win.bridge.versions import config_path
 from mmf_win.files import write_json
 from mmf_win.paths import presets_dir
 from mmf_win.runs.folder import Run
 from mmf_win.runs.presets import merge
+from mmf_win.upstream.install import usable_mmf
+from mmf_win.upstream.settings import ANNOTATIONS
+from mmf_win.upstream.versions import config_path
+from mmf_win.worker import compat
 
 
 def main(run: Run, split: str, reports: Path, words: list[str]) -> None:

@@ -30,12 +30,12 @@ from pathlib import Path
 
 from _demo_set import make
 
-from mmf_win.bridge import settings
 from mmf_win.files import read_json
 from mmf_win.paths import Places
 from mmf_win.protocol import Request
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
+from mmf_win.upstream import settings
 
 # MMF imports it in the process that trains; it notes the clocks after the first and after the last update.
 _COUNTER = '''\
@@ -63,7 +63,7 @@ def timed(hook):
     return call
 
 if "BENCH_HOOKS" in os.environ:
-    from mmf_win.bridge.hooks.observer import Observer
+    from mmf_win.worker.hooks.observer import Observer
     for name in ("trained", "updated"):
         setattr(Observer, name, timed(getattr(Observer, name)))
 
@@ -87,9 +87,9 @@ register_optimizer_step_post_hook(updated)
 _MMF_ALONE = """\
 import sys
 from pathlib import Path
-from mmf_win.bridge import compat, worker
-from mmf_win.bridge.settings import as_pairs
-from mmf_win.bridge.versions import read_version
+from mmf_win.worker import compat, entry as worker
+from mmf_win.upstream.settings import as_pairs
+from mmf_win.upstream.versions import read_version
 from mmf_win.protocol import Request
 request = Request.load(Path(sys.argv[1]))
 compat.install(Path(request.mmf), read_version(Path(request.mmf)))
@@ -150,7 +150,7 @@ class Bench:
     def bare_worker(self) -> Cost:
         """Our worker, on its own."""
         run, request = self._again()
-        self._python("-m", "mmf_win.bridge.worker", str(request.attempt.request), of=run, BENCH_HOOKS="yes")
+        self._python("-m", "mmf_win.worker.entry", str(request.attempt.request), of=run, BENCH_HOOKS="yes")
         return self._cost()
 
     def mmf_alone(self) -> Cost:

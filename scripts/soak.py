@@ -29,13 +29,13 @@ from random import Random
 
 from _demo_set import make
 
-from mmf_win.bridge.demo_folder import DemoFolder
-from mmf_win.bridge.install import usable_mmf
 from mmf_win.console import say
+from mmf_win.demo.folder import DemoFolder
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import history
 from mmf_win.runs.checkpoint_list import listed
 from mmf_win.runs.folder import Run
+from mmf_win.upstream.install import usable_mmf
 
 _PATIENCE = 600.0
 _SAVES = 10

@@ -72,7 +72,7 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
 
 
 def _require_packages() -> None:
-    from mmf_win.bridge.install import require_packages, usable_mmf
+    from mmf_win.upstream.install import require_packages, usable_mmf
 
     usable_mmf()
     require_packages("pillow", "lmdb", "numpy", "safetensors", "jinja2", "matplotlib")
@@ -100,7 +100,7 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 
 def _go(path: Path) -> dict[str, Any]:
     """The whole way; returns what it led to."""
-    from mmf_win.bridge.demo_folder import PASSWORD, DemoFolder
+    from mmf_win.demo.folder import PASSWORD, DemoFolder
     from mmf_win.results import record
     from mmf_win.runs import history
 

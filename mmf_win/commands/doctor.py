@@ -125,11 +125,11 @@ def _show_compat(as_json: bool) -> None:
 
 def _survey_compat() -> list[dict[str, Any]]:
     """The cures, surveyed in a child: they may import what the parent must not."""
-    from mmf_win.bridge.install import find
+    from mmf_win.upstream.install import find
 
     installed = find()
     done = subprocess.run(
-        [sys.executable, "-m", "mmf_win.bridge.compat", str(installed.root), installed.version],
+        [sys.executable, "-m", "mmf_win.worker.compat", str(installed.root), installed.version],
         cwd=Path(sys.executable).parent,  # the user's files must not stand in for libraries
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -14,11 +14,11 @@ from mmf_win.console import as_typed, moment, print_json, say, size, table
 from mmf_win.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from mmf_win.bridge.needs.fetch import Fetcher
-    from mmf_win.bridge.needs.listing import Need
-    from mmf_win.bridge.needs.state import State, Status
-    from mmf_win.dataset.features import Version
+    from mmf_win.inputs.fetch import Fetcher
+    from mmf_win.inputs.listing import Need
+    from mmf_win.inputs.state import State, Status
     from mmf_win.paths import Places
+    from mmf_win.upstream.zoo import Version
 
 
 @click.group(
@@ -71,8 +71,8 @@ def status(words: tuple[str, ...], data_dir: Path | None, save_dir: Path | None,
     Without a PRESET it is that of the newest run; without a run, all of them. KEY=VALUE overrides are as
     for `mmfw train`. No file is read.
     """
-    from mmf_win.bridge.needs.fetch import Fetcher
-    from mmf_win.bridge.needs.state import look
+    from mmf_win.inputs.fetch import Fetcher
+    from mmf_win.inputs.state import look
 
     wanted = _wanted(words, data_dir, save_dir)
     found = [look(need, wanted.places) for need in wanted.needs]
@@ -118,7 +118,7 @@ def verify(
     words: tuple[str, ...], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
     """Make sure that what PRESETs need is whole."""
-    from mmf_win.bridge.needs.state import examine
+    from mmf_win.inputs.state import examine
 
     wanted = _wanted(words, data_dir, save_dir)
     found = [examine(need, wanted.places, full=full) for need in wanted.needs]
@@ -181,9 +181,9 @@ def extract(archive: Path, data_dir: Path | None, force: bool) -> None:
 
 def _version_mmf_expects() -> Version | None:
     """The version that the installed MMF looks for; None when there is no MMF yet."""
-    from mmf_win.bridge.install import find
-    from mmf_win.bridge.versions import dataset_version
     from mmf_win.errors import MmfError
+    from mmf_win.upstream.install import find
+    from mmf_win.upstream.versions import dataset_version
 
     try:
         return dataset_version(find().root)
@@ -216,8 +216,8 @@ class _Wanted:
 
 
 def _fetcher(wanted: _Wanted, source: str | None, keep_archives: bool) -> Fetcher:
-    from mmf_win.bridge.needs.fetch import Fetcher
-    from mmf_win.bridge.needs.mirror import Mirror
+    from mmf_win.inputs.fetch import Fetcher
+    from mmf_win.inputs.mirror import Mirror
 
     return Fetcher(wanted.places, Mirror.of(source), keep_archives)
 
@@ -226,11 +226,11 @@ def _wanted(
     words: Sequence[str], data_dir: Path | None, save_dir: Path | None, widely: bool = False
 ) -> _Wanted:
     """What the presets need, else the newest run, else – or ``widely``, too – all presets."""
-    from mmf_win.bridge.install import find
     from mmf_win.paths import Places
     from mmf_win.runs import history, inputs, zoo_weights
     from mmf_win.runs.overrides import about_files, split_runs
     from mmf_win.runs.presets import names
+    from mmf_win.upstream.install import find
 
     presets, overrides = split_runs(words)
     places, mmf = Places.resolve(data_dir, save_dir), find()

@@ -242,9 +242,9 @@ def _require_alone(preset: str, runs: Sequence[str], checkpoint: Sequence[str], 
 
 def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | None:
     """The page about a prediction; None where its split is ``shown`` already, or a package is missing."""
-    from mmf_win.bridge.install import require_packages
     from mmf_win.errors import MmfError
     from mmf_win.runs import history
+    from mmf_win.upstream.install import require_packages
 
     split: str = result.record["split"]
     if split in shown:

@@ -46,9 +46,9 @@ def command(
     mistakes, their pictures blurred until they are clicked. For several it goes into the save dir as
     comparison.html. RUN is a run's id, its name (the newest run of that name) or its folder.
     """
-    from mmf_win.bridge.install import require_packages
     from mmf_win.paths import Places
     from mmf_win.runs import history
+    from mmf_win.upstream.install import require_packages
 
     require_packages("jinja2", "matplotlib", "scikit-learn", "pillow", "numpy")
     from mmf_win.results.report import pages

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from mmf_win.bridge.install import Installed, adopt, chosen, install
-from mmf_win.bridge.sources import PYPI, SOURCES
 from mmf_win.commands.options import as_json
 from mmf_win.console import print_json, say
+from mmf_win.upstream.install import Installed, adopt, chosen, install
+from mmf_win.upstream.sources import PYPI, SOURCES
 
 
 @click.command(

@@ -191,10 +191,10 @@ def _print_presets(as_json: bool) -> None:
 
 def _published_weights(loaded: Sequence[Preset]) -> tuple[str | None, dict[str, bool]]:
     """The version of the installed MMF, and by preset whether its zoo has published weights."""
-    from mmf_win.bridge.install import find
     from mmf_win.errors import MmfError
     from mmf_win.paths import Places
     from mmf_win.runs.zoo_weights import need_of
+    from mmf_win.upstream.install import find
 
     try:
         mmf = find()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TypeAlias
 
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.files import read_json, write_json
@@ -13,10 +12,7 @@ from mmf_win.integrity import Entry, Manifest, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, manifest_of
 from mmf_win.unpacking.staging import was_killed_while_installing
-
-Version: TypeAlias = str | float
-"""What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML, some
-look like numbers."""
+from mmf_win.upstream.zoo import Version
 
 _DATA = "detectron.lmdb/data.mdb"
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win import __version__, fits
+from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
-from mmf_win.bridge.install import Installed, find, pip_hint, verify, was_set_up
 from mmf_win.doctor.machine import Machine, survey_machine
 from mmf_win.errors import MmfError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
+from mmf_win.runs import fits
+from mmf_win.upstream.install import Installed, find, pip_hint, verify, was_set_up
 
 BASE = ("click", "omegaconf", "tqdm", "py7zr", "pycryptodomex", "fast-zip-decryption", "zlib-ng")
 TRAIN = (

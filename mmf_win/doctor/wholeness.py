@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from mmf_win.bridge.install import find, source_of, was_set_up
-from mmf_win.bridge.install import verify as verify_mmf
-from mmf_win.bridge.needs.added import remedy
-from mmf_win.bridge.needs.caches import git_id_in_name, hash_in_name, hub_cache
-from mmf_win.bridge.needs.ledger import Ledger
 from mmf_win.console import as_typed
 from mmf_win.dataset.record import Record, verify_dataset
 from mmf_win.errors import DataError, MmfError
+from mmf_win.inputs.added import remedy
+from mmf_win.inputs.caches import git_id_in_name, hash_in_name, hub_cache
+from mmf_win.inputs.ledger import Ledger
 from mmf_win.integrity import FIRST_READING, SUMS, Manifest, verify
 from mmf_win.paths import Places
 from mmf_win.runs.checkpoint_list import listed
 from mmf_win.runs.history import all_runs
+from mmf_win.upstream.install import find, source_of, was_set_up
+from mmf_win.upstream.install import verify as verify_mmf
 
 State: TypeAlias = Literal["ok", "not vouched for", "broken"]
 """``not vouched for``: it is as it was found one day, or nothing is known of it."""

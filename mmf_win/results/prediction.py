@@ -14,7 +14,6 @@ from threading import Thread
 from typing import Any
 
 from mmf_win import __version__
-from mmf_win.bridge.install import usable_mmf
 from mmf_win.console import Progress, say
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.coverage import coverage
@@ -30,6 +29,7 @@ from mmf_win.results.members import Member
 from mmf_win.results.threshold import DEFAULT, best_accuracy, label
 from mmf_win.runs import launch
 from mmf_win.runs.targets import Target
+from mmf_win.upstream.install import usable_mmf
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from mmf_win.bridge import settings
 from mmf_win.console import say
 from mmf_win.paths import Places
 from mmf_win.protocol import Exit, Request
 from mmf_win.runs.folder import Run
 from mmf_win.runs.progress import Watcher
 from mmf_win.supervise import Ended, oom_killer, run_child, stop_timeout
+from mmf_win.upstream import settings
 
 
 def attempt(
@@ -45,7 +45,7 @@ def attempt(
     kills = oom_killer.kills()
     with Watcher(run.events, files.name, on_training) as watcher:
         ended = run_child(
-            [sys.executable, "-m", "mmf_win.bridge.worker", str(files.request)],
+            [sys.executable, "-m", "mmf_win.worker.entry", str(files.request)],
             log=run.log,
             environment=environment,
             stop_file=files.stop,

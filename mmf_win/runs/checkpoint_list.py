@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from os import stat_result
 from pathlib import Path
 
-from mmf_win.bridge.checkpoint_files import counts, numbered
 from mmf_win.console import Progress
 from mmf_win.integrity import torch_file
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import val_auroc
+from mmf_win.upstream.checkpoint_files import counts, numbered
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win.bridge.checkpoint_files import counts, numbered
 from mmf_win.console import Progress, say
 from mmf_win.errors import CheckpointError
 from mmf_win.files import share
 from mmf_win.integrity import torch_file
 from mmf_win.runs.folder import Run
+from mmf_win.upstream.checkpoint_files import counts, numbered
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmf_win.bridge import settings
-from mmf_win.bridge.install import Installed
-from mmf_win.bridge.needs.added import is_elsewhere, remedy
-from mmf_win.bridge.needs.check import Inputs, check
-from mmf_win.bridge.needs.config import resolve
-from mmf_win.bridge.needs.keys import image_keys, mistaken, without_features
-from mmf_win.bridge.needs.listing import Need, needs_of, paths_of
-from mmf_win.bridge.versions import differences
 from mmf_win.console import Progress, as_typed, say
 from mmf_win.errors import DatasetError
+from mmf_win.inputs.added import is_elsewhere, remedy
+from mmf_win.inputs.check import Inputs, check
+from mmf_win.inputs.keys import image_keys, mistaken, without_features
+from mmf_win.inputs.listing import Need, needs_of, paths_of
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.runs.folder import RunRequest
 from mmf_win.runs.overrides import FEATURES, about_files, of_prediction
 from mmf_win.runs.presets import Preset, merge
 from mmf_win.runs.targets import Target
+from mmf_win.upstream import settings
+from mmf_win.upstream.config import resolve
+from mmf_win.upstream.install import Installed
+from mmf_win.upstream.versions import differences
 
 _SHOWN = 3
 

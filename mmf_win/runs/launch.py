@@ -8,23 +8,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmf_win import fits
-from mmf_win.bridge import settings
-from mmf_win.bridge.install import Installed, usable_mmf
-from mmf_win.bridge.needs.check import Inputs
-from mmf_win.bridge.versions import Differences, config_path, differences
 from mmf_win.console import say
 from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.inputs.check import Inputs
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Action, Attempt, Event, Exit, Request
-from mmf_win.runs import checkpoints, inputs
+from mmf_win.runs import checkpoints, fits, inputs
 from mmf_win.runs.attempts import attempt
 from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, lasting, of_prediction, without
 from mmf_win.runs.presets import merge
 from mmf_win.runs.retry import Start, Trial, events_of, until_it_fits, what_began
 from mmf_win.runs.targets import Target
+from mmf_win.upstream import settings
+from mmf_win.upstream.install import Installed, usable_mmf
+from mmf_win.upstream.versions import Differences, config_path, differences
 
 _WORKERS = "training.num_workers"
 

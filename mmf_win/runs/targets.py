@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win.bridge import settings
-from mmf_win.bridge.settings import Settings
 from mmf_win.dataset.annotations import Row, count_rows, read_rows, require_split
 from mmf_win.dataset.own_memes import as_rows, find_images, is_unicode, read_table, write_annotations
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places, portable_name
 from mmf_win.runs.overrides import OWN_MEMES
+from mmf_win.upstream import settings
+from mmf_win.upstream.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.bridge.install import Installed, usable_mmf
-from mmf_win.bridge.needs.fetch import Fetcher
-from mmf_win.bridge.needs.listing import Need, zoo_weights
-from mmf_win.bridge.needs.mirror import Mirror
 from mmf_win.console import as_typed, say
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
 from mmf_win.files import share
+from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.listing import Need, zoo_weights
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity import Manifest, file_digest
 from mmf_win.paths import Places, portable_name
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run, RunRequest
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.published import splits_of_paper
+from mmf_win.upstream.install import Installed, usable_mmf
 
 
 def need_of(preset: Preset, mmf: Installed, places: Places) -> Need | None:

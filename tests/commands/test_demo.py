@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import pytest
 
 from mmf_win import __version__
-from mmf_win.bridge import install
 from mmf_win.cli import main
 from mmf_win.commands import demo
 from mmf_win.errors import MmfError
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.runs import presets
+from mmf_win.upstream import install
 
 UPDATES = presets.load("demo").settings["training"]["max_updates"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mmf_win.bridge.install import adopt, find, install
 from mmf_win.cli import main
+from mmf_win.upstream.install import adopt, find, install
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
 
 
@@ -49,7 +49,7 @@ def test_a_broken_mmf_is_an_error(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Server.answering(send(tar_gz(TREE))) as server:
-        monkeypatch.setattr("mmf_win.bridge.install.SOURCES", (github(server.url),))
+        monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (github(server.url),))
         install(github(server.url))
     assert _doctor(capsys)["mmf"]["problems"] == []
     (find().root / "mmf.txt").unlink()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.bridge.needs.added import remedy
 from mmf_win.cli import main
+from mmf_win.inputs.added import remedy
 from mmf_win.paths import Places
 from tests.worlds import hostile, npy
 from tests.worlds.memes import lay_out, memes

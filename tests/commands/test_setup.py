@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.bridge import install, sources
 from mmf_win.cli import main
 from mmf_win.locking import locked
+from mmf_win.upstream import install, sources
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
 
 
@@ -49,7 +49,7 @@ def test_without_a_choice_a_broken_copy_is_mended(
 ) -> None:
     with Server.answering(send(tar_gz(TREE))) as server:
         known = (sources.PYPI, github(server.url))
-        monkeypatch.setattr("mmf_win.bridge.install.SOURCES", known)
+        monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known)
         monkeypatch.setattr("mmf_win.commands.setup.SOURCES", known)
         assert main(["setup", "--mmf", "github"]) == 0
         (install.find().root / "mmf/__init__.py").write_bytes(b"?")

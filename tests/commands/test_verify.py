@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from mmf_win.bridge.install import adopt, find, install
-from mmf_win.bridge.needs.ledger import Ledger
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
+from mmf_win.inputs.ledger import Ledger
 from mmf_win.integrity import record
 from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 from mmf_win.unpacking.extract import extract_verified
+from mmf_win.upstream.install import adopt, find, install
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out, memes, tar_gz
 from tests.worlds.mmf_sources import TREE, Server, github, send
@@ -51,7 +51,7 @@ def world(places: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Pl
     with Server.answering(send(mmf_archive(TREE))) as server:
         source = github(server.url)
         install(source)
-    monkeypatch.setattr("mmf_win.bridge.install.SOURCES", (source,))
+    monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))
     for file in user_dir.rglob("*"):
         os.utime(file, (LONG_AGO, LONG_AGO))
     return places

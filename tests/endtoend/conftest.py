@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mmf_win import fits
 from mmf_win.cli import main
+from mmf_win.runs import fits
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf
 

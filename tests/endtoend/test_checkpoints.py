@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.bridge.checkpoint_files import Counts, counts
 from mmf_win.integrity import torch_file
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
+from mmf_win.upstream.checkpoint_files import Counts, counts
 from tests.endtoend.conftest import Tool
 
 pytestmark = pytest.mark.torch

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.bridge.install import find
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
+from mmf_win.upstream.install import find
 from tests.endtoend.conftest import Tool
 from tests.worlds import hostile, mmf_download, zoo
 from tests.worlds.tiny_mmf import SPLITS, TinyWorld, build_features

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mmf_win import fits
 from mmf_win.protocol import Event, read_events
+from mmf_win.runs import fits
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import all_runs
 from tests.endtoend.conftest import Tool

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from mmf_win.bridge.checkpoint_files import counts
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.integrity import torch_file
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
+from mmf_win.upstream.checkpoint_files import counts
 from tests.endtoend.conftest import Tool
 from tests.endtoend.test_predicting import predict
 from tests.worlds import zoo
@@ -84,7 +84,7 @@ def shop(tool: Tool, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The world and its zoo; the model is trained once for each MMF."""
     own = replace(tool, world=replace(tool.world, root=tmp_path / "мир"))
     shutil.copytree(tool.world.root, own.world.root)
-    monkeypatch.setattr("mmf_win.bridge.download.PAUSE", 0.0)
+    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
     monkeypatch.setenv("MMF_CACHE_DIR", str(own.world.cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     vilbert = Path(tool.preset("vilbert", offline=False, zoo=KEY))  # with the BERT of the world of all tests

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 Image = pytest.importorskip("PIL.Image")
 pictures = pytest.importorskip("mmf_win.results.report.pictures")
 
-from mmf_win.dataset.drawing import Picture, draw  # noqa: E402
+from mmf_win.demo.drawing import Picture, draw  # noqa: E402
 
 
 def alike(files: dict[int, Path]) -> dict[int, int]:

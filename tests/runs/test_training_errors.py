@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.bridge.install import Installed
 from mmf_win.cli import main
 from mmf_win.errors import MmfError
 from mmf_win.locking import locked
 from mmf_win.runs import launch
 from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.upstream.install import Installed
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.bridge.install import find
-from mmf_win.bridge.needs.zoo import model_entry
-from mmf_win.bridge.versions import read_version
 from mmf_win.cli import main
 from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, UsageError
 from mmf_win.integrity import file_digest
 from mmf_win.paths import Places
 from mmf_win.runs import presets, zoo_weights
 from mmf_win.runs.history import state, summarize
+from mmf_win.upstream.install import find
+from mmf_win.upstream.versions import read_version
+from mmf_win.upstream.zoo import model_entry
 from tests.worlds import tiny_mmf, zoo
 from tests.worlds.memes import tar_gz
 from tests.worlds.torch_files import checkpoint
@@ -62,7 +62,7 @@ class Shop:
 
 @pytest.fixture
 def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr("mmf_win.bridge.download.PAUSE", 0.0)
+    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
     for name in ("data", "cache", "save"):
         monkeypatch.setenv(f"MMF_{name.upper()}_DIR", str(user_dir / name))
     places = Places.resolve()

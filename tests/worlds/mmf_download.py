@@ -14,8 +14,8 @@ from pathlib import Path
 
 def main(root: Path, folder: Path, entry: str, largest: int | None) -> None:
     """Do what the module says."""
-    from mmf_win.bridge import compat
-    from mmf_win.bridge.versions import read_version
+    from mmf_win.upstream.versions import read_version
+    from mmf_win.worker import compat
 
     compat.install(root, read_version(root))
 

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from mmf_win.bridge.sources import GithubArchive, PypiWheel
+from mmf_win.upstream.sources import GithubArchive, PypiWheel
 
 VERSION = "9.9.0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

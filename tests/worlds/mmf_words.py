@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmf_win.bridge import compat
-from mmf_win.bridge.settings import as_pairs
-from mmf_win.bridge.versions import config_path, read_version
+from mmf_win.upstream.settings import as_pairs
+from mmf_win.upstream.versions import config_path, read_version
+from mmf_win.worker import compat
 
 
 def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:

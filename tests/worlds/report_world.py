@@ -12,9 +12,9 @@ from typing import Any
 
 from mmf_win.crc import crc32
 from mmf_win.dataset.check import SplitSummary
-from mmf_win.dataset.drawing import Picture, draw
 from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.dataset.record import Record
+from mmf_win.demo.drawing import Picture, draw
 from mmf_win.files import json_bytes
 from mmf_win.integrity import Checksum, Source
 from mmf_win.paths import DatasetPaths, Places

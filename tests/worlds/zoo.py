@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.bridge.needs.listing import Need
-from mmf_win.bridge.needs.zoo import Entry, Resource
+from mmf_win.inputs.listing import Need
 from mmf_win.paths import Places
+from mmf_win.upstream.zoo import Entry, Resource
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer
 

@@ -54,7 +54,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mmf_win.bridge.hooks import fitting, single_write
+from mmf_win.worker.hooks import fitting, single_write
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1}

@@ -1,0 +1,1 @@
+"""Everything that makes the synthetic dataset of ``mmfw demo``."""

@@ -1,0 +1,99 @@
+"""What ``mmfw demo`` starts from: an encrypted archive, region features and a tiny BERT.
+
+::
+
+    <folder>/
+      mmfw-demo.json       says that the folder is a demo's
+      hateful_memes.zip    the dataset, as one gets it
+      features.tar.gz      its region features, as MMF downloads them
+      data/                MMF's data folder
+        bert-demo/         the BERT that the preset ``demo`` starts from
+      save/                the runs
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmf_win import __version__
+from mmf_win.errors import DataError, Interrupted, UsageError
+from mmf_win.files import read_json, write_json
+
+PASSWORD = "demo"
+"""Of the archive."""
+
+
+@dataclass(frozen=True)
+class DemoFolder:
+    """A demo's folder, and the names in it."""
+
+    path: Path
+
+    @property
+    def marker(self) -> Path:
+        """Says that the folder is a demo's; written first."""
+        return self.path / "mmfw-demo.json"
+
+    @property
+    def archive(self) -> Path:
+        """The dataset as one gets it, encrypted with :data:`PASSWORD`."""
+        return self.path / "hateful_memes.zip"
+
+    @property
+    def features(self) -> Path:
+        """The region features as MMF downloads them."""
+        return self.path / "features.tar.gz"
+
+    @property
+    def data_dir(self) -> Path:
+        """MMF's data folder."""
+        return self.path / "data"
+
+    @property
+    def bert(self) -> Path:
+        """The BERT that the preset ``demo`` starts from."""
+        return self.data_dir / "bert-demo"
+
+    @property
+    def save_dir(self) -> Path:
+        """Where the runs are kept."""
+        return self.path / "save"
+
+    def claim(self) -> None:
+        """Make the folder, or go on with one that an earlier demo made.
+
+        Raises:
+            UsageError: there is something else in it, or another version of mmfw made it, whose BERT need
+                not fit today's preset.
+        """
+        if self.marker.is_file():
+            maker = read_json(self.marker)["mmfw"]
+            if maker != __version__:
+                raise UsageError(f"{self.path}: made by the demo of mmfw {maker}", hint="name a new folder")
+            return
+        if self.path.exists() and any(self.path.iterdir()):
+            raise UsageError(
+                f"{self.path}: not empty, and not the folder of a demo", hint="name a new folder"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.marker, {"mmfw": __version__})
+
+    def fill(self, seed: int) -> None:
+        """Make what is not there yet, in a child: it takes what the parent must not import.
+
+        Args:
+            seed: of everything random.
+
+        Raises:
+            DataError: something could not be made; the child has said why.
+            Interrupted: the user pressed Ctrl+C.
+        """
+        command = [sys.executable, "-m", "mmf_win.demo.make", str(self.path), str(seed)]
+        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+        if code == Interrupted.exit_code:
+            raise Interrupted("interrupted")
+        if code:
+            raise DataError(f"{self.path}: the demo's files could not be made", hint="see what is said above")

@@ -1,0 +1,62 @@
+"""Makes what ``mmfw demo`` starts from; run as ``python -m mmf_win.demo.make FOLDER SEED``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from mmf_win.archives.zipcrypto import write_encrypted_zip
+from mmf_win.console import Progress, say
+from mmf_win.demo import synthetic
+from mmf_win.demo.folder import PASSWORD, DemoFolder
+from mmf_win.demo.region_features import write_archive
+from mmf_win.demo.tiny_bert import write_bert
+from mmf_win.errors import DataError, Interrupted
+
+_Item = TypeVar("_Item")
+
+
+def main(path: Path, seed: int) -> int:
+    """Make what is not there yet and return the exit code; what the system refuses is said in a line."""
+    try:
+        fill(DemoFolder(path), seed)
+    except KeyboardInterrupt:
+        return Interrupted.exit_code
+    except OSError as error:
+        say(str(error))
+        return DataError.exit_code
+    return 0
+
+
+def fill(folder: DemoFolder, seed: int) -> None:
+    """Make the archive, the features and the BERT, unless they are there: each whole or not at all.
+
+    Args:
+        folder: claimed already.
+        seed: of everything random.
+    """
+    splits = synthetic.make(seed)
+    memes = [meme for split in splits.values() for meme in split]
+    if not folder.archive.exists():
+        say(f"making a synthetic set of {len(memes)} encrypted memes in {folder.path} …")
+        members = synthetic.archive_members(splits)
+        files = len(memes) + len(splits)
+        write_encrypted_zip(folder.archive, _shown("drawing and encrypting", files, members), PASSWORD)
+    if not folder.features.exists():
+        images = ((meme.stem, meme.png) for meme in memes)
+        write_archive(folder.features, _shown("describing regions", len(memes), images))
+    if not folder.bert.exists():
+        write_bert(folder.bert, synthetic.vocabulary(), seed)
+
+
+def _shown(title: str, total: int, items: Iterable[_Item]) -> Iterator[_Item]:
+    with Progress(title, total, "image") as progress:
+        for item in items:
+            yield item
+            progress.advance(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

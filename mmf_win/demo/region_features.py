@@ -1,0 +1,94 @@
+"""Makes the demo's region features, and writes them as MMF reads them.
+
+They stand in for those of Detectron, which needs a trained network and a GPU: the share of
+each of 2048 colours in the whole image and in its four quarters.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmf_win.files import replacing
+from mmf_win.worker import feature_lmdb
+
+REGIONS = 5
+"""The whole image first, since ViLBERT pools the first region; then its quarters."""
+
+# Classes of Visual Genome, the first of them the background.
+_CLASSES = 1601
+# ViLBERT was made for features of about this length.
+_LENGTH = 40.0
+
+
+def describe(stem: str, image: bytes) -> dict[str, Any]:
+    """The dictionary that MMF keeps for an image.
+
+    Args:
+        stem: the image's file name without its suffix.
+        image: the image file.
+    """
+    pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
+    height, width = pixels.shape[:2]
+    x, y = width // 2, height // 2
+    boxes = [(0, 0, width, height), (0, 0, x, y), (x, 0, width, y), (0, y, x, height), (x, y, width, height)]
+    regions = [pixels[top:bottom, left:right] for left, top, right, bottom in boxes]
+    background = np.zeros((REGIONS, _CLASSES), dtype=np.float32)
+    background[:, 0] = 1
+    return {
+        "feature_path": stem,
+        "features": np.stack([_colours(region) for region in regions]),
+        "bbox": np.array(boxes, dtype=np.float32),
+        "num_boxes": REGIONS,
+        "objects": np.zeros(REGIONS, dtype=np.int64),
+        "cls_prob": background,
+        "image_width": width,
+        "image_height": height,
+    }
+
+
+def write_lmdb(folder: Path, images: Iterable[tuple[str, bytes]]) -> None:
+    """Write ``folder``, such as ``detectron.lmdb``, with the features of ``images``.
+
+    All of them are held in memory.
+
+    Args:
+        folder: made by this; must not exist.
+        images: each image's file name without its suffix, and its file.
+    """
+    records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
+    size = feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))
+    feature_lmdb.write(folder, records, size)
+
+
+def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
+    """Write a ``features.tar.gz`` as MMF downloads it, holding ``detectron.lmdb``. The whole file or none.
+
+    Args:
+        path: the archive; replaced when it exists.
+        images: as for :func:`write_lmdb`.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
+        folder = Path(staging, "detectron.lmdb")
+        write_lmdb(folder, images)
+        # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
+        with replacing(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
+            archive.add(folder, folder.name)
+
+
+def _colours(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """How often each of 2048 colours occurs: four bits of red, four of green, three of blue."""
+    red, green, blue = (pixels[..., channel].astype(np.int64) for channel in range(3))
+    counts = np.bincount(((red >> 4) << 7 | (green >> 4) << 3 | blue >> 5).ravel(), minlength=2048)
+    # The root of a share counts a small thing for more than its size, and makes every vector equally long.
+    colours: np.ndarray[Any, np.dtype[np.float32]] = np.sqrt(counts / counts.sum(), dtype=np.float32)
+    colours *= _LENGTH
+    return colours

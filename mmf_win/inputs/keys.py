@@ -1,0 +1,120 @@
+"""Of which images an LMDB has region features, and which rows of a split have none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from mmf_win.dataset.annotations import Row
+from mmf_win.errors import DatasetError, Interrupted
+from mmf_win.files import read_json, write_json
+from mmf_win.integrity import Check
+from mmf_win.upstream.install import require_packages
+
+_NOTE = "mmfw-keys.json"
+
+
+def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
+    """The keys of an LMDB of region features, remembered beside it for as long as nobody touches it.
+
+    Args:
+        folder: the LMDB.
+        walk: read every record, whatever is remembered; of files for which nothing vouches.
+
+    Raises:
+        DatasetError: it is cut off or damaged.
+        MmfError: lmdb is not installed.
+    """
+    data = folder / "data.mdb" if folder.is_dir() else folder
+    note = folder.parent / _NOTE
+    state = list(astuple(Check.now(data.stat())))[:-1]
+    if not walk:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            remembered = read_json(note)
+            if (remembered["lmdb"], remembered["state"]) == (folder.name, state):
+                return frozenset(remembered["keys"])
+    keys = _ask(folder, walk)
+    with suppress(OSError):
+        write_json(note, {"lmdb": folder.name, "state": state, "keys": keys})
+    return frozenset(keys)
+
+
+def _ask(folder: Path, walk: bool) -> list[str]:
+    require_packages("lmdb")
+    words = [str(folder), *(["--walk"] if walk else [])]
+    found, code = answer_of("mmf_win.worker.feature_keys", *words)
+    if found is None:  # reading what is not there ends the process
+        found = {"problem": f"it cannot be read to its end (exit code {code})"}
+    if "problem" in found:
+        raise DatasetError(f"{folder}: not whole: {found['problem']}", hint="mmfw features repair")
+    return [str(key) for key in found["keys"]]
+
+
+def answer_of(module: str, *words: str) -> tuple[Any, int]:
+    """Ask a module of the bridge that imports what the parent must not, in a process of its own.
+
+    It runs ``python -m MODULE WORDS OUTPUT``, which writes JSON to ``OUTPUT``.
+
+    Returns:
+        the JSON, None where it ended before it wrote any; and its exit code.
+
+    Raises:
+        Interrupted: the user pressed Ctrl+C.
+    """
+    with tempfile.TemporaryDirectory(prefix="mmfw-answer-") as scratch:
+        output = Path(scratch, "answer.json")
+        command = [sys.executable, "-m", module, *words, str(output)]
+        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+        if code == Interrupted.exit_code:
+            raise Interrupted("interrupted")
+        try:
+            return read_json(output), code
+        except OSError:
+            return None, code
+
+
+def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:
+    """The rows whose image has no record, by the names that MMF would ask for.
+
+    It takes the number at a name's end first, without its zeros, then the name itself
+    (mmf.datasets.databases.readers.feature_readers).
+    """
+    return [row for row in rows if key_of(row.img, keys) is None]
+
+
+def mistaken(rows: Iterable[Row], keys: Collection[str]) -> dict[str, str]:
+    """The images for which MMF would take the features of another one → the key of these.
+
+    It knows no folders, and for ``a_12.png`` it takes the key ``12`` before ``a_12``.
+    """
+    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for row in rows:
+        key, stem = key_of(row.img, keys), _stem(row.img)
+        is_own = key in (stem, stem.lstrip("0") or "0")
+        if key is not None and not (is_own and owners.setdefault(key, row.img) == row.img):
+            found[row.img] = key
+    return found
+
+
+def key_of(image: str, keys: Collection[str]) -> str | None:
+    """The key of the record that MMF takes for an image; None where there is none."""
+    return next((key for key in _asked_for(image) if key in keys), None)
+
+
+def _asked_for(image: str) -> tuple[str, ...]:
+    stem = _stem(image)
+    try:
+        return str(int(stem.split("_")[-1])), stem
+    except ValueError:
+        return (stem,)
+
+
+def _stem(image: str) -> str:
+    return image.split("/")[-1].split(".")[0]

@@ -1,0 +1,269 @@
+"""The files that a configuration of MMF makes a run read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mmf_win.dataset.features import choose_features, mark_built
+from mmf_win.inputs import caches
+from mmf_win.paths import Places
+from mmf_win.upstream.config import Tree
+from mmf_win.upstream.zoo import Entry, dataset_entry, model_entry
+
+Kind = Literal["features", "extras", "weights", "fc7", "glove", "bert", "tokenizer", "resnet", "other"]
+
+# torchtext.vocab.GloVe.url; nobody has published the hash of it
+_GLOVE = "https://nlp.stanford.edu/data/glove.{}.zip"
+_CHECKPOINTS = ("*.ckpt", "*.pth", "*.pt")  # mmf.utils.checkpoint.ALLOWED_CHECKPOINT_EXTS
+
+
+@dataclass(frozen=True)
+class Need:
+    """Files that belong together and come from one place.
+
+    Attributes:
+        kind: what they are.
+        title: what they are, for people.
+        folder: holds all of them; of a model of the Hub, the folder of its versions.
+        names: the files that a run opens, relative to the folder with ``/``; empty where they cannot be told
+            before they are there.
+        entry: what MMF's zoo says of them, where they come from there.
+        url: where they come from otherwise, if that is known.
+        library: who fetches them by itself when a run starts, if anybody does.
+    """
+
+    kind: Kind
+    title: str
+    folder: Path
+    names: tuple[str, ...] = ()
+    entry: Entry | None = None
+    url: str | None = None
+    library: str | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that a run opens, there or not."""
+        return [self._place.joinpath(*name.split("/")) for name in self.found_names]
+
+    @property
+    def _place(self) -> Path:
+        if self.library == "transformers" and self.url is not None:
+            return caches.hub_snapshot(self.url) or self.folder
+        return self.folder
+
+    @property
+    def found_names(self) -> tuple[str, ...]:
+        """``names``, or those of the files that are there where they cannot be told before."""
+        if self.names:
+            return self.names
+        if self.is_of_hub:
+            return tuple(path.name for path in caches.bert_in(self._place, weights=self.kind == "bert"))
+        found = (path for pattern in _CHECKPOINTS for path in self.folder.glob(pattern))
+        return tuple(sorted(path.name for path in found))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all of its files are there, whole or not."""
+        if self.is_of_hub:
+            return caches.is_whole_bert(self._place, weights=self.kind == "bert")
+        return bool(self.found_names) and all(path.is_file() for path in self.files)
+
+    @property
+    def is_of_hub(self) -> bool:
+        """Whether it is in the format of the Hugging Face Hub."""
+        return self.kind in ("bert", "tokenizer")
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the files lie in a folder of MMF's downloads, where a manifest belongs."""
+        return self.kind in ("features", "extras", "weights", "fc7", "glove")
+
+    def choose(self, member: str) -> str | None:
+        """Where a member of the archive goes, below :attr:`folder`; None for one that is not wanted."""
+        if self.kind == "features":
+            return choose_features(member)
+        if self.kind == "extras":
+            return f"/{member}".partition("/extras/")[2] or None
+        if self.kind == "glove":
+            return self.names[0] if member.rpartition("/")[2] == self.names[0] else None
+        return member
+
+
+def needs_of(root: Path, places: Places, config: Tree, slots: Sequence[str] = ("train", "val")) -> list[Need]:
+    """The files that a run reads, beside the annotations, the images and its own checkpoints.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        places: MMF's folders.
+        config: as :func:`mmf_win.upstream.config.resolve` gives it.
+        slots: which of ``train``, ``val`` and ``test`` it reads.
+
+    Raises:
+        UsageError: the zoo that the user chose is none.
+        MmfError: MMF's own zoo cannot be read.
+    """
+    found = [
+        *_features(root, places, config, slots),
+        *_vocabularies(root, places, config),
+        *_pretrained(root, places, config),
+        *_encoders(root, places, config["model"], config["env"]["model_zoo"]),
+        *_berts(config),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _features(root: Path, places: Places, config: Tree, slots: Sequence[str]) -> Iterator[Need]:
+    dataset, zoo = config["dataset"], config["env"]["dataset_zoo"]
+    if not dataset.get("use_features"):
+        return
+    for path in dict.fromkeys(paths_of(dataset, "features", slots)):
+        if path.suffix != ".lmdb":
+            yield Need("other", "region features", path.parent, (path.name,))
+            continue
+        name = f"{path.name}/data.mdb"
+        own = path == places.dataset.features / path.name
+        entry = dataset_entry(root, places, "features", zoo) if own else None
+        yield Need("features", "region features", path.parent, (name,), entry)
+
+
+def paths_of(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
+    """The paths of annotations, images or features that MMF would join (mmf.datasets.mmf_dataset).
+
+    Args:
+        dataset: the dataset's configuration.
+        attribute: ``annotations``, ``images`` or ``features``.
+        slots: which of ``train``, ``val`` and ``test`` are meant.
+    """
+    chosen = dataset.get(attribute) or {}
+    listed = (chosen.get(slot) or [] for slot in slots)
+    flat = (item for items in listed for item in ([items] if isinstance(items, str) else items))
+    base = Path(str(dataset.get("data_dir", "")))
+    return [base / part for item in flat for part in str(item).split(",")]
+
+
+def _vocabularies(root: Path, places: Places, config: Tree) -> Iterator[Need]:
+    zoo = config["env"]["dataset_zoo"]
+    text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
+    if text.get("type") == "vocab":
+        base = str(config["dataset"].get("data_dir", ""))
+        yield from _vocabulary(root, places, (text.get("params") or {}).get("vocab") or {}, zoo, base)
+    for encoder in _of_type(config["model"], "embedding"):
+        embedding = (encoder.get("params") or {}).get("embedding_params") or {}
+        if embedding.get("type") == "vocab":
+            yield from _vocabulary(root, places, embedding.get("params") or {}, zoo)
+
+
+def _vocabulary(
+    root: Path, places: Places, vocab: Tree, zoo: str | None, data_dir: str | None = None
+) -> Iterator[Need]:
+    words, vectors = vocab.get("vocab_file"), vocab.get("embedding_name")
+    if words:
+        path = Path(data_dir or str(vocab.get("data_dir", "")), str(words))
+        extras = places.dataset.root / "extras"
+        if path.is_relative_to(extras):
+            name, entry = path.relative_to(extras).as_posix(), dataset_entry(root, places, "extras", zoo)
+            yield Need("extras", "vocabulary", extras, (name,), entry)
+        else:
+            yield Need("other", "vocabulary", path.parent, (path.name,))
+    if vectors and str(vectors).startswith("glove."):
+        archive = _GLOVE.format(str(vectors).removeprefix("glove.").rpartition(".")[0])
+        yield Need("glove", "GloVe word vectors", places.cache_dir, (f"{vectors}.txt",), url=archive)
+
+
+def _pretrained(root: Path, places: Places, config: Tree) -> Iterator[Need]:
+    key = config["checkpoint"].get("resume_zoo")
+    if not key or config["checkpoint"].get("resume_file"):
+        return
+    local = Path(str(key)).expanduser()
+    if local.is_file():
+        yield Need("weights", "pretrained weights", local.parent, (local.name,))
+    elif local.is_dir():
+        yield Need("weights", "pretrained weights", local)
+    else:
+        yield zoo_weights(root, places, str(key), config["env"]["model_zoo"])
+
+
+def zoo_weights(root: Path, places: Places, key: str, zoo: str | None) -> Need:
+    """The weights that MMF's zoo has under a key.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        places: MMF's folders.
+        key: such as ``mmbt.hateful_memes.images``; one that the zoo lacks gives a need without an entry.
+        zoo: the zoo's file; None for MMF's own.
+    """
+    entry = model_entry(root, places, key, zoo)
+    folder = entry.folder if entry else places.data_dir / "models" / key
+    return Need("weights", f"weights {key}", folder, entry=entry)
+
+
+def _encoders(root: Path, places: Places, model: Tree, zoo: str | None) -> Iterator[Need]:
+    for encoder in _of_type(model, "finetune_faster_rcnn_fpn_fc7"):
+        params = encoder.get("params") or {}
+        base = Path(str(params.get("model_data_dir", places.data_dir)))
+        weights, bias = (base / str(params.get(f"{part}_file", "")) for part in ("weights", "bias"))
+        yield _fc7(root, places, weights, bias, zoo)
+    for encoder in _of_type(model, "resnet152"):
+        if (encoder.get("params") or {}).get("pretrained", True):
+            url = caches.resnet152_url()
+            names = (url.rpartition("/")[2],)
+            yield Need(
+                "resnet", "ResNet-152", caches.torch_checkpoints(), names, url=url, library="torchvision"
+            )
+
+
+def _fc7(root: Path, places: Places, weights: Path, bias: Path, zoo: str | None) -> Need:
+    """The detector's last layer, where the configuration has it, or where MMF would have put it."""
+    title, names = "detectron fc7", (weights.name, bias.name)
+    of_mmf = model_entry(root, places, "detectron.vmb_weights", zoo)
+    configured = weights.is_file() and bias.is_file()
+    if of_mmf and not configured and all((of_mmf.folder / name).is_file() for name in names):
+        return Need("fc7", title, of_mmf.folder, names, of_mmf)
+    entry = model_entry(root, places, "detectron", zoo)
+    own = entry if entry and entry.folder == weights.parent == bias.parent else None
+    return Need("fc7", title, weights.parent, names, own)
+
+
+def _berts(config: Tree) -> Iterator[Need]:
+    models = [config["model"].get("bert_model_name")] if _wants_bert(config["model"]) else []
+    for encoder in _of_type(config["model"], "transformer"):
+        models.append((encoder.get("params") or {}).get("bert_model_name"))
+    text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
+    tokenizer = ((text.get("params") or {}).get("tokenizer_config") or {}).get("type")
+    for name in dict.fromkeys(str(name) for name in (*models, tokenizer) if name):
+        kind: Kind = "bert" if name in models else "tokenizer"
+        folder = Path(name)
+        title = ("BERT" if kind == "bert" else "tokenizer") + f" {folder.name}"
+        if folder.is_dir() or folder.is_absolute() or name.count("/") > 1:
+            yield Need(kind, title, folder)
+        else:
+            yield Need(kind, title, caches.hub_model(name), url=name, library="transformers")
+
+
+def _wants_bert(model: Tree) -> bool:
+    """Whether a model uses its own ``bert_model_name``, and not one that its text encoder leaves unused."""
+    encoder = model.get("text_encoder") or {}
+    return not encoder or encoder.get("type") == "transformer"
+
+
+def _of_type(tree: Any, kind: str) -> Iterator[Tree]:
+    """Every mapping below ``tree`` with this ``type``, as MMF describes its modules."""
+    if isinstance(tree, Mapping):
+        if tree.get("type") == kind:
+            yield dict(tree)
+        for value in tree.values():
+            yield from _of_type(value, kind)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _of_type(value, kind)
+
+
+def tell_mmf(needs: Iterable[Need]) -> None:
+    """Note for MMF that these are there and right; without that, it downloads them again."""
+    for entry in (need.entry for need in needs if need.entry):
+        with suppress(OSError):  # of a folder that is read-only
+            mark_built(entry.marker, entry.version)

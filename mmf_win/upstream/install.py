@@ -1,0 +1,265 @@
+"""Getting MMF, and finding the copy that runs.
+
+::
+
+    <tool home>/mmf/
+        installed.json          which copy is in force; written last
+        pypi-1.0.0rc10/         holds the packages mmf and mmf_cli; goes on the worker's sys.path
+        incoming-…/             a copy being fetched; renamed once every file is verified
+        lock                    held by the process that changes any of this
+
+MMF lives beside the environment's packages rather than among them, because its own requirements (torch 1.5
+among them) can no longer be met and must not meet pip's resolver.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from mmf_win.console import say
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.files import read_json, rename, write_json
+from mmf_win.locking import locked
+from mmf_win.paths import tool_home
+from mmf_win.upstream.sources import SOURCES, Source
+from mmf_win.upstream.versions import read_version
+
+Origin = Literal["pypi", "github", "path", "environment"]
+
+_MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A copy of MMF.
+
+    Attributes:
+        root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
+        version: MMF's own version.
+        source: ``pypi`` or ``github`` when mmfw fetched it, ``path`` for a checkout that the user edits,
+            ``environment`` for one that Python finds by itself.
+        commit: the commit, where it is known.
+    """
+
+    root: Path
+    version: str
+    source: Origin
+    commit: str | None = None
+
+
+def find() -> Installed:
+    """The MMF that runs: what ``mmfw setup`` chose, else one that is importable here.
+
+    Looks at a few files only; :func:`verify` looks at all of them.
+
+    Raises:
+        MmfError: there is none, or it is visibly incomplete.
+    """
+    installed = chosen() or _importable()
+    if installed is None:
+        raise MmfError("MMF is not installed", hint="run `mmfw setup`")
+    if not _holds_mmf(installed.root):
+        raise MmfError(f"the MMF in {installed.root} is incomplete", hint=_cure(installed))
+    return installed
+
+
+def usable_mmf() -> Installed:
+    """The MMF that runs, once it is sure that a worker could import what it needs.
+
+    Raises:
+        MmfError: MMF or PyTorch is missing.
+    """
+    require_packages("torch", "torchvision", "transformers")
+    return find()
+
+
+def require_packages(*packages: str) -> None:
+    """Make sure that packages are installed, importing none of them.
+
+    Raises:
+        MmfError: some are not.
+    """
+    missing = [package for package in packages if find_spec(_MODULES.get(package, package)) is None]
+    if missing:
+        raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=pip_hint("[train]"))
+
+
+def pip_hint(extra: str = "") -> str:
+    """How to install what mmfw requires; by its path, since nobody vouches for its name on PyPI.
+
+    Args:
+        extra: ``[train]``, or nothing.
+    """
+    return f'run `pip install ".{extra}"` in a clone of mmfw'
+
+
+def chosen() -> Installed | None:
+    """What ``mmfw setup`` chose, whole or not; None when it never ran.
+
+    Raises:
+        MmfError: the note of it cannot be read.
+    """
+    try:
+        note = read_json(_note())
+        return Installed(_home() / note["root"], note["version"], note["source"], note["commit"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise MmfError(f"{_note()} cannot be read: {error}", hint="run `mmfw setup --mmf pypi`") from error
+
+
+def was_set_up() -> bool:
+    """Whether ``mmfw setup`` ever ran, as far as can be told."""
+    try:
+        return chosen() is not None
+    except MmfError:  # the note of it cannot be read
+        return True
+
+
+def install(source: Source, *, force: bool = False) -> Installed:
+    """Put a copy from ``source`` in force; one that is there and whole is not fetched again.
+
+    Until the new copy is verified, the old one stays as it is. A second one of these waits for the first.
+
+    Args:
+        source: where from.
+        force: fetch it even though a whole copy is there.
+
+    Raises:
+        MmfError: it cannot be had.
+        OSError: the disk is full, or files are in use.
+    """
+    root = _home() / source.folder
+    with _alone():
+        if force or not root.is_dir() or any(source.differences(root)):
+            _replace(root, source)
+        return _remember(Installed(root, source.version, source.name, source.commit))
+
+
+def adopt(checkout: Path) -> Installed:
+    """Put a checkout that the user edits in force; it is neither copied nor changed.
+
+    Raises:
+        UsageError: it is none.
+    """
+    root = checkout.expanduser().resolve()
+    if not root.is_dir():
+        raise UsageError(f"there is no folder {checkout}", hint="--mmf takes pypi, github or a folder")
+    if not _holds_mmf(root):
+        raise UsageError(
+            f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
+            hint="name the folder that `git clone https://github.com/facebookresearch/mmf` made",
+        )
+    with _alone():
+        return _remember(Installed(root, read_version(root), "path"))
+
+
+def verify(installed: Installed) -> list[str]:
+    """What is wrong with a copy, a line for each file; a copy that is not ours only has to be there."""
+    source = source_of(installed)
+    if source is not None:
+        return [str(difference) for difference in source.differences(installed.root)]
+    return [] if _holds_mmf(installed.root) else ["missing: mmf/version.py or mmf_cli/run.py"]
+
+
+def source_of(installed: Installed) -> Source | None:
+    """The source that a copy came from and can be fetched from again; None for one that is not ours."""
+    for source in SOURCES:
+        if (source.name, source.version, source.commit) == (
+            installed.source,
+            installed.version,
+            installed.commit,
+        ):
+            return source
+    return None
+
+
+def _replace(root: Path, source: Source) -> None:
+    home = _writable_home()
+    for leftover in home.glob("incoming-*"):  # of a setup that was killed
+        shutil.rmtree(leftover)
+    with tempfile.TemporaryDirectory(prefix="incoming-", dir=home) as incoming:
+        new = Path(incoming, "mmf")
+        source.fetch(new, Path(incoming))
+        if damage := next(source.differences(new), None):
+            raise MmfError(
+                f"MMF {source.version} did not arrive whole ({damage})",
+                hint="run `mmfw setup` again; if that does not help, suspect the disk or a virus scanner",
+            )
+        with ExitStack() as undo:
+            if root.exists():
+                old = Path(incoming, "old")
+                rename(root, old)
+                undo.callback(rename, old, root)
+            rename(new, root)
+            undo.pop_all()
+
+
+def _remember(installed: Installed) -> Installed:
+    # Relative where it can be, so that a moved environment still finds its copy.
+    inside = installed.root.parent == _writable_home()
+    note = asdict(installed) | {"root": installed.root.name if inside else str(installed.root)}
+    write_json(_note(), note)
+    return installed
+
+
+def _importable() -> Installed | None:
+    spec = find_spec("mmf")
+    if spec is None or spec.origin is None:
+        return None
+    root = Path(spec.origin).parent.parent
+    return Installed(root, read_version(root), "environment") if _holds_mmf(root) else None
+
+
+def _holds_mmf(root: Path) -> bool:
+    return (root / "mmf" / "version.py").is_file() and (root / "mmf_cli" / "run.py").is_file()
+
+
+def _cure(installed: Installed) -> str:
+    if installed.source == "path":
+        return f"bring {installed.root} back, or run `mmfw setup --mmf pypi`"
+    return "run `mmfw setup`"
+
+
+def _home() -> Path:
+    return tool_home() / "mmf"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let no other process change what is in force during the block."""
+
+    def waiting() -> None:
+        say(f"another mmfw is at work in {_home()}; waiting for it …")
+
+    with locked(_writable_home() / "lock", math.inf, waiting):
+        yield
+
+
+def _writable_home() -> Path:
+    home = _home()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=home).close()  # nothing less tells on every system
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise MmfError(
+            f"{home} cannot be written to: {error.strerror}",
+            hint="use a virtual environment of your own, or let MMFW_HOME name a folder of yours",
+        ) from error
+    return home
+
+
+def _note() -> Path:
+    return _home() / "installed.json"

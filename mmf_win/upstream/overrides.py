@@ -1,0 +1,199 @@
+"""``KEY=VALUE`` overrides, set in a configuration as MMF sets them, or refused.
+
+``mmf.utils.configuration._merge_with_dotlist`` sets keys that are there and refuses others. Some it accepts
+and drops, such as a value for a group of keys, and some mean something else to it than they say, such as
+``[-1]``. These are refused too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from mmf_win.console import as_typed
+from mmf_win.errors import UsageError
+from mmf_win.upstream.versions import versions_with
+
+_FIELD = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
+_SHOWN = 5
+_PYTHON = {
+    **dict.fromkeys(("true", "yes", "on"), "True"),
+    **dict.fromkeys(("false", "no", "off"), "False"),
+    **dict.fromkeys(("null", "~"), "None"),
+}
+"""What YAML's words are in Python."""
+
+
+def assign(config: Any, words: Sequence[str], *, version: str, has_user_dir: bool = False) -> None:
+    """Set what the overrides say.
+
+    Args:
+        config: OmegaConf's; it is changed.
+        words: ``KEY=VALUE`` overrides.
+        version: of the MMF that will get them.
+        has_user_dir: the user's own code may bring models and datasets whose keys nobody knows here.
+
+    Raises:
+        UsageError: MMF would refuse an override, or would not do what it says.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    _require_apart(words)
+    for word in words:
+        key, _, value = word.partition("=")
+        try:
+            OmegaConf.from_dotlist([word])  # MMF reads each as YAML, too
+            _assign(config, word, _decoded(value), version)
+        except _Unknown:
+            if not (has_user_dir and key.startswith(("model_config.", "dataset_config."))):
+                raise
+            OmegaConf.update(config, key, _decoded(value), force_add=True)
+        except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            quoted = as_typed(f"{key}={value!r}")
+            raise UsageError(f"{word}: not a value that MMF can read ({reason})", hint=quoted) from None
+
+
+class _Unknown(UsageError):
+    """The configuration has no such key."""
+
+
+def _assign(config: Any, word: str, value: Any, version: str) -> None:
+    key = word.partition("=")[0]
+    fields = key.split(".")
+    node = config
+    for depth, field in enumerate(fields, 1):
+        is_last = depth == len(fields)
+        found = _FIELD.fullmatch(field)
+        name, index = found.groups() if found else (field, None)
+        if not isinstance(node, Mapping) or name not in node:
+            raise _unknown(config, key, version)
+        here = ".".join([*fields[: depth - 1], name])
+        child = _child(node, name)
+        if index is not None:
+            if not _is_list(child):
+                raise UsageError(f"{word}: {here} is no list", hint=f"{key.replace(f'[{index}]', '')}=VALUE")
+            position = _position(word, here, index, child)
+            if is_last:
+                _require_meant(word, child[position], value)
+                child[position] = value
+                return
+            node = child[position]
+            if not isinstance(node, Mapping):
+                item = f"{here}[{index}]"
+                raise UsageError(f"{word}: {item} has no keys below it", hint=f"{item}=VALUE")
+        elif isinstance(child, Mapping):
+            if is_last:
+                raise _group(word, key, child)
+            node = child
+        elif is_last:
+            _require_meant(word, child, value)
+            node[name] = value  # type: ignore[index]
+        else:
+            example = f"{here}[{fields[depth]}]" if _is_list(child) else here
+            raise UsageError(f"{word}: {here} has no keys below it", hint=f"{example}=VALUE")
+
+
+def _require_apart(words: Sequence[str]) -> None:
+    """Refuse a list and one of its items beside each other, which MMF cannot merge."""
+    keys = {word.partition("=")[0] for word in words}
+    for key in sorted(keys):
+        whole = key.partition("[")[0]
+        if whole != key and whole in keys:
+            raise UsageError(f"{key} and {whole} set the same list", hint=f"set it by {whole} alone")
+
+
+def _require_meant(word: str, before: Any, value: Any) -> None:
+    """Refuse a text where something else is meant: MMF reads Python's values, not YAML's."""
+    key, _, typed = word.partition("=")
+    if not isinstance(value, str) or "${" in value:
+        return
+    bare, python = typed == value, _PYTHON.get(value.lower())
+    if bare and value[:1] in ("[", "{"):
+        raise UsageError(
+            f"{word}: not a list that MMF can read", hint=as_typed(f"{key}=['VALUE']") + ", with quotes"
+        )
+    if isinstance(before, (bool, int, float)) or (bare and value.lower() in ("true", "false", "null")):
+        kind = "True or False" if isinstance(before, bool) else "a number"
+        hint = f"{key}={python}" if python else f"it takes {kind}, such as {key}={before}"
+        raise UsageError(f"{word}: MMF would take {value!r} for a text", hint=hint)
+
+
+def _child(node: Any, name: str) -> Any:
+    from omegaconf.errors import InterpolationResolutionError
+
+    try:
+        return node[name]
+    except InterpolationResolutionError:  # what only MMF can resolve is no group and no list
+        return None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _position(word: str, here: str, index: str, items: Sequence[Any]) -> int:
+    if not index.isdecimal() or int(index) >= len(items):
+        allowed = f"{here}[0]" + (f" to {here}[{len(items) - 1}]" if len(items) > 1 else "")
+        hint = f"{allowed}, or the whole list: " if items else "set the whole list: "
+        raise UsageError(
+            f"{word}: {here} has {len(items)} items and none numbered {index!r}",
+            hint=hint + as_typed(f"{here}=['VALUE']"),
+        )
+    return int(index)
+
+
+def _group(word: str, key: str, group: Mapping[str, Any]) -> UsageError:
+    names = list(group)
+    below = ", ".join(f"{key}.{name}" for name in names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+    return UsageError(
+        f"{word}: {key} is a group of keys, which MMF does not set as one",
+        hint=f"set a key in it: {below}" if names else _in_a_preset(key),
+    )
+
+
+def _unknown(config: Any, key: str, version: str) -> _Unknown:
+    message = f"MMF {version} has no key {key}"
+    others = [other for other in versions_with(key) if other != version]
+    if others:
+        github = "mmfw setup --mmf github" if others == ["1.0.0rc12"] else "mmfw setup --mmf pypi"
+        return _Unknown(f"{message}; {others[0]} has", hint=github)
+    known = list(_leaves(config))
+    name = key.rpartition(".")[2]
+    near = [other for other in known if other.rpartition(".")[2] == name]
+    near += get_close_matches(key, known, n=3)
+    meant = ", ".join(dict.fromkeys(near[:3]))
+    hints = [f"did you mean {meant}?"] if meant else []
+    if not meant or any(other.startswith(f"{key.rpartition('.')[0]}.") for other in known):
+        hints.append(_in_a_preset(key))
+    return _Unknown(message, hint=" ".join(hints))
+
+
+def _in_a_preset(key: str) -> str:
+    tree = "VALUE"
+    for field in reversed(key.split(".")):
+        tree = f"{{ {field}: {tree} }}"
+    return f"A preset of your own may add keys: settings: {tree}"
+
+
+def _leaves(node: Any, above: str = "") -> Iterator[str]:
+    if isinstance(node, Mapping):
+        for name in node:
+            yield from _leaves(_child(node, name), f"{above}.{name}" if above else str(name))
+    else:
+        yield above
+
+
+def _decoded(value: str) -> Any:
+    """A value of the command line as MMF reads it."""
+    if value == "None":
+        return None
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value

@@ -1,0 +1,218 @@
+"""MMF's configuration keys that mmfw sets, so that a user does not trip over MMF's defaults."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmf_win.paths import Places, no_datasets
+from mmf_win.upstream.versions import Differences
+
+Settings = dict[str, Any]
+
+_SLOTS = ("train", "val", "test")
+ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
+
+
+def common(model: str, splits: Mapping[str, str], differences: Differences) -> Settings:
+    """What every run needs.
+
+    Args:
+        model: MMF's name of the model.
+        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
+        differences: what is peculiar to the installed MMF.
+    """
+    training: Settings = {
+        "num_workers": worker_count(),
+        "experiment_name": model,
+        # The curves of a run are as fine as this; MMF's own 100 shows nothing of a short one.
+        "log_interval": 10,
+    }
+    if not differences.callbacks:
+        training["trainer"] = "mmfw"
+    if differences.stdout_capture:
+        training["stdout_capture"] = False  # else the log says nothing after "Logging to:"
+    if differences.colored_logs:
+        training["colored_logs"] = False
+    return {
+        "training": training,
+        "dataset_config": {
+            "hateful_memes": {
+                "annotations": {slot: [ANNOTATIONS.format(stem)] for slot, stem in splits.items()}
+            }
+        },
+        # GitPython reads the repository around MMF, which may be the user's own or none.
+        "checkpoint": {"save_git_details": False},
+    }
+
+
+def train(updates: int | None) -> Settings:
+    """What training needs, unless a preset says otherwise.
+
+    A short run validates and saves at least five times, whatever MMF's intervals are.
+
+    Args:
+        updates: the run's total, where the user named one.
+    """
+    # MMF's train_inference goes on to test, and fails after hours where the test set has no labels.
+    if updates is None:
+        return {"run_type": "train_val"}
+    interval = min(1000, max(1, updates // 5))
+    intervals = {
+        "evaluation_interval": interval,
+        "checkpoint_interval": interval,
+        "log_interval": min(10, interval),
+    }
+    return {"run_type": "train_val", "training": intervals}
+
+
+def options(
+    differences: Differences,
+    *,
+    seed: int | None = None,
+    batch_size: int | None = None,
+    updates: int | None = None,
+    detect_anomaly: bool = False,
+) -> Settings:
+    """What the user chose by an option.
+
+    Args:
+        differences: what is peculiar to the installed MMF.
+        seed: the random seed.
+        batch_size: rows an update, over all GPUs.
+        updates: the run's total, also when it resumes.
+        detect_anomaly: autograd's anomaly detection; where MMF has no key for it, a cure sees to it.
+    """
+    chosen: Settings = {"seed": seed, "batch_size": batch_size, "max_updates": updates}
+    training = {key: value for key, value in chosen.items() if value is not None}
+    if updates is not None:
+        training["max_epochs"] = None  # else MMF would count epochs instead
+    if detect_anomaly and differences.detect_anomaly:
+        training["detect_anomaly"] = True
+    return {"training": training}
+
+
+def with_hooks(settings: Settings, differences: Differences) -> Settings:
+    """``settings`` with our callback beside those that a preset has."""
+    if not differences.callbacks:
+        return settings
+    training = settings.get("training", {})
+    callbacks = [*training.get("callbacks", []), {"type": "mmfw", "params": {}}]
+    return {**settings, "training": {**training, "callbacks": callbacks}}
+
+
+def resume(checkpoint: Path) -> Settings:
+    """What going on from a checkpoint needs.
+
+    MMF's ``resume`` takes current.ckpt whatever ``resume_file`` says, ``resume_best`` restarts the counts,
+    and ``resume_pretrained`` would copy only what the model was pretrained with.
+    """
+    return {
+        "checkpoint": {
+            "resume": False,
+            "resume_best": False,
+            "resume_file": str(checkpoint),
+            "resume_zoo": None,
+            "resume_pretrained": False,
+        }
+    }
+
+
+def predict(checkpoint: Path) -> Settings:
+    """What prediction with one checkpoint needs."""
+    settings = resume(checkpoint)
+    settings["checkpoint"]["reset"] = {"optimizer": True}
+    return {
+        "run_type": "test",
+        "evaluation": {"predict": True, "predict_file_format": "csv"},
+        **settings,
+    }
+
+
+def own_memes(annotations: Path) -> Settings:
+    """What prediction of memes outside the dataset needs, whose annotations name their images by whole paths.
+
+    MMF loads the splits for training and validation too, which need not be there.
+    """
+    every = {slot: [str(annotations)] for slot in _SLOTS}
+    images = {slot: [str(annotations.parent)] for slot in _SLOTS}
+    return {"dataset_config": {"hateful_memes": {"annotations": every, "images": images}}}
+
+
+def features_in(lmdb: Path) -> Settings:
+    """What reading region features from another LMDB than the dataset's needs."""
+    every = {slot: [str(lmdb)] for slot in _SLOTS}
+    return {"dataset_config": {"hateful_memes": {"features": every}}}
+
+
+def evaluate_on_cpu(differences: Differences) -> Settings:
+    """What keeps the scores of a whole set off the GPU; where MMF has no key for it, a hook sees to it."""
+    return {"evaluation": {"use_cpu": True}} if differences.use_cpu else {}
+
+
+def environment(
+    places: Places, save_dir: Path, logs: Path, raw_reports: Path, *, offline: bool
+) -> dict[str, str]:
+    """The worker's environment: MMF's folders, UTF-8 files, and no downloads when offline.
+
+    Args:
+        places: MMF's folders.
+        save_dir: where MMF keeps checkpoints.
+        logs: where MMF keeps its own logs.
+        raw_reports: where MMF writes predictions.
+        offline: MMF must download nothing.
+    """
+    env = {
+        # What a run reads was fetched and checked before; of the rest, MMF need not download anything.
+        "MMF_DATASET_ZOO": str(no_datasets()),
+        **{key: value for key, value in os.environ.items() if key != "MMFW_PASSWORD"},
+        "MMF_CACHE_DIR": str(places.cache_dir),
+        "MMF_DATA_DIR": str(places.data_dir),
+        "MMF_SAVE_DIR": str(save_dir),
+        "MMF_LOG_DIR": str(logs),
+        "MMF_REPORT_DIR": str(raw_reports),
+        # MMF opens text without naming an encoding; on Windows that would be the code page.
+        "PYTHONUTF8": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Nothing that happens to lie in the user's folder may stand in for a library (Python 3.11 and later).
+        "PYTHONSAFEPATH": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if offline:
+        env |= {
+            "MMF_DATASET_ZOO": str(no_datasets()),
+            "HF_HUB_OFFLINE": "1",
+        }
+    return env
+
+
+def on_one_device(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` with at most one GPU in it, and no word of other processes that take part.
+
+    On several GPUs MMF repeats rows to fill up the last batch, and skips batches of unequal size.
+    """
+    of_launchers = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+    alone = {key: value for key, value in environment.items() if key not in of_launchers}
+    return alone | {"CUDA_VISIBLE_DEVICES": alone.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+
+
+def worker_count() -> int:
+    """DataLoader workers for this machine.
+
+    On two cores, and on Windows where each worker imports torch anew, they cost more than they bring.
+    """
+    if sys.platform == "win32":
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if cores <= 2 else min(4, cores // 2)
+
+
+def as_pairs(overrides: list[str]) -> list[str]:
+    """``KEY=VALUE`` words as MMF's other form, key and value in turn.
+
+    1.0.0rc10 splits a word at every ``=``, so only this form lets a value hold one.
+    """
+    return [part for word in overrides for part in word.split("=", 1)]

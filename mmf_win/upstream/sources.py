@@ -1,0 +1,232 @@
+"""Where MMF comes from, and what a whole copy of it looks like.
+
+Each source brings one fixed version into a folder and can tell later whether every file is still what it
+was. Neither trusts the network: PyPI's wheel is pinned by its hash and by that of its RECORD, which lists all
+other files; GitHub may pack its archives anew at any time, so there the id of git's tree is pinned.
+"""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, Protocol
+
+from mmf_win.console import say
+from mmf_win.errors import MmfError
+from mmf_win.files import read_json, write_json
+from mmf_win.integrity import Difference, differences, file_digest
+from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, file_blob_id, tree_id
+from mmf_win.integrity.wheel_record import read_record, record_identity
+from mmf_win.paths import is_portable
+from mmf_win.upstream.download import download
+
+
+class Source(Protocol):
+    """A way to get one fixed version of MMF."""
+
+    @property
+    def name(self) -> Literal["pypi", "github"]:
+        """What ``mmfw setup --mmf`` calls it."""
+
+    @property
+    def version(self) -> str:
+        """MMF's own version."""
+
+    @property
+    def commit(self) -> str | None:
+        """The commit, where the source knows one."""
+
+    @property
+    def folder(self) -> str:
+        """A name for the folder of this very copy."""
+
+    def fetch(self, root: Path, scratch: Path) -> None:
+        """Bring MMF into the new folder ``root``, keeping what is needed meanwhile in ``scratch``.
+
+        Raises:
+            MmfError: it cannot be had, or it is not what was pinned.
+        """
+
+    def differences(self, root: Path) -> Iterator[Difference]:
+        """Files under ``root`` that are not as they were fetched."""
+
+
+@dataclass(frozen=True)
+class PypiWheel:
+    """A wheel from PyPI, or from whatever index or mirror pip is set to.
+
+    MMF's wheel is for Python 3.8 on Linux, but pure Python except for one module that Hateful Memes never
+    loads. pip refuses to install it elsewhere, but downloads it for any system and leaves the rest to us.
+    """
+
+    version: str
+    wheel_sha256: str
+    record_sha256: str
+
+    name: Literal["pypi"] = "pypi"
+    commit: None = None
+
+    @property
+    def folder(self) -> str:
+        """Named by the version."""
+        return f"pypi-{self.version}"
+
+    def fetch(self, root: Path, scratch: Path) -> None:
+        """Download the wheel by pip, check its hash and unpack it."""
+        say(f"Getting MMF {self.version} by pip.")
+        wheel = self._download(scratch)
+        if file_digest(wheel).hex() != self.wheel_sha256:
+            raise MmfError(
+                f"{wheel.name} is not the wheel that PyPI publishes",
+                hint="check which index pip uses (`pip config list`), then run `mmfw setup` again",
+            )
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(root)
+
+    def differences(self, root: Path) -> Iterator[Difference]:
+        """Files that are not as the wheel's RECORD says, and RECORD itself if it is not the wheel's."""
+        name = f"mmf-{self.version}.dist-info/RECORD"
+        record = root / name
+        if not record.is_file():
+            yield Difference("missing", name)
+        elif file_digest(record).hex() != self.record_sha256:
+            yield Difference("changed", name)
+        else:
+            yield from differences(root, read_record(record), record_identity)
+
+    def _download(self, folder: Path) -> Path:
+        pip = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check"]
+        system = "--python-version=3.8 --implementation=cp --abi=cp38 --platform=manylinux1_x86_64"
+        wheel = ["--only-binary=:all:", *system.split(), f"mmf=={self.version}"]
+        done = subprocess.run(
+            [*pip, "download", "--no-deps", "--dest", str(folder), *wheel],
+            cwd=folder,  # the user's files must not stand in for libraries
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+        wheels = list(folder.glob("*.whl"))
+        if done.returncode == 0 and wheels:
+            return wheels[0]
+        if "No module named pip" in done.stdout:
+            raise MmfError(
+                f"{sys.executable} has no pip",
+                hint="run `python -m ensurepip`, or take `mmfw setup --mmf github`, which does without",
+            )
+        said = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-10:])
+        raise MmfError(
+            f"pip cannot download mmf=={self.version}:\n{said}",
+            hint="check the connection and pip's index, or take `mmfw setup --mmf github`",
+        )
+
+
+@dataclass(frozen=True)
+class GithubArchive:
+    """The source archive of a commit on GitHub.
+
+    Symbolic links become text files that hold the target's path, on every system alike, as git itself
+    does on Windows; so a copy can be verified, moved and unpacked without the right to make links.
+    """
+
+    version: str
+    commit: str
+    tree: str
+    url: str
+
+    name: Literal["github"] = "github"
+
+    @property
+    def folder(self) -> str:
+        """Named by the commit; short, since paths on Windows may be no longer than 260 characters."""
+        return f"github-{self.commit[:12]}"
+
+    def fetch(self, root: Path, scratch: Path) -> None:
+        """Download the archive, unpack it and note the mode and id of each file."""
+        archive = scratch / "mmf.tar.gz"
+        download(self.url, archive, f"MMF {self.version} from GitHub")
+        try:
+            with tarfile.open(archive, "r:gz") as opened:
+                files = dict(_unpack(opened, root))
+        except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise MmfError(
+                f"what {self.url} sent is damaged or no archive: {error}", hint="run the same command again"
+            ) from error
+        if tree_id(files) != self.tree:
+            raise MmfError(
+                f"what {self.url} sent is not commit {self.commit}: the id of its tree is {tree_id(files)}, "
+                f"not {self.tree}",
+                hint="something on the way changes downloads; try another network",
+            )
+        write_json(root / _MANIFEST, {path: [file.mode, file.blob] for path, file in sorted(files.items())})
+
+    def differences(self, root: Path) -> Iterator[Difference]:
+        """Files whose id is not the noted one, and the notes themselves if they do not add up to the tree."""
+        try:
+            noted = {path: GitFile(mode, blob) for path, (mode, blob) in read_json(root / _MANIFEST).items()}
+            is_whole = tree_id(noted) == self.tree
+        except FileNotFoundError:
+            yield Difference("missing", _MANIFEST)
+            return
+        except (ValueError, TypeError, AttributeError):
+            is_whole = False
+        if not is_whole:
+            yield Difference("changed", _MANIFEST)
+            return
+        yield from differences(root, {path: file.blob for path, file in noted.items()}, file_blob_id)
+
+
+def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, GitFile]]:
+    """Write an archive's files below ``root``, without its top folder, and yield each as git sees it."""
+    root.mkdir(parents=True)
+    for member in archive:
+        parts = member.name.split("/")[1:]
+        if member.isdir() or not parts:
+            continue
+        if not (member.isfile() or member.issym()) or not all(map(is_portable, parts)):
+            raise MmfError(
+                f"the archive of MMF holds {member.name}, which cannot be unpacked safely",
+                hint="something on the way changes downloads; try another network",
+            )
+        content = _content(archive.extractfile(member)) if member.isfile() else member.linkname.encode()
+        file = root.joinpath(*parts)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        yield "/".join(parts), GitFile(_mode(member), blob_id(content))
+
+
+def _content(file: IO[bytes] | None) -> bytes:
+    assert file is not None, "a regular member always has content"
+    with file:
+        return file.read()
+
+
+def _mode(member: tarfile.TarInfo) -> Mode:
+    if member.issym():
+        return "120000"
+    return "100755" if member.mode & 0o100 else "100644"
+
+
+_MANIFEST = "mmfw-manifest.json"
+
+PYPI = PypiWheel(
+    version="1.0.0rc10",
+    wheel_sha256="e416250ea75fd21dc89921f76c280f87c7a60fd1e25287f778bb8f470f83e7a0",
+    record_sha256="91f19590d7d1f69e9598de1c086757a54023cbacebd1e826d8c6e9b41fa0833d",
+)
+_COMMIT = "b0ffc7fba39f210f833c127362146aec01a2f259"
+GITHUB = GithubArchive(
+    version="1.0.0rc12",
+    commit=_COMMIT,
+    tree="bb51710ea1bb3d3b157968574ba06cc321804188",
+    url=f"https://github.com/facebookresearch/mmf/archive/{_COMMIT}.tar.gz",
+)
+SOURCES: tuple[Source, ...] = (PYPI, GITHUB)

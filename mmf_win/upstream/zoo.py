@@ -1,0 +1,169 @@
+"""MMF's zoo: what it downloads, from where, with which hash, and into which folder.
+
+``mmf/configs/zoo/datasets.yaml`` and ``models.yaml`` of the installed MMF, or the files that
+``MMF_DATASET_ZOO`` and ``MMF_MODEL_ZOO`` name, read as ``mmf.utils.configuration.get_zoo_config`` and
+``mmf.utils.download.download_pretrained_model`` read them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.paths import Places, is_portable
+from mmf_win.upstream.versions import follow_text_links
+
+# mmf.utils.download.DownloadableFile
+_PREFIX, _REPLACEMENT = "mmf://", "https://dl.fbaipublicfiles.com/mmf/data/"
+Version: TypeAlias = str | float
+"""What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML, some
+look like numbers."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Resource:
+    """An archive that MMF downloads.
+
+    Attributes:
+        url: where from.
+        file_name: what MMF calls it on disk.
+        sha256: what it must be; None where the zoo does not say.
+    """
+
+    url: str
+    file_name: str
+    sha256: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a copy of it may be called: as the server calls it, or as MMF does."""
+        on_server = unquote(urlsplit(self.url).path).rpartition("/")[2]
+        return tuple(dict.fromkeys(name for name in (on_server, self.file_name) if name))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the zoo.
+
+    Attributes:
+        folder: where MMF puts the archive and unpacks it.
+        version: what MMF writes into ``.built.json``; where it finds another, it downloads all of it again.
+        resource: the archive.
+    """
+
+    folder: Path
+    version: Version | None
+    resource: Resource
+
+    @property
+    def marker(self) -> Path:
+        """MMF's note that the entry was downloaded."""
+        return self.folder / ".built.json"
+
+    @property
+    def archive(self) -> Path:
+        """Where MMF puts the archive."""
+        return self.folder / self.resource.file_name
+
+
+def dataset_entry(root: Path, places: Places, part: str, zoo: str | None = None) -> Entry | None:
+    """The zoo's entry for ``features`` or ``extras`` of Hateful Memes; None where the zoo has none.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        places: MMF's folders.
+        part: a key of the entry's resources.
+        zoo: the zoo's file; None for MMF's own.
+
+    Raises:
+        UsageError: ``zoo`` is no zoo.
+        MmfError: MMF's own zoo cannot be read.
+    """
+    key = "hateful_memes.defaults"
+    datasets = _load(root, "datasets", zoo)
+    entry = _select(datasets, key) or _select(datasets, "hateful_memes")
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("resources"), Mapping):
+        return None
+    folder = places.dataset.root if part == "extras" else places.dataset.root / part
+    return _entry(f"{key}.{part}", folder, entry["version"], entry["resources"].get(part))
+
+
+def model_entry(root: Path, places: Places, key: str, zoo: str | None = None) -> Entry | None:
+    """The zoo's entry for a pretrained model; None where the zoo has none of that name.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        places: MMF's folders.
+        key: such as ``visual_bert.pretrained.coco``; where that is a group, its ``defaults`` are meant.
+        zoo: the zoo's file; None for MMF's own.
+
+    Raises:
+        UsageError: ``zoo`` is no zoo.
+        MmfError: MMF's own zoo cannot be read.
+    """
+    models = _load(root, "models", zoo)
+    entry, name = _select(models, key), key
+    if isinstance(entry, Mapping) and not {"version", "resources"} <= entry.keys():
+        entry, name = entry.get("defaults"), f"{key}.defaults"
+    if not isinstance(entry, Mapping):
+        return None
+    return _entry(key, places.data_dir / "models" / name, entry.get("version"), entry.get("resources"))
+
+
+def _load(root: Path, kind: str, chosen: str | None) -> Any:
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = follow_text_links(root / "mmf" / "configs" / "zoo" / f"{kind}.yaml")
+    if chosen:
+        beside = root / "mmf" / chosen  # MMF looks there, too
+        path = Path(chosen) if Path(chosen).is_file() or not beside.is_file() else beside
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}"
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        problem = f"{path}: not valid YAML ({' '.join(str(error).split())})"
+    if chosen:
+        raise UsageError(problem, hint=f"see the variable MMF_{kind.upper().removesuffix('S')}_ZOO")
+    raise MmfError(problem, hint="mmfw setup")
+
+
+@lru_cache(maxsize=4)  # a listing asks for the same zoos again and again
+def _read(path: Path, mtime_ns: int) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.load(path)
+
+
+def _select(zoo: Any, key: str) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        node = OmegaConf.select(zoo, key)
+        return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    except OmegaConfBaseException:
+        return None
+
+
+def _entry(key: str, folder: Path, version: Version | None, listed: Any) -> Entry | None:
+    """The entry; None where it is not one archive, as everything is that Hateful Memes needs."""
+    items = [listed] if isinstance(listed, Mapping) else list(listed or [])
+    if len(items) != 1 or not items[0].get("compressed", True):
+        return None
+    url, name = str(items[0].get("url", "")), str(items[0].get("file_name", ""))
+    if not is_portable(name):
+        raise UsageError(f"MMF's zoo names no usable file for {key}: {name!r}")
+    if url.startswith(_PREFIX):
+        url = _REPLACEMENT + url.removeprefix(_PREFIX)
+    sha256 = str(items[0].get("hashcode") or "").lower()
+    return Entry(folder, version, Resource(url, name, sha256 if _SHA256.fullmatch(sha256) else None))

@@ -1,0 +1,29 @@
+"""``python -m mmf_win.worker.compat ROOT VERSION``: the cures for a copy of MMF, as JSON."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mmf_win.console import print_json
+from mmf_win.worker.compat import survey
+
+
+def main(root: str, version: str) -> None:
+    """Print the cures for the MMF of this version in ``root``."""
+    print_json(
+        [
+            {
+                "name": cure.name,
+                "active": active,
+                "cures": cure.cures,
+                "mmf": sorted(cure.mmf),
+                "library": cure.library,
+            }
+            for cure, active in survey(Path(root), version)
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

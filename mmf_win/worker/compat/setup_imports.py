@@ -1,0 +1,107 @@
+"""MMF imports every file of its own before it starts: slow, fragile, and in rc10 misled by folder names."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from mmf_win.worker.compat import importing
+from mmf_win.worker.compat.cure import BOTH, Context, Cure
+
+_log = logging.getLogger(__name__)
+
+# `import mmf` itself brings the models, losses, metrics, optimizers and schedulers. These register the rest
+# of what a run on Hateful Memes looks up by name; some of them exist in one version only.
+_MODULES = (
+    "mmf.common.meter",
+    "mmf.common.test_reporter",
+    "mmf.datasets.builders.hateful_memes.builder",
+    "mmf.datasets.processors",
+    "mmf.modules.decoders",
+    "mmf.modules.encoders",
+    "mmf.modules.poolers",
+    "mmf.trainers.base_trainer",
+    "mmf.trainers.mmf_trainer",
+    "mmf.trainers.callbacks.checkpoint",
+    "mmf.trainers.callbacks.early_stopping",
+    "mmf.trainers.callbacks.logistics",
+    "mmf.trainers.callbacks.lr_scheduler",
+)
+_FOLDERS = ("common", "modules", "datasets", "models", "trainers")
+_LOOKUPS = ("get_model_class", "get_builder_class", "get_trainer_class")
+
+
+def setup_imports() -> None:
+    """In the place of ``mmf.utils.env.setup_imports``: imports what Hateful Memes needs."""
+    from mmf.common.registry import registry
+
+    if registry.get("imports_setup", no_warning=True):
+        return
+    for name in _MODULES:
+        if importing.source_path(name) is not None:
+            importlib.import_module(name)
+    registry.register("imports_setup", True)
+
+
+@cache  # once a process
+def import_everything() -> tuple[str, ...]:
+    """Import every module of MMF that registers something, as MMF does, but past those that fail.
+
+    Returns:
+        the modules that could not be imported, for want of a package or because they are too old.
+    """
+    package = importing.source_path("mmf")
+    assert package is not None
+    failed = []
+    for folder in _FOLDERS:
+        for path in sorted(package.with_name(folder).rglob("*.py")):
+            name = ".".join(("mmf", *path.relative_to(package.parent).with_suffix("").parts))
+            try:
+                importlib.import_module(name.removesuffix(".__init__"))
+            except Exception as error:
+                _log.warning("%s cannot be imported: %s", name, error)
+                failed.append(name)
+    return tuple(failed)
+
+
+def _replace(module: ModuleType) -> None:
+    module.setup_imports = setup_imports  # type: ignore[attr-defined]
+
+
+def _look_further(module: ModuleType) -> None:
+    """Before the registry denies a model, dataset or trainer, import everything and look again."""
+    for lookup in _LOOKUPS:
+        setattr(module.Registry, lookup, classmethod(_patient(getattr(module.Registry, lookup))))
+
+
+def _patient(find: Any) -> Any:
+    def find_or_import(cls: type, name: str) -> Any:
+        found = find(name)
+        if found is None and name and _ready(cls):
+            import_everything()
+            found = find(name)
+        return found
+
+    return find_or_import
+
+
+def _ready(registry: Any) -> bool:
+    return bool(registry.get("imports_setup", no_warning=True))
+
+
+def _apply(context: Context) -> None:
+    importing.after_import("mmf.utils.env", _replace)
+    importing.after_import("mmf.common.registry", _look_further)
+
+
+CURE = Cure(
+    name="setup-imports",
+    cures="setup_imports: imports pandas, video and Lightning (rc12); fails in a folder named models (rc10)",
+    mmf=BOTH,
+    library="any",
+    needed=lambda context: "def setup_imports" in context.source("mmf.utils.env"),
+    apply=_apply,
+)

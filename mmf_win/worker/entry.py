@@ -1,0 +1,191 @@
+"""The child's entry: request.json → cures → hooks → MMF's own ``run`` → exit.json.
+
+Run as ``python -m mmf_win.worker.entry <attempt>/request.json``. A DataLoader under ``spawn`` starts one
+more process a worker, and MMF one a GPU where there are several. Each of them imports this module as
+``__mp_main__`` before it unpickles anything of MMF, and so gets the cures and hooks too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if sys.version_info < (3, 11) and sys.path[0] == os.getcwd():  # noqa: PTH109 - pathlib imports more
+    del sys.path[
+        0
+    ]  # PYTHONSAFEPATH does this on later ones: the user's files must not stand in for libraries
+
+import math
+import traceback
+from argparse import Namespace
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from mmf_win.files import write_json
+from mmf_win.locking import locked
+from mmf_win.protocol import EventLog, Exit, Request
+from mmf_win.worker.stopping import Stop
+
+_REQUEST = "MMFW_REQUEST"
+
+
+def main(request_file: Path) -> int:
+    """Do what the request says and write how it ended; 0 when that went well.
+
+    After a prediction the process ends here.
+    """
+    os.environ[_REQUEST] = str(request_file)
+    request = Request.load(request_file)
+    log = EventLog(request.events, request.attempt.name)
+    with ExitStack() as stack:
+        if request.action == "train":
+            try:
+                stack.enter_context(locked(request.lock, patience=2))
+            except BlockingIOError:
+                Exit("busy", "another process trains this run").save(request.attempt.exit)
+                return 1
+        log.write("run_started", action=request.action, pid=os.getpid(), **versions())
+
+        def leave() -> NoReturn:
+            nothing = ", with nothing new to save" if request.action == "train" else ""
+            report(Exit("interrupted", f"stopped{nothing}"), request, log)
+            os._exit(1)
+
+        stop = Stop(request.attempt.stop)
+        stop.listen(leave)
+        end = attempt(request, stop)
+        stop.hold()
+        report(end, request, log)
+    code = 0 if end.outcome == "ok" else 1
+    if request.action == "predict":
+        # Everything is written. To take apart what torch and MMF have built would take a second more.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def report(end: Exit, request: Request, log: EventLog) -> None:
+    """Tell how the attempt ended."""
+    log.write("run_ended", action=request.action, outcome=end.outcome)
+    end.save(request.attempt.exit)
+    if request.action == "train":
+        end.save(request.run_exit)
+
+
+def attempt(request: Request, stop: Stop) -> Exit:
+    """Do what the request says, and say how it ended whatever happens."""
+    prepared = False
+    try:
+        prepare(request, stop)
+        prepared = True
+        run(request, stop)
+    except BaseException as error:
+        from mmf_win.worker.outcome import classify
+
+        traceback.print_exc()
+        end = classify(error, prepared=prepared)
+        return end if end.outcome == "interrupted" else _of_a_helper(request, end)
+    return Exit("ok")
+
+
+def _of_a_helper(request: Request, end: Exit) -> Exit:
+    """Why a helper could not begin, where one left word; this process sees no more than its absence."""
+    try:
+        return replace(Exit.load(request.attempt.helper_exit), phase=end.phase)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return end
+
+
+def prepare(request: Request, stop: Stop) -> None:
+    """Make MMF importable and put the hooks in place, in this process."""
+    from mmf_win.upstream.versions import read_version
+    from mmf_win.worker import compat
+
+    root = Path(request.mmf)
+    version = read_version(root)
+    compat.install(root, version)
+    compat.anomaly.wanted = request.detect_anomaly
+    from mmf_win.worker import hooks
+
+    hooks.register(request, version, stop)
+
+
+def run(request: Request, stop: Stop) -> None:
+    """Call MMF's ``run``, and order the predictions that it wrote."""
+    import torch
+    from mmf_cli.run import run as mmf_run
+
+    from mmf_win.upstream.settings import as_pairs
+
+    options = mmf_options(request)
+    if request.epochs is not None:
+        updates = updates_of(request.epochs, [*options, *as_pairs(request.overrides)])
+        options += ["training.max_updates", str(updates), "training.max_epochs", "None"]
+    predicting = request.action == "predict"
+    with torch.inference_mode(predicting):  # MMF's own no_grad still counts versions of tensors
+        mmf_run([*options, *as_pairs(request.overrides)], predict=predicting)
+    if predicting:
+        from mmf_win.worker.predictions import collect
+
+        stop.hold()
+        collect(request)
+
+
+def mmf_options(request: Request) -> list[str]:
+    """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
+    from mmf_win.upstream.versions import config_path
+
+    config = request.attempt.config
+    base = config_path(Path(request.mmf), request.base_config) if request.base_config else None
+    # JSON is YAML; an absolute include is taken as it is by every MMF.
+    write_json(config, {"includes": [str(base)] if base else [], **request.settings})
+    return ["config", str(config), "model", request.model, "dataset", "hateful_memes"]
+
+
+def updates_of(epochs: int, options: list[str]) -> int:
+    """How many updates ``epochs`` passes over the training rows are.
+
+    MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
+    """
+    from mmf.utils.configuration import Configuration
+    from mmf.utils.env import setup_imports
+
+    from mmf_win.dataset.annotations import count_rows
+
+    setup_imports()  # a configuration takes in those of the models and datasets that are registered
+    config = Configuration(Namespace(config_override=None, opts=list(options))).get_config()
+    dataset = config.dataset_config.hateful_memes
+    rows = sum(count_rows(Path(dataset.data_dir, file)) for file in dataset.annotations.train)
+    batches = math.ceil(rows / int(config.training.batch_size))
+    per_update = int(config.training.get("update_frequency") or 1)
+    return epochs * math.ceil(batches / per_update)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": sys.version.split()[0]}
+    for package in ("mmf-win", "torch", "transformers", "omegaconf"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
+
+if __name__ == "__mp_main__" and _REQUEST in os.environ:
+    _request = Request.load(Path(os.environ[_REQUEST]))
+    try:
+        prepare(_request, Stop(_request.attempt.stop))
+    except Exception as _error:
+        from mmf_win.worker.outcome import classify
+
+        classify(_error, prepared=False).save(_request.attempt.helper_exit)
+        raise

@@ -1,0 +1,28 @@
+"""What mmfw adds inside a run: events, the stop file, and a guard against weights left unset.
+
+1.0.0rc10 knows no callbacks, so there a trainer is registered; later versions get a callback. Both are thin
+and tell what they see to one :class:`~mmf_win.worker.hooks.observer.Observer`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from mmf_win.protocol import Request
+from mmf_win.upstream.versions import differences
+from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.stopping import Stop
+
+
+def register(request: Request, version: str, stop: Stop) -> None:
+    """Register the hooks with MMF's registry, in this process.
+
+    Args:
+        request: what the worker is to do.
+        version: the installed MMF's version.
+        stop: asks this process to leave.
+    """
+    observer = Observer(request, stop)
+    adapter = "callback" if differences(version).callbacks else "trainer"
+    import_module(f"mmf_win.worker.hooks.{adapter}").register(observer)
+    import_module("mmf_win.worker.hooks.reporter").register(observer)

@@ -1,0 +1,128 @@
+"""The hooks for MMF 1.0.0rc12: a registered callback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmf.common.registry import registry
+from mmf.common.sample import convert_batch_to_sample_list
+from mmf.trainers.callbacks import checkpoint
+from mmf.trainers.callbacks.base import Callback
+from mmf.utils.general import get_batch_size
+
+from mmf_win.worker.hooks import checkpoints, microbatch
+from mmf_win.worker.hooks.finite import check_losses
+from mmf_win.worker.hooks.fitting import MicroBatch
+from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.weights import guard
+
+_observer: Observer
+
+
+def register(observer: Observer) -> None:
+    """Tell ``observer`` what the callback named ``mmfw`` sees."""
+    global _observer
+    _observer = observer
+    checkpoints.register(observer, checkpoint)
+
+
+@registry.register_callback("mmfw")
+class Watch(Callback):  # type: ignore[misc]
+    """Observes training; it also saves and scores the last update, which MMF forgets between intervals."""
+
+    def __init__(self, config: Any, trainer: Any, **_: Any) -> None:
+        super().__init__(config, trainer)
+        guard(trainer.model)
+        self._checkpoint = trainer.checkpoint_callback.checkpoint
+        self._micro: MicroBatch
+        self._whole = trainer.run_training_batch
+        trainer.run_training_batch = self._in_parts
+        trainer._check_nan_losses = self._check_losses
+
+    def on_init_end(self, **kwargs: Any) -> None:
+        """The model is spread over the GPUs; it may have to score a batch in parts."""
+        if _observer.request.eval_batch is not None:
+            microbatch.evaluate_in_parts(self.trainer.model, _observer.request.eval_batch)
+
+    def on_train_start(self, **kwargs: Any) -> None:
+        """Say that training begins."""
+        self._micro = MicroBatch(_observer.request, self.trainer)
+        _observer.training_started(self.trainer, self.training_config.max_updates, self._micro, self._save)
+        self._continue()
+
+    def on_prediction_start(self, **kwargs: Any) -> None:
+        """Say that prediction begins."""
+        _observer.prediction_started(self.trainer, get_batch_size())
+
+    def on_update_start(self, **kwargs: Any) -> None:
+        """Measure the update that begins."""
+        self._micro.update_begins()
+
+    def on_update_end(self, **kwargs: Any) -> None:
+        """Report the figures that MMF collected, and leave when the parent asked for it."""
+        if self._micro.update_ends():
+            _observer.micro_batch_changed(self._micro)
+        if kwargs["should_log"]:
+            _observer.trained(self.trainer, self.trainer.max_updates, kwargs["meter"].get_scalar_dict())
+        _observer.updated()
+
+    def on_validation_end(self, **kwargs: Any) -> None:
+        """Report the validation; after the last update it also decides whether this was the best."""
+        meter = kwargs["meter"]
+        if self.trainer.num_updates % self.training_config.evaluation_interval:
+            self.trainer.early_stop_callback.on_validation_end(meter=meter)
+        _observer.validated(self.trainer, meter)
+
+    def on_train_end(self, **kwargs: Any) -> None:
+        """MMF has put the best checkpoint back."""
+        _observer.training_ended()
+
+    def on_test_end(self, **kwargs: Any) -> None:
+        """Report the validation that follows training."""
+        if kwargs["report"].dataset_type == "val":
+            _observer.validated(self.trainer, kwargs["meter"], final=True)
+
+    def _continue(self) -> None:
+        """Mark the trainer's validations, and let it begin with one that was cut off."""
+        trainer, continuation = self.trainer, self._checkpoint.continuation
+        evaluate, train = trainer.evaluation_loop, trainer.run_training_epoch
+
+        def evaluation_loop(dataset_type: str, *args: Any, **kwargs: Any) -> Any:
+            with continuation.validating():
+                return evaluate(dataset_type, *args, **kwargs)
+
+        def run_training_epoch() -> None:
+            if not continuation.catch_up(self._validate):
+                train()
+
+        trainer.evaluation_loop, trainer.run_training_epoch = evaluation_loop, run_training_epoch
+        trainer.batches_left = continuation.batches_left
+
+    def _validate(self) -> bool:
+        """A validation as MMF's training loop has it; True when it stops early."""
+        self.trainer.on_validation_start()
+        report, meter = self.trainer.evaluation_loop("val")
+        stop = self.trainer.early_stop_callback.on_validation_end(report=report, meter=meter)
+        self.trainer.on_validation_end(report=report, meter=meter)
+        return bool(stop)
+
+    def _in_parts(self, batch: Any, divisor: float) -> Any:
+        """MMF's own step for each part of the batch; it divides each loss by the part's divisor."""
+        parts = microbatch.split(convert_batch_to_sample_list(batch), self._micro.limit)
+        report = self._part(*parts[0], divisor, last=len(parts) == 1)
+        for number, (share, rows) in enumerate(parts[1:], start=2):
+            part = self._part(share, rows, divisor, last=number == len(parts))
+            microbatch.add_to_report(report, part, self.trainer.metrics.required_params)
+            del part  # the next one needs its memory
+        return report
+
+    def _part(self, share: float, rows: Any, divisor: float, *, last: bool) -> Any:
+        with microbatch.synchronized(self.trainer.model, last):
+            return self._whole(rows, divisor / share).detach()
+
+    def _check_losses(self, report: Any) -> None:
+        """In the place of MMF's check, which does not know the update."""
+        check_losses(report.losses, self.trainer.num_updates + 1)
+
+    def _save(self) -> None:
+        self._checkpoint.save(self.trainer.num_updates, self.trainer.current_iteration, update_best=False)

@@ -1,0 +1,181 @@
+"""MMF's checkpoint object, with a safe way to the disk, and with more of what a run needs to go on.
+
+MMF decides when to save and what of the model is in a file. Added are: one write instead of three, each file
+whole at every moment, the removal of old ones, and under the key ``mmfw`` what a
+:class:`~mmf_win.worker.hooks.continuation.Continuation` needs. On going on, the best validation is what it
+was, of which MMF forgets the update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmf.utils import checkpoint
+from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
+
+from mmf_win.errors import CheckpointError
+from mmf_win.integrity import torch_file
+from mmf_win.upstream.checkpoint_files import counts, numbered
+from mmf_win.worker.hooks.continuation import Continuation
+from mmf_win.worker.hooks.finite import check_weights
+from mmf_win.worker.hooks.loading import loading
+from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.single_write import SingleWrite
+from mmf_win.worker.outcome import WeightsMissing
+
+_KEY = "mmfw"
+_observer: Observer
+
+
+def register(observer: Observer, module: Any) -> None:
+    """Let a module of MMF that makes checkpoint objects make ours."""
+    global _observer
+    _observer = observer
+    module.Checkpoint = Checkpoint
+
+
+class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
+    """Saves safely, and goes on with all that was saved.
+
+    Attributes:
+        continuation: what this run needs to go on; None in a prediction.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self._folder = Path(self.ckpt_foldername)
+        self._loaded: dict[str, Any] = {}
+        self._starting = False
+        self._file: Any = None
+        self.continuation: Continuation | None = None
+        if _observer.request.action == "train":
+            self.continuation = Continuation(trainer)
+            if _observer.is_main:
+                self._remove_torn()
+
+    def save(self, update: int, iteration: int | None = None, update_best: bool = False) -> None:
+        """Save as MMF does, but write once, and remove older files when the new one is in place.
+
+        Raises:
+            Diverged: the weights are no numbers any more; the older files stay.
+        """
+        check_weights(self.trainer.model, update)
+        _observer.saving(update)
+        write = SingleWrite(names=3 if update_best else 2)
+        state = self.continuation.state() if self.continuation else None
+
+        def write_all(value: dict[str, Any], path: Path) -> None:
+            write(value if state is None else {**value, _KEY: state}, path)
+
+        with _writing_by(write_all):
+            super().save(update, iteration, update_best=update_best)
+        if _observer.is_main:
+            self._prune(update)
+        _observer.saved(update, is_best=update_best)
+
+    def finalize(self) -> None:
+        """Write the weights alone, at the end of training."""
+        with _writing_by(SingleWrite(names=1)):
+            super().finalize()
+
+    def load_state_dict(self) -> None:
+        """Load what the configuration names, and go on with what MMF leaves out."""
+        self._starting = True
+        with loading(trust=_observer.request.trust), self._named():
+            super().load_state_dict()
+        self._starting = False
+        loaded, self._loaded = self._loaded, {}
+        counted = self.trainer.num_updates
+        if self.continuation is None or not counted or loaded.get("num_updates") != counted:
+            return
+        self._restore_best()
+        if _KEY in loaded and not self.continuation.go_on(loaded[_KEY]):
+            _observer.event("note", text="the training rows are others now; their order is drawn anew")
+
+    def restore(self) -> None:
+        """Put the best checkpoint back, which is this run's own and needs no trust."""
+        with loading(trust=False):
+            super().restore()
+
+    def _torch_load(self, file: Any) -> Any:
+        self._file = file
+        loaded = super()._torch_load(file)
+        if not isinstance(loaded, Mapping) or not isinstance(loaded.get("model", loaded), Mapping):
+            raise CheckpointError(f"{file}: it holds no weights of a model")
+        if self._starting and _observer.request.weights_alone:
+            # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
+            loaded = {"model": loaded.get("model", loaded)}
+        self._loaded = loaded
+        return loaded
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the file in what the model says of its weights."""
+        try:
+            yield
+        except WeightsMissing as error:
+            raise WeightsMissing(f"{self._file}: {error}", hint=error.hint) from error
+        except RuntimeError as error:  # torch's own, such as that of a size mismatch
+            if "state_dict" not in str(error):
+                raise
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{self._file}: it does not fit the model: {reason}", hint="name weights of this very model"
+            ) from error
+
+    def _restore_best(self) -> None:
+        """Know the best as the best checkpoint has it; without one, the next validation is the best."""
+        stopping = early_stopping(self.trainer)
+        best = self._folder / f"{self.ckpt_prefix}best.ckpt"
+        known = counts(best) if torch_file.problem(best) is None else None
+        worst = math.inf if stopping.minimize else -math.inf
+        stopping.best_monitored_update = known.best_update if known else 0
+        stopping.best_monitored_iteration = known.best_iteration if known else 0
+        stopping.best_monitored_value = known.best_value if known else worst
+
+    def _prune(self, update: int) -> None:
+        newest = f"model_{update}.ckpt"
+        older = [path for path in numbered(self._folder) if path.name != newest]
+        for path in older[_observer.request.keep :]:
+            with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
+                path.unlink()
+
+    def _remove_torn(self) -> None:
+        """Remove what a killed run was writing; nobody else trains this run."""
+        for torn in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
+            torn.unlink()
+
+
+def early_stopping(trainer: Any) -> Any:
+    """The object that knows the best validation so far; each version of MMF keeps it elsewhere."""
+    callback = getattr(trainer, "early_stop_callback", None)
+    return trainer.early_stopping if callback is None else callback.early_stopping
+
+
+@contextmanager
+def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
+    """Let MMF hand what it would save to ``write`` instead, with the name it would save it under.
+
+    1.0.0rc12 opens the file before it saves, which would cut off whatever has that name.
+    """
+    with _replaced(torch, "save", lambda value, target: write(value, Path(target))):
+        if hasattr(checkpoint, "open_if_main"):
+            with _replaced(checkpoint, "open_if_main", lambda path, mode: nullcontext(path)):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,95 @@
+"""How many rows go through the model at once: what the parent asks for, what fitted before, or what fits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from mmf.utils.distributed import get_world_size
+from mmf.utils.general import get_batch_size
+from mmf.version import __version__ as mmf_version
+from omegaconf import OmegaConf
+
+from mmf_win.protocol import Request
+from mmf_win.worker.hooks.search import Search, meter_of
+
+# What the memory of a pass depends on, beside the model; paths and learning rates are not among it.
+_KEYS = (
+    "dataset_config.hateful_memes.processors",
+    "dataset_config.hateful_memes.max_features",
+    "dataset_config.hateful_memes.use_features",
+    "dataset_config.hateful_memes.use_images",
+    "optimizer.type",
+    "distributed.world_size",
+)
+
+
+class MicroBatch:
+    """The rows of a forward and backward pass.
+
+    Args:
+        request: what the worker is to do.
+        trainer: MMF's, with its configuration and device.
+
+    Attributes:
+        batch: rows an update, or a step of MMF's own accumulation, over all GPUs.
+        rows: how many of them go through at once, over all GPUs.
+        fit: what a fitting number of rows depends on, in words, for whoever remembers it.
+        remembered: whether ``rows`` is what fitted before.
+        search: what looks for a fitting number; None when there is nothing to look for, or it is found.
+    """
+
+    def __init__(self, request: Request, trainer: Any) -> None:
+        self.batch: int = get_batch_size() * get_world_size()
+        self.fit = _dependencies(trainer, self.batch)
+        known = request.fits.get(self.fit)
+        self.remembered = request.micro_batch is None and known is not None
+        self.rows: int = min(request.micro_batch or known or self.batch, self.batch)
+        self.search: Search | None = None
+        meter = meter_of(trainer.device)
+        if request.find_micro_batch and not (request.micro_batch or known) and meter is not None:
+            self.search = Search(get_batch_size(), meter)
+            self.rows = self.search.rows * get_world_size()
+
+    @property
+    def limit(self) -> int:
+        """The rows that this process puts through its model at once."""
+        return max(1, self.rows // int(get_world_size()))
+
+    def update_begins(self) -> None:
+        """The gradients of an update are about to be made."""
+        if self.search is not None:
+            self.search.update_begins()
+
+    def update_ends(self) -> bool:
+        """An update is made; True when the next one puts another number of rows through at once."""
+        if self.search is None:
+            return False
+        found, before = self.search.update_ends(), self.rows
+        self.rows = self.search.rows * int(get_world_size())
+        if found:
+            self.search = None
+        return found or self.rows != before
+
+
+def _dependencies(trainer: Any, batch: int) -> str:
+    config = trainer.config
+    model = config.model_config[config.model]
+    values = [_plain(model), *(_plain(OmegaConf.select(config, key)) for key in _KEYS)]
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    half = "fp16" if OmegaConf.select(config, "training.fp16") else "fp32"
+    software = f"torch {torch.__version__}, MMF {mmf_version}"
+    return f"{config.model}, batch {batch}, {half}, {_device(trainer.device)}, {software}, {digest[:12]}"
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
+
+
+def _device(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} {properties.total_memory / 2**30:.0f} GiB"

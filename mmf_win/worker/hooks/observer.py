@@ -1,0 +1,182 @@
+"""Turns what a trainer does into events, and leaves when the parent asks for it or is gone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from mmf_win.protocol import EventLog, Request
+from mmf_win.worker.hooks.curves import Curves
+from mmf_win.worker.outcome import StopRequested
+from mmf_win.worker.stopping import Stop
+
+if TYPE_CHECKING:
+    from mmf_win.worker.hooks.fitting import MicroBatch
+
+_HEARTBEAT = 1.0
+
+
+class Observer:
+    """The worker's side of the protocol.
+
+    Args:
+        request: what the worker is to do; its run folder gets the events.
+        stop: asks this process to leave.
+    """
+
+    def __init__(self, request: Request, stop: Stop) -> None:
+        self.request = request
+        self._log = EventLog(request.events, request.attempt.name)
+        self._curves = Curves(Path(request.run_dir))
+        self._stop = stop
+        self._trainer: Any = None
+        self._save: Callable[[], None] | None = None
+        self._since = time.monotonic()
+        self._last_update = 0
+        self._next_heartbeat = time.monotonic()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the one rank that writes."""
+        return _rank() == 0
+
+    def event(self, kind: str, **values: Any) -> None:
+        """Write an event, once for all ranks."""
+        if self.is_main:
+            self._log.write(kind, **values)
+            self._curves.write(kind, values)
+
+    def training_started(
+        self, trainer: Any, max_updates: float | None, micro: MicroBatch, save: Callable[[], None]
+    ) -> None:
+        """Training is about to begin, or to go on; ``save`` is called before it is left."""
+        self._trainer, self._save = trainer, save
+        self._last_update, self._since = trainer.num_updates, time.monotonic()
+        self.event(
+            "train_started",
+            update=trainer.num_updates,
+            max_updates=_finite(max_updates),
+            device=str(trainer.device),
+            batch=micro.batch,
+            micro_batch=micro.rows,
+            searching=micro.search is not None,
+            workers=trainer.config.training.num_workers,
+            seed=trainer.config.training.seed,
+            parameters=sum(p.numel() for p in trainer.model.parameters()),
+            remembered=micro.remembered,
+            fit=micro.fit,
+            data=self.request.data.get("train"),
+        )
+        if self.request.find_micro_batch and micro.search is None:
+            self.micro_batch_changed(micro)
+
+    def training_ended(self) -> None:
+        """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
+        self._save = None
+        self._stop.release()
+
+    def micro_batch_changed(self, micro: MicroBatch) -> None:
+        """From the next update on, another number of rows goes through the model at once."""
+        self.event("micro_batch", rows=micro.rows, found=micro.search is None)
+
+    def prediction_started(self, trainer: Any, batch: int) -> None:
+        """The model is loaded, and its predictions begin, ``batch`` rows at once unless told less."""
+        training = trainer.config.training
+        self.event("predict_started", device=str(trainer.device), batch=batch, workers=training.num_workers)
+
+    def trained(self, trainer: Any, max_updates: float, scalars: dict[str, Any]) -> None:
+        """An update whose figures MMF collected has ended."""
+        now = time.monotonic()
+        done = trainer.num_updates - self._last_update
+        cuda = torch.cuda.is_available()
+        self.event(
+            "train",
+            update=trainer.num_updates,
+            max_updates=_finite(max_updates),
+            epoch=trainer.current_epoch,
+            loss=_number(scalars.get("train/total_loss")),
+            lr=_number(trainer.optimizer.param_groups[0]["lr"]),
+            updates_per_s=round(done / max(now - self._since, 1e-9), 4),
+            max_mem_mib=torch.cuda.max_memory_allocated() // 2**20 if cuda else None,
+        )
+        self._last_update, self._since = trainer.num_updates, now
+
+    def validated(self, trainer: Any, meter: Any, *, final: bool = False) -> None:
+        """The whole validation set has been scored; ``final`` after training, with the best checkpoint."""
+        metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
+        data = self.request.data.get("val")
+        self.event("val", update=trainer.num_updates, metrics=metrics, final=final, data=data)
+
+    def saving(self, update: int) -> None:
+        """A checkpoint is about to be written, which a request to leave does not interrupt."""
+        self._stop.hold()
+        self.event("saving", update=update)
+
+    def saved(self, update: int, is_best: bool) -> None:
+        """It is in its place."""
+        self.event("checkpoint", update=update, is_best=is_best)
+
+    def heartbeat(self) -> None:
+        """Something goes on that has no event of its own, such as a batch of the validation set."""
+        if _ranks() == 1 and self._stop.asked:
+            self._leave()
+        if time.monotonic() >= self._next_heartbeat:
+            self._next_heartbeat = time.monotonic() + _HEARTBEAT
+            self.event("alive")
+
+    def updated(self) -> None:
+        """An update has ended: from now on there is something to save.
+
+        Raises:
+            StopRequested: this process was asked to leave; what there was to save is saved.
+        """
+        self._stop.hold()
+        if _agreed(self._stop.asked):
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        self._stop.hold()
+        if self._save is None:
+            raise StopRequested("stopped")
+        save, self._save = self._save, None
+        save()
+        if _ranks() > 1:  # one that left before the first has saved would end them all
+            torch.distributed.barrier()
+        raise StopRequested(f"stopped at update {self._trainer.num_updates}, which is saved")
+
+
+def distributed() -> bool:
+    """Whether this process is one of several ranks."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if distributed() else 0
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size() if distributed() else 1
+
+
+def _agreed(asked: bool) -> bool:
+    """What the first rank was asked; one that left alone would leave the others waiting for its gradients."""
+    if _ranks() == 1:
+        return asked
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    answer = torch.tensor(int(asked), device=device)
+    torch.distributed.broadcast(answer, src=0)
+    return bool(answer.item())
+
+
+def _number(value: Any) -> float | None:
+    """A finite number; JSON knows no others."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _finite(updates: float | None) -> int | None:
+    return None if updates is None or math.isinf(updates) else int(updates)

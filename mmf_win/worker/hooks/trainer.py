@@ -1,0 +1,147 @@
+"""The hooks for MMF 1.0.0rc10, which knows no callbacks: a registered trainer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from mmf.common.registry import registry
+from mmf.trainers import base_trainer
+from mmf.trainers.base_trainer import BaseTrainer
+from mmf.utils.general import get_batch_size
+from mmf.utils.timer import Timer
+
+from mmf_win.worker.hooks import checkpoints, microbatch
+from mmf_win.worker.hooks.finite import check_losses
+from mmf_win.worker.hooks.fitting import MicroBatch
+from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.weights import guard
+
+_observer: Observer
+
+
+def register(observer: Observer) -> None:
+    """Tell ``observer`` what the trainer named ``mmfw`` does."""
+    global _observer
+    _observer = observer
+    checkpoints.register(observer, base_trainer)
+
+
+@registry.register_trainer("mmfw")
+class Trainer(BaseTrainer):  # type: ignore[misc]
+    """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
+
+    _after_training = False
+    _micro: MicroBatch
+
+    def parallelize_model(self) -> None:
+        """Spread the model over the GPUs; it may have to score a batch in parts."""
+        super().parallelize_model()
+        if _observer.request.eval_batch is not None:
+            microbatch.evaluate_in_parts(self.model, _observer.request.eval_batch)
+
+    def predict(self, dataset_type: str) -> None:
+        """Predict, having said so."""
+        _observer.prediction_started(self, get_batch_size())
+        super().predict(dataset_type)
+
+    def load_extras(self) -> None:
+        """Guard the model before MMF loads a checkpoint into it, and go on in the learning-rate schedule.
+
+        MMF begins the schedule anew, and so makes one update at its first rate.
+        """
+        guard(self.model)
+        super().load_extras()
+        if self.num_updates and self.lr_scheduler is not None:
+            self.lr_scheduler.step(self.num_updates - 1)
+
+    def train(self) -> None:
+        """Train, having said so, and having done a validation that was cut off."""
+        if "train" in self.run_type:
+            self._micro = MicroBatch(_observer.request, self)
+            _observer.training_started(self, self.max_updates, self._micro, self._save)
+            self.train_timer, self.snapshot_timer = Timer(), Timer()
+            if self.checkpoint.continuation.catch_up(self._try_full_validation):
+                self.finalize()
+                return
+        super().train()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, as what a run may go on from."""
+        with self.checkpoint.continuation.validating():
+            return super().evaluate(*args, **kwargs)
+
+    def inference(self) -> None:
+        """Score the validation set with the best checkpoint."""
+        self._after_training = True
+        _observer.training_ended()
+        super().inference()
+
+    def _forward_pass(self, batch: Any) -> Any:
+        if self.model.training:
+            return self._forward_and_backward(microbatch.split(batch, self._micro.limit))
+        _observer.heartbeat()
+        report = super()._forward_pass(batch)
+        # The scores of the whole set are kept until its end.
+        return report if _observer.request.eval_batch is None else _on_cpu(report)
+
+    def _update_meter(self, report: Any, meter: Any = None, eval_mode: bool = False) -> None:
+        if _observer.request.eval_batch is not None and hasattr(report, "metrics"):
+            # Several ranks exchange them through their GPUs.
+            report.metrics = {key: value.to(self.device) for key, value in report.metrics.items()}
+        super()._update_meter(report, meter, eval_mode)
+
+    def _forward_and_backward(self, parts: list[tuple[float, Any]]) -> Any:
+        """The report of an update whose gradients are made, with losses that MMF may call ``backward`` of."""
+        self._micro.update_begins()
+        self.optimizer.zero_grad()
+        report = self._part(*parts[0], last=len(parts) == 1)
+        for number, (share, rows) in enumerate(parts[1:], start=2):
+            last = number == len(parts)
+            microbatch.add_to_report(report, self._part(share, rows, last=last), self.metrics.required_params)
+        report.losses = {key: loss.requires_grad_() for key, loss in report.losses.items()}
+        return report
+
+    def _part(self, share: float, rows: Any, *, last: bool) -> Any:
+        with microbatch.synchronized(self.model, last):
+            report = super()._forward_pass(rows)
+            check_losses(report.losses, self.num_updates + 1)
+            (self._extract_loss(report) * share).backward()
+        for key in self.metrics.required_params:
+            if torch.is_tensor(report.get(key)):
+                report[key] = report[key].detach()
+        report.losses = {key: loss.detach().mean() * share for key, loss in report.losses.items()}
+        return report
+
+    def _backward(self, loss: Any) -> None:
+        with microbatch.gradients_kept(self.optimizer):
+            super()._backward(loss)
+        if self._micro.update_ends():
+            _observer.micro_batch_changed(self._micro)
+
+    def _logistics(self, report: Any) -> bool:
+        should_break = bool(super()._logistics(report))
+        _observer.updated()
+        return should_break or self.num_updates >= self.max_updates
+
+    def _summarize_report(self, meter: Any, should_print: Any = True, extra: Any = None) -> None:
+        super()._summarize_report(meter, should_print, extra)
+        scalars = meter.get_scalar_dict()
+        if any(key.startswith("val/") for key in scalars):
+            _observer.validated(self, meter, final=self._after_training)
+        elif should_print is True:
+            _observer.trained(self, self.max_updates, scalars)
+
+    def _calculate_time_left(self) -> str:
+        # With max_epochs MMF counts to infinity, and cannot say when that will be.
+        return "" if math.isinf(self.max_updates) else str(super()._calculate_time_left())
+
+    def _save(self) -> None:
+        self.checkpoint.save(self.num_updates, self.current_iteration, update_best=False)
+
+
+def _on_cpu(report: Any) -> Any:
+    for key, value in report.items():
+        report[key] = value.to("cpu") if hasattr(value, "to") else value
+    return report

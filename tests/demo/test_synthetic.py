@@ -1,0 +1,120 @@
+"""The demo's memes: their format, and that neither words nor pictures alone give the label away."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mmf_win.demo import synthetic
+from mmf_win.demo.synthetic import Meme, archive_members, make, vocabulary
+
+SMALL = {"train": 8, "dev_seen": 4, "test_seen": 4}
+
+
+def every_meme(splits: dict[str, list[Meme]]) -> list[Meme]:
+    return [meme for memes in splits.values() for meme in memes]
+
+
+def test_the_splits_are_those_of_the_second_phase() -> None:
+    assert {split: len(memes) for split, memes in make(1).items()} == synthetic.SIZES
+
+
+def test_the_same_seed_makes_the_same_memes_and_another_seed_others() -> None:
+    assert make(7, SMALL) == make(7, SMALL)
+    assert make(7, SMALL) != make(8, SMALL)
+
+
+def test_ids_are_unique_and_some_file_names_need_their_leading_zero() -> None:
+    memes = every_meme(make(1))
+    assert len({meme.id for meme in memes}) == len(memes)
+    assert all(re.fullmatch(r"img/\d{5}\.png", meme.image_path) for meme in memes)
+    assert any(meme.image_path.startswith("img/0") for meme in memes)
+
+
+def test_an_annotation_has_the_fields_of_hateful_memes_in_their_order() -> None:
+    [meme, *_] = make(1, SMALL)["train"]
+    row = json.loads(meme.annotation)
+    assert list(row.items()) == [
+        ("id", f"{meme.id:05d}"),
+        ("img", f"img/{meme.id:05d}.png"),
+        ("label", meme.label),
+        ("text", meme.text),
+    ]
+
+
+SIDES: dict[str, Callable[[Meme], Any]] = {
+    "caption": lambda meme: meme.text,
+    "word": lambda meme: frozenset(meme.text.split()) & {w for pair in synthetic.VERBS for w in pair},
+    "picture": lambda meme: meme.picture,
+    "kind of picture": lambda meme: meme.picture.crowded,
+}
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_one_side_alone_says_nothing_about_the_label(side: str, seed: int) -> None:
+    for memes in make(seed).values():
+        labels = defaultdict(list)
+        for meme in memes:
+            labels[SIDES[side](meme)].append(meme.label)
+        assert {sum(some) / len(some) for some in labels.values()} == {0.5}
+
+
+def test_words_and_picture_together_decide_all_labels_but_one_in_ten() -> None:
+    mean_words = {mean for _, mean in synthetic.VERBS}
+
+    def is_mean(meme: Meme) -> bool:
+        return bool(mean_words & set(meme.text.split())) == meme.picture.crowded
+
+    for memes in make(1).values():
+        assert sum(meme.label != is_mean(meme) for meme in memes) == pytest.approx(0.1 * len(memes))
+
+
+def test_no_caption_and_no_picture_of_one_split_comes_back_in_another() -> None:
+    seen: set[Any] = set()
+    for memes in make(1).values():
+        mine = {meme.text for meme in memes} | {meme.picture for meme in memes}
+        assert not mine & seen
+        seen |= mine
+
+
+def test_the_vocabulary_is_that_of_the_captions() -> None:
+    every = make(1, {"train": synthetic.MAX_MEMES})
+    assert vocabulary() == sorted({word for meme in every_meme(every) for word in meme.text.split()})
+
+
+@pytest.mark.torch
+def test_images_are_png_files_of_varied_sizes_and_the_same_pixels_every_time() -> None:
+    Image = pytest.importorskip(
+        "PIL.Image", reason="Pillow is of the train extra, as on Windows in the tests"
+    )
+    memes = make(1, SMALL)["train"]
+    again = make(1, SMALL)["train"]
+    assert [meme.png for meme in memes] == [meme.png for meme in again]
+    images = [Image.open(io.BytesIO(meme.png)) for meme in memes]
+    assert {image.format for image in images} == {"PNG"}
+    assert [image.size for image in images] == [(m.picture.width, m.picture.height) for m in memes]
+    assert len({image.size for image in images}) > 1
+
+
+@pytest.mark.torch
+def test_the_archive_has_the_form_of_the_release() -> None:
+    splits = make(1, SMALL)
+    files = dict(archive_members(splits))
+    for split, memes in splits.items():
+        rows = files.pop(f"hateful_memes/{split}.jsonl").decode().splitlines()
+        assert rows == [meme.annotation for meme in memes]
+    del files["hateful_memes/README.md"], files["hateful_memes/LICENSE.txt"]
+    assert files == {f"hateful_memes/{meme.image_path}": meme.png for meme in every_meme(splits)}
+
+
+@pytest.mark.parametrize("size", [6, synthetic.MAX_MEMES + 4])
+def test_a_size_that_cannot_be_balanced_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=r"groups of four|captions for"):
+        make(1, {"train": size})

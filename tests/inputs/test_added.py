@@ -1,0 +1,384 @@
+"""An LMDB of region features from the user's own files: built, extended, refused, damaged, interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.features import extract_features
+from mmf_win.doctor.wholeness import verify_all
+from mmf_win.errors import DataError, DatasetError, ResourceError, UsageError
+from mmf_win.inputs.added import Added, add_features, remedy
+from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.keys import image_keys
+from mmf_win.inputs.listing import Need
+from mmf_win.inputs.state import examine
+from mmf_win.integrity import Entry, Manifest, settled
+from mmf_win.paths import Places
+from mmf_win.unpacking.staging import staging_folder
+from tests.worlds import hostile, npy
+
+pytestmark = pytest.mark.torch
+
+_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
+_CONVERTER = """\
+import runpy, sys
+from pathlib import Path
+from mmf_win.worker import compat
+from mmf_win.upstream.versions import read_version
+root = Path(sys.argv[1])
+compat.install(root, read_version(root))
+words = ["--mode", "convert", "--lmdb_path", sys.argv[2], "--features_folder", sys.argv[3]]
+sys.argv = ["lmdb_conversion.py", *words]
+runpy.run_path(str(root / "tools/scripts/features/lmdb_conversion.py"), run_name="__main__")
+"""
+
+
+def need_of(lmdb: Path) -> Need:
+    """As a run has it that reads the LMDB."""
+    return Need("features", "region features", lmdb.parent, (f"{lmdb.name}/data.mdb",))
+
+
+def state_of(lmdb: Path, places: Places) -> str:
+    """What a run would find before it starts."""
+    return examine(need_of(lmdb), places, full=True).state
+
+
+def listed_hash(lmdb: Path) -> str:
+    """What SHA256SUMS says of it."""
+    sums = (lmdb.parent / "SHA256SUMS").read_text(encoding="utf-8")
+    (line,) = sums.splitlines()
+    sha256, name = line.split("  ")
+    assert name == f"{lmdb.name}/data.mdb"
+    return sha256
+
+
+@pytest.mark.skipif(_CHECKOUT is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12")
+def test_it_equals_what_mmfs_converter_makes_byte_by_byte(
+    user_dir: Path, lmdb: Path, add: Callable[..., Added]
+) -> None:
+    import numpy as np
+
+    folder = npy.write_pairs(user_dir / "npy", ["00001", "img_00002", "смех"])
+    npy.write_pair(folder / "sub", "00003", regions=4, numbers=2048, num_boxes=100)
+    np.save(folder / "grid.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
+    (folder / "00001_info.npy").unlink()
+    theirs = user_dir / "theirs.lmdb"
+    words = [str(_CHECKOUT), str(theirs), str(folder)]
+    done = subprocess.run([sys.executable, "-c", _CONVERTER, *words], capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr[-2000:]
+    add(folder)
+    assert npy.raw_records(lmdb) == npy.raw_records(theirs)
+
+
+def test_it_has_the_format_that_mmf_documents(user_dir: Path, lmdb: Path, add: Callable[..., Added]) -> None:
+    import numpy as np
+
+    folder = npy.write_pairs(user_dir / "npy", ["00001", "00002"])
+    (folder / "00002_info.npy").unlink()
+    added = add(folder)
+    assert (added.records, added.added, added.numbers, list(added.regions)) == (2, 2, 2048, [10, 10])
+    assert added.without_info == ["00002"]
+    records = npy.records(lmdb)
+    assert set(records["00002"]) == {"feature_path", "features"}
+    for name, value in npy.info().items():
+        assert np.array_equal(records["00001"][name], value)
+    assert np.array_equal(records["00001"]["features"], np.load(folder / "00001.npy"))
+
+
+def test_the_file_is_about_as_large_as_the_data(
+    user_dir: Path, lmdb: Path, add: Callable[..., Added]
+) -> None:
+    folder = npy.write_pairs(user_dir / "npy", [f"{n:05}" for n in range(20)])
+    add(folder)
+    data = sum(file.stat().st_size for file in folder.iterdir())
+    assert data < (lmdb / "data.mdb").stat().st_size < data + (2 << 20)
+
+
+def test_runs_and_sha256sum_find_it_intact(
+    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    add(npy.write_pairs(user_dir / "npy", ["00001", "00002"]))
+    assert state_of(lmdb, places) == "ok"
+    assert listed_hash(lmdb) == hashlib.sha256((lmdb / "data.mdb").read_bytes()).hexdigest()
+    assert image_keys(lmdb) == {"00001", "00002"}
+    (part,) = [part for part in verify_all(places) if part.what == "features"]
+    assert (part.state, part.against) == ("ok", "what mmfw wrote")
+    assert not staging_folder(lmdb.parent).exists()
+
+
+def test_extending_keeps_what_is_there(
+    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    add(npy.write_pairs(user_dir / "one", ["00001", "00002"]))
+    before = npy.raw_records(lmdb)
+    added = add(npy.write_pairs(user_dir / "two", ["00003", "00000"]))
+    after = npy.raw_records(lmdb)
+    assert set(after) == {"00000", "00001", "00002", "00003"}
+    assert {key: after[key] for key in before} == before
+    assert (added.added, added.records) == (2, 4)
+    assert image_keys(lmdb) == set(after)
+    assert state_of(lmdb, places) == "ok"
+
+
+def test_an_lmdb_of_another_origin_is_extended_and_its_remedy_works(
+    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    from mmf_win.demo.region_features import write_archive
+    from tests.demo.test_region_features import half_red_half_blue
+
+    archive = user_dir / "features.tar.gz"
+    write_archive(archive, [("01234", half_red_half_blue())])
+    extract_features(archive, places, version=None)
+    before = npy.raw_records(lmdb)
+    folder = npy.write_pairs(user_dir / "npy", ["00001"])
+    add(folder)
+    assert npy.raw_records(lmdb)["01234"] == before["01234"]
+    manifest = Manifest.load(lmdb.parent)
+    assert manifest is not None
+    assert (manifest.vouched, manifest.source, manifest.vouched_by) == ("built", None, "what mmfw wrote")
+
+    hostile.cut(lmdb / "data.mdb")
+    with pytest.raises(DatasetError, match="damaged") as raised:
+        add(folder)
+    advice = remedy(lmdb, places)
+    assert raised.value.hint == advice
+    assert "features add FOLDER" in advice and "features extract ARCHIVE --force" in advice
+    extract_features(archive, places, version=None, force=True)
+    assert npy.raw_records(lmdb) == before
+    assert add(folder).records == 2
+    hostile.cut(lmdb / "data.mdb")
+    assert add(folder, force=True).records == 1
+    assert str(folder) in remedy(lmdb, places)
+
+
+def test_the_same_again_writes_nothing(user_dir: Path, lmdb: Path, add: Callable[..., Added]) -> None:
+    folder = npy.write_pairs(user_dir / "npy", ["00001", "00002"])
+    add(folder)
+    before = (lmdb / "data.mdb").stat()
+    added = add(folder)
+    assert (added.added, added.replaced, added.same) == (0, 0, 2)
+    after = (lmdb / "data.mdb").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_other_features_of_an_image_are_replaced_only_by_force(
+    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    add(npy.write_pairs(user_dir / "one", ["00001", "00002"]))
+    before = (lmdb / "data.mdb").read_bytes()
+    other = user_dir / "other"
+    npy.write_pair(other, "00002", seed=9)
+    npy.write_pair(other, "00003", seed=9)
+    with pytest.raises(DatasetError, match=r"other features of 00002") as raised:
+        add(other)
+    assert "--force" in str(raised.value.hint)
+    assert (lmdb / "data.mdb").read_bytes() == before
+    assert state_of(lmdb, places) == "ok"
+    added = add(other, force=True)
+    assert (added.added, added.replaced, added.records) == (1, 1, 3)
+    import numpy as np
+
+    assert np.array_equal(npy.records(lmdb)["00002"]["features"], np.load(other / "00002.npy"))
+
+
+@pytest.mark.parametrize("first", ["in the LMDB", "in the folder"])
+def test_features_of_another_detector_are_refused(
+    first: str, user_dir: Path, add: Callable[..., Added]
+) -> None:
+    one = npy.write_pairs(user_dir / "one", ["00001"])
+    other = npy.write_pairs(user_dir / "other", ["00002"], numbers=2054)
+    if first == "in the LMDB":
+        add(one)
+        folders = [other]
+    else:
+        folders = [one, other]
+    with pytest.raises(DatasetError, match="2054 numbers describe a region, and 2048") as raised:
+        add(*folders)
+    assert "00002.npy" in str(raised.value)
+
+
+def test_a_bad_file_leaves_everything_as_it_was(
+    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    add(npy.write_pairs(user_dir / "one", ["00001"]))
+    before = (lmdb / "data.mdb").read_bytes()
+    other = npy.write_pairs(user_dir / "other", ["00002", "00003"])
+    hostile.cut(other / "00003.npy")
+    with pytest.raises(DatasetError, match=r"00003\.npy"):
+        add(other)
+    assert (lmdb / "data.mdb").read_bytes() == before
+    assert state_of(lmdb, places) == "ok"
+    assert not staging_folder(lmdb.parent).exists()
+
+
+def test_nothing_is_left_where_nothing_was(user_dir: Path, lmdb: Path, add: Callable[..., Added]) -> None:
+    folder = npy.write_pairs(user_dir / "npy", ["00001"])
+    hostile.cut(folder / "00001_info.npy")
+    with pytest.raises(DatasetError):
+        add(folder)
+    assert not lmdb.exists()
+    assert not staging_folder(lmdb.parent).exists()
+
+
+_DIE = """\
+import os, signal, sys
+from pathlib import Path
+from mmf_win.worker import build_features
+from mmf_win.inputs import added
+from mmf_win.integrity import Manifest
+from mmf_win.paths import Places
+
+def die(*words, **options):
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows every kill is a hard one
+
+when, folder, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+if when == "building":
+    read = build_features.read_record
+    build_features.read_record = lambda path, key: die() if key == "00004" else read(path, key)
+    def answer_of(module, *words):  # in this process, so that both die together
+        build_features.main(*words, folder / "answer.json")
+    added.answer_of = answer_of
+if when == "built":
+    added._install = die
+if when == "replacing":
+    added.rename_over = die
+if when == "recording":
+    Manifest.save = die
+if when == "noting":
+    added.write_json = die
+places = Places.resolve(data, Path("save"))
+added.add_features([folder], places.dataset.features / "detectron.lmdb", places)
+"""
+
+
+@pytest.mark.parametrize("when", ["building", "built", "replacing", "noting", "recording"])
+@pytest.mark.parametrize("there", [True, False])
+def test_killed_at_any_moment_it_leaves_an_intact_lmdb_and_the_next_one_succeeds(
+    when: str, there: bool, user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    old = npy.write_pairs(user_dir / "old", ["00001", "00002"])
+    if there:
+        add(old)
+    folder = npy.write_pairs(user_dir / "new", ["00003", "00004"])
+    words = ["-X", "utf8", "-c", _DIE, when, str(folder), str(places.data_dir)]
+    killed = subprocess.run([sys.executable, *words], stdin=subprocess.DEVNULL, capture_output=True)
+    assert killed.returncode != 0
+    is_new = when in ("recording", "noting")
+    expected = {"00001", "00002"} if there else set()
+    expected |= {"00003", "00004"} if is_new else set()
+    if expected:
+        assert state_of(lmdb, places) in ("ok", "recorded")
+        assert set(npy.records(lmdb)) == expected == image_keys(lmdb)
+    else:
+        assert state_of(lmdb, places) == "missing"
+    add(folder)
+    assert set(npy.records(lmdb)) == {"00003", "00004", *(("00001", "00002") if there else ())}
+    assert state_of(lmdb, places) in ("ok", "recorded")
+    assert not staging_folder(lmdb.parent).exists()
+
+
+def test_a_fake_full_disk_is_noticed_before_anything_is_written(user_dir: Path) -> None:
+    import mmf_win.files
+    from mmf_win.worker import build_features
+
+    usage = namedtuple("usage", "total used free")
+    folder = npy.write_pairs(user_dir / "npy", ["00001"])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ResourceError):
+        patch.setattr(mmf_win.files.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+        build_features.build(user_dir / "a.lmdb", None, [folder], force=False)
+    assert not (user_dir / "a.lmdb").exists()
+
+
+def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
+    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    one, two = (npy.write_pairs(user_dir / name, [name]) for name in ("00001", "00002"))
+    add(one)
+    add(two)
+    content = npy.raw_records(lmdb)
+    for damage in (lambda: hostile.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
+        damage()
+        with pytest.raises(DataError) as raised:
+            Fetcher(places).repair([need_of(lmdb)])
+        advice = remedy(lmdb, places)
+        assert raised.value.hint == advice
+        assert str(one) in advice and str(two) in advice
+        (part,) = [part for part in verify_all(places) if part.what == "features"]
+        assert (part.state, part.cure) == ("broken", advice)
+        with pytest.raises(DatasetError, match="damaged") as refused:
+            add(two)
+        assert refused.value.hint == advice
+        assert add(one, two, force=True).added == 2
+        assert npy.raw_records(lmdb) == content
+        assert state_of(lmdb, places) == "ok"
+
+
+def test_an_archive_beside_it_is_not_taken_for_its_origin(
+    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+) -> None:
+    from mmf_win.upstream.zoo import Entry as ZooEntry
+    from mmf_win.upstream.zoo import Resource
+    from tests.worlds.zoo import features_archive, sha256
+
+    folder = npy.write_pairs(user_dir / "npy", ["00001"])
+    add(folder)
+    archive = lmdb.parent / "features.tar.gz"
+    archive.write_bytes(features_archive())
+    resource = Resource("http://127.0.0.1:9/nothing", archive.name, sha256(archive.read_bytes()))
+    need = Need(
+        "features",
+        "region features",
+        lmdb.parent,
+        ("detectron.lmdb/data.mdb",),
+        ZooEntry(lmdb.parent, "1", resource),
+    )
+    assert Fetcher(places).fetch([need])[0].state == "ok"
+    hostile.flip_byte(lmdb / "data.mdb", 9000)
+    with pytest.raises(DataError) as raised:
+        Fetcher(places).fetch([need])
+    assert raised.value.hint == remedy(lmdb, places)
+    add(folder, force=True)
+    assert set(npy.records(lmdb)) == {"00001"}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_cut_off_lmdb_of_unknown_origin_is_not_extended(
+    share: float, user_dir: Path, lmdb: Path, add: Callable[..., Added]
+) -> None:
+    folder = npy.write_pairs(user_dir / "npy", ["00001", "00002", "00003"])
+    add(folder)
+    for path in (lmdb.parent / "SHA256SUMS", lmdb.parent / "SHA256SUMS.json"):
+        path.unlink()
+    hostile.cut(lmdb / "data.mdb", share)
+    with pytest.raises(DatasetError, match="damaged") as raised:
+        add(npy.write_pairs(user_dir / "more", ["00004"]))
+    assert "--force" in str(raised.value.hint)
+    assert add(folder, force=True).records == 3
+
+
+def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, places: Places) -> None:
+    (user_dir / "own").mkdir()
+    (user_dir / "own" / "a.txt").write_bytes(b"a")
+    settled(user_dir / "own", {"a.txt": Entry("0" * 64, 1)}, "archive")
+    with pytest.raises(UsageError, match=r"a\.txt"):
+        add_features([npy.write_pairs(user_dir / "npy", ["1"])], user_dir / "own" / "b.lmdb", places)
+
+
+def test_two_lmdbs_in_a_folder_share_a_manifest(user_dir: Path, places: Places) -> None:
+    for name in ("a", "b"):
+        lmdb = user_dir / "own" / f"{name}.lmdb"
+        add_features([npy.write_pairs(user_dir / name, [name])], lmdb, places)
+    for name in ("a", "b"):
+        lmdb = user_dir / "own" / f"{name}.lmdb"
+        assert state_of(lmdb, places) == "ok"
+        advice = remedy(lmdb, places)
+        assert f"{name}.lmdb" in advice
+        assert image_keys(lmdb) == {name}

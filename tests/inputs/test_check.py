@@ -1,0 +1,331 @@
+"""Before a run: its features against its rows, its dataset against its manifest. With real LMDBs."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.dataset.convert import convert
+from mmf_win.dataset.coverage import Coverage
+from mmf_win.dataset.record import Record
+from mmf_win.errors import DataError, DatasetError
+from mmf_win.inputs.check import Inputs, check
+from mmf_win.inputs.keys import without_features
+from mmf_win.integrity import Checksum, Manifest, Source, record
+from mmf_win.paths import Places
+from tests.worlds import hostile, tiny_mmf
+
+pytestmark = pytest.mark.torch  # for lmdb and numpy
+
+SPLITS = {"train": 6, "dev": 3, "test": 2}
+
+
+@dataclass
+class Dataset:
+    """A tiny dataset and what a configuration says of it.
+
+    Attributes:
+        places: MMF's folders.
+        stems: of all images, in the order of the splits.
+    """
+
+    places: Places
+    stems: list[str]
+
+    @property
+    def lmdb(self) -> Path:
+        """The region features."""
+        return self.places.dataset.features / "detectron.lmdb"
+
+    def rows(self, split: str) -> list[Row]:
+        """The rows of a split."""
+        return read_rows(self.places.dataset.split(split))
+
+    def features_without(self, *rows: Row) -> None:
+        """Make features of all images but those of some rows."""
+        gone = {Path(row.img).stem for row in rows}
+        tiny_mmf.build_features(self.lmdb, [stem for stem in self.stems if stem not in gone])
+
+    def check(self, *slots: str, regions: bool = True, model: Any = None, **options: Any) -> Inputs:
+        """Check what a run on these slots of MMF's, with this model, would read."""
+        root = self.places.dataset.root
+        splits = {"train": "train", "val": "dev", "test": "test"}
+        dataset = {
+            "data_dir": str(self.places.data_dir / "datasets"),
+            "use_features": regions,
+            "use_images": not regions,
+            "annotations": {slot: [str(root / f"annotations/{s}.jsonl")] for slot, s in splits.items()},
+            "images": {slot: [str(root / "images")] for slot in splits},
+            "features": {slot: [str(self.lmdb)] for slot in splits},
+        }
+        empty = self.places.cache_dir / "empty.yaml"
+        config = {
+            "env": {"dataset_zoo": str(empty), "model_zoo": str(empty)},
+            "checkpoint": {},
+            "dataset": dataset,
+            "model": model or {},
+        }
+        return check(Path("unused"), self.places, config, slots=slots or ("train", "val"), **options)
+
+
+@pytest.fixture
+def dataset(user_dir: Path) -> Dataset:
+    """Annotations and images, and no features yet."""
+    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
+    places = Places.resolve(user_dir / "data dir", user_dir / "save", environ)
+    stems = tiny_mmf.build_dataset(places.dataset.root, SPLITS)
+    places.cache_dir.mkdir()
+    (places.cache_dir / "empty.yaml").write_text("{}", encoding="utf-8")
+    return Dataset(places, stems)
+
+
+def test_whole_features_of_every_image_are_fine(dataset: Dataset, tmp_path: Path) -> None:
+    dataset.features_without()
+    assert dataset.check("train", "val", "test").settings(tmp_path) == {}
+
+
+def test_images_without_features_are_counted_and_named_for_each_split(dataset: Dataset) -> None:
+    train, dev = dataset.rows("train"), dataset.rows("dev")
+    dataset.features_without(*train[:4], dev[1])
+    with pytest.raises(DatasetError) as raised:
+        dataset.check()
+    shown = ", ".join(row.img for row in train[:3])
+    assert str(raised.value) == (
+        f"region features are missing: train 4 of 6 ({shown} …), dev 1 of 3 ({dev[1].img})"
+    )
+    assert "--allow-missing" in str(raised.value.hint)
+
+
+def test_only_the_splits_that_are_read_count(dataset: Dataset) -> None:
+    dataset.features_without(dataset.rows("test")[0])
+    dataset.check("train", "val")
+    with pytest.raises(DatasetError, match="test 1 of 2"):
+        dataset.check("test")
+
+
+def test_rows_that_may_be_missing_are_left_out_of_files_of_the_runs_own(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = dataset.rows("train")
+    dataset.features_without(train[0], train[3])
+    found = dataset.check(allow_missing=True)
+    assert "these rows are left out" in capsys.readouterr().err
+    assert found.read == {"train": Coverage("train", 4, 6), "val": Coverage("dev", 3)}
+    own = tmp_path / "annotations" / "train.jsonl"
+    assert found.settings(own.parent) == {
+        "dataset_config": {"hateful_memes": {"annotations": {"train": [str(own)]}}}
+    }
+    original = dataset.places.dataset.split("train").read_bytes().splitlines(keepends=True)
+    assert own.read_bytes().splitlines(keepends=True) == [
+        line for number, line in enumerate(original) if number not in (0, 3)
+    ]
+
+
+def test_rows_left_out_at_conversion_and_now_are_counted_together(
+    dataset: Dataset, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = dataset.rows("dev")[0]
+    root = dataset.places.dataset.root
+    (root / "images" / gone.img).unlink()
+    copy = root.rename(user_dir / "copy")
+    convert(copy, dataset.places, allow_missing=True)
+    dataset.features_without(dataset.rows("dev")[1], dataset.rows("train")[2])
+    found = dataset.check("train", "val", "test", allow_missing=True)
+    assert found.read == {
+        "train": Coverage("train", 5, 6),
+        "val": Coverage("dev", 1, 3),
+        "test": Coverage("test", 2, 2),
+    }
+    assert dataset.check("train", "val", "test", regions=False).read["val"] == Coverage("dev", 2, 3)
+
+
+def test_a_prediction_is_never_made_without_some_of_its_rows(dataset: Dataset) -> None:
+    dataset.features_without(dataset.rows("test")[1])
+    with pytest.raises(DatasetError, match="test 1 of 2") as raised:
+        dataset.check("test", may_leave_out=False, allow_missing=True)
+    assert "a prediction needs every row" in str(raised.value.hint)
+
+
+def test_when_no_row_would_be_left_that_is_an_error(dataset: Dataset) -> None:
+    dataset.features_without(*dataset.rows("dev"))
+    with pytest.raises(DatasetError, match="no row is left"):
+        dataset.check(allow_missing=True)
+
+
+def test_missing_images_count_where_images_are_read(dataset: Dataset) -> None:
+    first = dataset.rows("train")[0]
+    (dataset.places.dataset.images / first.img).unlink()
+    with pytest.raises(DatasetError, match=f"images are missing: train 1 of 6 .{first.img}."):
+        dataset.check(regions=False)
+    dataset.features_without()
+    dataset.check()  # regions are read, and not images
+
+
+def test_keys_are_read_anew_when_the_features_were_replaced(dataset: Dataset) -> None:
+    dataset.features_without()
+    dataset.check()
+    for file in dataset.lmdb.iterdir():
+        file.unlink()
+    dataset.lmdb.rmdir()
+    dataset.features_without(dataset.rows("train")[0])
+    for note in dataset.places.dataset.features.glob("SHA256SUMS*"):
+        note.unlink()
+    with pytest.raises(DatasetError, match="train 1 of 6"):
+        dataset.check()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.5, 0.99])
+def test_features_that_are_cut_off_are_found_where_nobody_vouches_for_them(
+    dataset: Dataset, share: float
+) -> None:
+    dataset.features_without()
+    hostile.cut(dataset.lmdb / "data.mdb", share)
+    with pytest.raises(DataError, match=r"detectron\.lmdb: not whole") as raised:
+        dataset.check()
+    assert "mmfw features repair" in str(raised.value.hint)
+    assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "they are vouched for"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "the list of its keys is missing"),
+        ([b"nobody"], "the record nobody is listed and missing"),
+    ],
+    ids=["no list", "no record"],
+)
+def test_features_that_do_not_hold_what_they_list_are_found(
+    dataset: Dataset, change: Sequence[bytes] | None, message: str
+) -> None:
+    import lmdb
+
+    dataset.features_without()
+    with (
+        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
+        opened.begin(write=True) as transaction,
+    ):
+        if change is None:
+            transaction.delete(b"keys")
+        else:
+            transaction.put(b"keys", pickle.dumps(change))
+    with pytest.raises(DataError, match=message):
+        dataset.check()
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [pickle.dumps([1, 2]), pickle.dumps(None), pickle.dumps(["a key"])[:-3], b"\0", b""],
+    ids=["numbers", "no list", "cut off", "no pickle", "empty"],
+)
+def test_a_damaged_list_of_keys_is_one_kind_of_error(
+    dataset: Dataset, pickled: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import lmdb
+
+    dataset.features_without()
+    with (
+        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
+        opened.begin(write=True) as transaction,
+    ):
+        transaction.put(b"keys", pickled)
+    with pytest.raises(DataError, match=r"not whole: .*the list of its keys"):
+        dataset.check()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: Path) -> None:
+    import lmdb
+
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "done",)
+
+    dataset.features_without()
+    with (
+        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
+        opened.begin(write=True) as transaction,
+    ):
+        transaction.put(b"keys", pickle.dumps([Hostile()]))
+    with pytest.raises(DataError, match="the list of its keys wants"):
+        dataset.check()
+    assert not (tmp_path / "done").exists()
+
+
+MODELS = {
+    "torchvision": {"modal_encoder": {"type": "resnet152", "params": {"pretrained": True}}},
+    "transformers": {"bert_model_name": "owner/tiny"},
+}
+
+
+@pytest.mark.parametrize("library", MODELS)
+def test_what_others_fetch_by_themselves_may_be_left_to_them_unless_they_must_not(
+    dataset: Dataset, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset.features_without()
+    for name in ("TORCH_HOME", "HF_HOME"):
+        monkeypatch.setenv(name, str(dataset.places.cache_dir / name))
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    dataset.check(model=MODELS[library])
+    assert f"is not here yet; {library} will download it" in capsys.readouterr().err
+    with pytest.raises(DataError, match="missing: ") as raised:
+        dataset.check(model=MODELS[library], offline=True, hint_words=["mine"])
+    assert raised.value.hint == "mmfw features fetch mine"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if library == "transformers":
+        with pytest.raises(DataError, match="missing: "):
+            dataset.check(model=MODELS[library])
+    else:
+        dataset.check(model=MODELS[library])
+
+
+def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
+    root = dataset.places.dataset.root
+    files = [path.relative_to(root).as_posix() for path in root.rglob("*.*") if path.is_file()]
+    record(root, files)
+    dataset.check(regions=False)
+    image = dataset.places.dataset.images / dataset.rows("train")[0].img
+    hostile.cut(image)
+    with pytest.raises(
+        DatasetError, match=f"not as it was converted:\nchanged: images/img/{image.name}"
+    ) as e:
+        dataset.check(regions=False)
+    assert "mmfw convert" in str(e.value.hint)
+    dataset.features_without()
+    dataset.check()  # images are not read then
+    lines = (
+        dataset.places.dataset.split("train").read_text(encoding="utf-8").replace('"label": 0', '"label": 1')
+    )
+    dataset.places.dataset.split("train").write_text(lines, encoding="utf-8")
+    with pytest.raises(DatasetError, match=r"changed: annotations/train\.jsonl"):
+        dataset.check()
+
+
+def test_a_conversion_that_nobody_has_hashed_yet_is_held_to_the_checksums_of_its_archive(
+    dataset: Dataset,
+) -> None:
+    places = dataset.places
+    root = places.dataset.root
+    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*.*")}
+    files = {name: Checksum(len(content), zlib.crc32(content)) for name, content in found.items()}
+    Record(Source("memes.zip", 1, 1, "0" * 64), files, {}).save(places.dataset.record)
+    image = root / "images" / dataset.rows("train")[0].img
+    hostile.flip_byte(image, 50)
+    with pytest.raises(DatasetError, match=f"changed: images/img/{image.name}"):
+        dataset.check(regions=False)
+    hostile.flip_byte(image, 50)
+    dataset.check(regions=False)
+    assert Manifest.load(root) is not None
+
+
+def test_features_are_found_by_the_names_that_mmf_asks_for() -> None:
+    rows = [Row(i, f"img/{name}.png", "", None, i) for i, name in enumerate(("01235", "7", "meme_042", "x"))]
+    assert without_features(rows, {"1235", "7", "42", "x"}) == []
+    assert without_features(rows, {"01235", "meme_042"}) == [rows[1], rows[3]]

@@ -1,0 +1,434 @@
+"""What is missing is brought in, what is broken is mended with the least work; no MMF and no LMDB needed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.features import built_version
+from mmf_win.errors import ArchiveError, DataError, MmfError, ResourceError, UsageError
+from mmf_win.files import free_space, read_json, write_json
+from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.listing import Need
+from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.state import Status, examine, look
+from mmf_win.integrity import Manifest
+from mmf_win.locking import locked
+from mmf_win.paths import Places
+from tests.worlds import hostile
+from tests.worlds.memes import tar_gz
+from tests.worlds.web import WebServer, answers, breaks_off, stalls
+from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
+
+
+@pytest.fixture
+def zoo(user_dir: Path) -> Iterator[Zoo]:
+    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
+    places = Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
+    with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
+        yield Zoo(server, places)
+
+
+def fetch(zoo: Zoo, *needs: Need, source: str | Path | None = None, keep: bool = True) -> list[Status]:
+    return Fetcher(zoo.places, Mirror.of(None if source is None else str(source)), keep).fetch(needs)
+
+
+def data_of(zoo: Zoo) -> Path:
+    return zoo.features.files[0]
+
+
+def test_a_file_that_the_server_does_not_give_out_can_be_brought_from_elsewhere(zoo: Zoo) -> None:
+    zoo.server.faults = [answers(404)] * 9
+    with pytest.raises(MmfError, match="answered 404") as raised:
+        fetch(zoo, zoo.fc7)
+    assert "--source names a folder or a mirror" in str(raised.value.hint)
+
+
+def test_what_is_missing_lies_where_mmf_looks_for_it_and_is_vouched_for(zoo: Zoo) -> None:
+    statuses = fetch(zoo, zoo.features, zoo.fc7)
+    assert [status.state for status in statuses] == ["ok", "ok"]
+    assert data_of(zoo).read_bytes() == DATA
+    assert {path.name: path.read_bytes() for path in zoo.fc7.files} == FC7
+    assert statuses[0].against == "the published archive features.tar.gz"
+    assert read_json(zoo.places.dataset.features / ".built.json")["version"] == "1.0"
+
+
+def test_the_manifest_is_one_of_sha256sum(zoo: Zoo) -> None:
+    fetch(zoo, zoo.features)
+    sums = zoo.places.dataset.features / "SHA256SUMS"
+    assert sums.read_text(encoding="utf-8") == f"{sha256(DATA)}  detectron.lmdb/data.mdb\n"
+
+
+def test_what_is_there_is_not_fetched_again(zoo: Zoo) -> None:
+    fetch(zoo, zoo.features)
+    zoo.server.asked.clear()
+    assert fetch(zoo, zoo.features)[0].state == "ok"
+    assert zoo.server.asked == []
+
+
+def test_the_archive_stays_to_mend_from_unless_it_is_not_wanted(zoo: Zoo) -> None:
+    fetch(zoo, zoo.features)
+    assert (zoo.places.dataset.features / "features.tar.gz").is_file()
+    fetch(zoo, zoo.fc7, keep=False)
+    assert sorted(path.name for path in zoo.fc7.folder.glob("[!.]*")) == [
+        "SHA256SUMS",
+        "SHA256SUMS.json",
+        *sorted(FC7),
+    ]
+
+
+def test_a_broken_file_is_mended_from_the_archive_without_a_download(
+    zoo: Zoo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch(zoo, zoo.fc7)
+    bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
+    hostile.cut(bias)
+    untouched = weights.stat().st_mtime_ns
+    assert look(zoo.fc7, zoo.places).state == "broken"
+    zoo.server.asked.clear()
+    assert fetch(zoo, zoo.fc7)[0].state == "ok"
+    assert bias.read_bytes() == FC7["fc7_b.pkl"]
+    assert weights.stat().st_mtime_ns == untouched
+    assert zoo.server.gets == []
+    assert "mended fc7_b.pkl" in capsys.readouterr().err
+
+
+def test_without_the_archive_it_is_downloaded_again_and_only_what_is_wrong_is_written(zoo: Zoo) -> None:
+    fetch(zoo, zoo.fc7, keep=False)
+    hostile.flip_byte(zoo.fc7.folder / "fc7_b.pkl", 7)
+    untouched = (zoo.fc7.folder / "fc7_w.pkl").stat().st_mtime_ns
+    assert fetch(zoo, zoo.fc7)[0].state == "ok"
+    assert (zoo.fc7.folder / "fc7_b.pkl").read_bytes() == FC7["fc7_b.pkl"]
+    assert (zoo.fc7.folder / "fc7_w.pkl").stat().st_mtime_ns == untouched
+
+
+def test_a_broken_archive_is_not_believed_but_downloaded_anew(
+    zoo: Zoo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch(zoo, zoo.features)
+    archive = zoo.places.dataset.features / "features.tar.gz"
+    hostile.cut(archive)
+    hostile.cut(data_of(zoo))
+    assert fetch(zoo, zoo.features)[0].state == "ok"
+    assert data_of(zoo).read_bytes() == DATA
+    assert archive.read_bytes() == zoo.server.files["features.tar.gz"]
+    assert "note: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["features.tar.gz", ""], ids=["file", "folder"])
+def test_a_file_carried_in_by_usb_stick_counts_and_is_not_moved(zoo: Zoo, user_dir: Path, name: str) -> None:
+    stick = user_dir / "usb stick"
+    stick.mkdir()
+    (stick / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
+    assert fetch(zoo, zoo.features, source=stick / name)[0].state == "ok"
+    assert (stick / "features.tar.gz").is_file()
+    assert not (zoo.places.dataset.features / "features.tar.gz").exists()
+    assert zoo.server.gets == []
+
+
+def test_a_wrong_file_on_the_usb_stick_is_named_and_not_used(
+    zoo: Zoo, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (user_dir / "features.tar.gz").write_bytes(features_archive(b"other"))
+    assert fetch(zoo, zoo.features, source=user_dir)[0].state == "ok"
+    assert "not the archive that was published" in capsys.readouterr().err
+    assert data_of(zoo).read_bytes() == DATA
+
+
+def test_a_mirror_is_asked_first_and_the_source_itself_if_it_has_not_got_it(zoo: Zoo) -> None:
+    with WebServer.serving(features_tar_gz=features_archive()) as mirror:
+        fetch(zoo, zoo.features, zoo.fc7, source=mirror.url)
+        assert [asked.path for asked in mirror.gets] == ["/features.tar.gz", "/fc7.tar.gz"]
+    assert [asked.path for asked in zoo.server.gets] == ["/fc7.tar.gz"]
+
+
+def test_a_source_that_has_none_of_what_is_needed_is_refused_before_anything_is_downloaded(
+    zoo: Zoo, user_dir: Path
+) -> None:
+    other = user_dir / "features (1).tar.gz"
+    other.write_bytes(zoo.server.files["features.tar.gz"])
+    for source in (other, user_dir):
+        with pytest.raises(UsageError, match="none of the archives that are needed") as raised:
+            fetch(zoo, zoo.features, zoo.fc7, source=source)
+        assert raised.value.hint == "they are called features.tar.gz, fc7.tar.gz"
+    assert zoo.server.gets == []
+
+
+@pytest.mark.parametrize("by", ["download", "usb stick"])
+def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by: str) -> None:
+    content = b"resnet" * 1000
+    name = f"resnet152-{sha256(content)[:8]}.pth"
+    need = Need("resnet", "ResNet-152", user_dir / "torch", (name,), url=f"{zoo.server.url}/{name}")
+    stick = user_dir / "usb stick"
+    stick.mkdir()
+    (stick / name).write_bytes(content if by == "usb stick" else b"other")
+    zoo.server.files[name] = content
+    assert fetch(zoo, need, source=stick)[0].state == "ok"
+    assert need.files[0].read_bytes() == content
+    assert len(zoo.server.gets) == (by == "download")
+    hostile.cut(need.files[0])
+    assert examine(need, zoo.places).state == "broken"
+    assert fetch(zoo, need, source=stick)[0].state == "ok"
+
+
+def test_word_vectors_come_out_of_their_archive_alone(zoo: Zoo, user_dir: Path) -> None:
+    vectors = {f"glove.6B.{width}d.txt": b"the 0.1\n" * width for width in (50, 300)}
+    archive = hostile.plain_zip(user_dir / "made.zip", vectors)
+    zoo.server.files["glove.6B.zip"] = archive.read_bytes()
+    name = "glove.6B.300d.txt"
+    url = f"{zoo.server.url}/glove.6B.zip"
+    need = Need("glove", "GloVe word vectors", zoo.places.cache_dir, (name,), url=url)
+    status = fetch(zoo, need, keep=False)[0]
+    assert (status.state, status.against) == ("ok", "the archive glove.6B.zip")
+    assert [path.name for path in zoo.places.cache_dir.glob("[!.]*.txt")] == [name]
+    assert need.files[0].read_bytes() == vectors[name]
+
+
+def test_a_source_that_is_not_there_is_said(user_dir: Path) -> None:
+    with pytest.raises(UsageError, match="no such file or folder"):
+        Mirror.of(str(user_dir / "nowhere"))
+
+
+def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> None:
+    need = zoo.features
+    zoo.server.files["features.tar.gz"] = features_archive(b"other")
+    with pytest.raises(MmfError, match="not the file that was expected"):
+        fetch(zoo, need)
+    assert look(need, zoo.places).state == "missing"
+    assert not (zoo.places.dataset.features / ".built.json").exists()
+    assert not (zoo.places.dataset.features / "features.tar.gz").exists()
+
+
+def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo) -> None:
+    zoo.server.files["features.tar.gz"] = tar_gz({"readme.txt": b""})
+    with pytest.raises(ArchiveError, match="does not hold the region features"):
+        fetch(zoo, zoo.features)
+    assert look(zoo.features, zoo.places).state == "missing"
+    assert not (zoo.places.dataset.features / ".built.json").exists()
+
+
+def test_an_interrupted_fetch_goes_on_where_it_was(zoo: Zoo) -> None:
+    zoo.server.faults = [breaks_off(1000), *[answers(503)] * 5]
+    with pytest.raises(MmfError, match="1000 B have arrived and stay"):
+        fetch(zoo, zoo.features)
+    assert fetch(zoo, zoo.features)[0].state == "ok"
+    assert zoo.server.gets[-1].headers["Range"] == "bytes=1000-"
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
+    zoo: Zoo, small_disk: Path
+) -> None:
+    places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
+    (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
+    with pytest.raises(ResourceError, match="are needed"):
+        Fetcher(places).fetch([Zoo(zoo.server, places).features])
+    assert zoo.server.gets == []
+
+
+def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
+    length = len(zoo.server.files["features.tar.gz"])
+    assert Fetcher(zoo.places).cost(zoo.features) == (length, 3 * length)
+    assert Fetcher(zoo.places, keep_archives=False).cost(zoo.features) == (length, 2 * length)
+
+
+def test_files_that_mmf_has_unpacked_are_verified_against_their_archive(zoo: Zoo) -> None:
+    unpacked_by_mmf(zoo)
+    assert look(zoo.features, zoo.places).state == "unchecked"
+    status = examine(zoo.features, zoo.places)
+    assert (status.state, status.against) == ("ok", "the published archive features.tar.gz")
+
+
+def test_a_half_extraction_is_found_and_mended_from_the_archive_that_lies_there(zoo: Zoo) -> None:
+    unpacked_by_mmf(zoo)
+    hostile.cut(data_of(zoo), 0.1)
+    status = examine(zoo.features, zoo.places)
+    assert status.state == "broken"
+    assert "detectron.lmdb/data.mdb" in status.problems[0]
+    assert fetch(zoo, zoo.features)[0].state == "ok"
+    assert data_of(zoo).read_bytes() == DATA
+    assert zoo.server.gets == []
+
+
+@pytest.mark.parametrize("note", [None, "", '{"version": "0.9"}', "[]"])
+def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note: str | None) -> None:
+    fetch(zoo, zoo.features)
+    assert zoo.features.entry is not None
+    marker = zoo.features.entry.marker
+    marker.unlink()
+    if note is not None:
+        marker.write_text(note, encoding="utf-8")
+    fetch(zoo, zoo.features)
+    assert built_version(marker) == "1.0"
+    assert len(zoo.server.gets) == 1
+
+
+def test_files_of_which_no_archive_is_left_are_recorded_and_not_vouched_for(zoo: Zoo) -> None:
+    zoo.fc7.folder.mkdir(parents=True)
+    for name, content in FC7.items():
+        (zoo.fc7.folder / name).write_bytes(content)
+    status = examine(zoo.fc7, zoo.places)
+    assert (status.state, status.against) == ("recorded", "its first reading")
+    assert Manifest.load(zoo.fc7.folder) is not None
+    hostile.flip_byte(zoo.fc7.files[0], 3)
+    assert examine(zoo.fc7, zoo.places).state == "broken"
+
+
+def test_a_flipped_byte_behind_an_old_time_is_found(zoo: Zoo) -> None:
+    fetch(zoo, zoo.features)
+    stat = data_of(zoo).stat()
+    hostile.flip_byte(data_of(zoo), 5000)
+    os.utime(data_of(zoo), ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    status = examine(zoo.features, zoo.places, full=True)
+    assert status.state == "broken"
+    assert status.problems == ("changed: detectron.lmdb/data.mdb (other content)",)
+
+
+@pytest.mark.parametrize("in_zoo", [True, False])
+def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
+    zoo: Zoo, user_dir: Path, in_zoo: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mmf_win.dataset.features import extract_features
+
+    own = user_dir / "my features.tar.gz"
+    own.write_bytes(features_archive(b"mine" * 9999))
+    extract_features(own, zoo.places, version="1.0")
+    hostile.cut(data_of(zoo))
+    need = zoo.features if in_zoo else replace(zoo.features, entry=None)
+    assert fetch(zoo, need)[0].state == "ok", "from where the archive lay when it was extracted"
+
+    hostile.cut(data_of(zoo))
+    moved = own.rename(user_dir / "moved.tar.gz")
+    own.write_bytes(features_archive(b"others" * 9999))
+    with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not an archive") as raised:
+        fetch(zoo, need)
+    assert "--source" in str(raised.value.hint)
+    assert f"{own} is no longer the archive" in capsys.readouterr().err
+    own.unlink()
+    with pytest.raises(DataError, match="which is not an archive"):
+        fetch(zoo, need)
+    assert zoo.server.gets == []
+    moved.rename(own)
+    assert fetch(zoo, need, source=own)[0].state == "ok"
+    assert data_of(zoo).read_bytes() == b"mine" * 9999
+
+
+def test_what_an_earlier_version_wrote_does_not_say_where_the_archive_lay(zoo: Zoo, user_dir: Path) -> None:
+    from mmf_win.dataset.features import extract_features
+
+    own = user_dir / "my features.tar.gz"
+    own.write_bytes(features_archive(b"mine" * 9999))
+    extract_features(own, zoo.places, version="1.0")
+    notes = zoo.places.dataset.features / "SHA256SUMS.json"
+    values = read_json(notes)
+    del values["source"]["path"]
+    write_json(notes, values)
+    assert examine(zoo.features, zoo.places).state == "ok"
+    hostile.cut(data_of(zoo))
+    with pytest.raises(DataError) as raised:
+        fetch(zoo, zoo.features)
+    assert "--source" in str(raised.value.hint)
+
+
+def test_a_folder_that_cannot_be_written_to_is_still_verified(
+    zoo: Zoo, read_only: Callable[[Path], None]
+) -> None:
+    unpacked_by_mmf(zoo)
+    read_only(zoo.places.data_dir)
+    assert examine(zoo.features, zoo.places).state == "ok"
+    with pytest.raises(OSError) as raised:
+        fetch(zoo, zoo.fc7)
+    assert raised.value.errno == errno.EROFS
+
+
+def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(zoo: Zoo) -> None:
+    zoo.places.data_dir.mkdir(parents=True)
+    with locked(zoo.places.data_dir / ".mmfw-fetch-lock"):
+        child = start(zoo)
+        assert child.stderr is not None
+        assert b"another mmfw is fetching" in child.stderr.readline()
+        assert zoo.server.asked == []
+    child.communicate()
+    assert child.returncode == 0
+    assert look(zoo.fc7, zoo.places).state == "ok"
+
+
+def test_a_fetch_that_was_killed_is_gone_on_with(zoo: Zoo) -> None:
+    zoo.server.faults = [stalls(zoo.server, after=100)]
+    child = start(zoo)
+    part = zoo.fc7.folder / "fc7.tar.gz.part"
+    pause = threading.Event()
+    while not (part.exists() and part.stat().st_size == 100):
+        assert child.poll() is None
+        pause.wait(0.01)
+    child.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+    child.communicate()
+    assert look(zoo.fc7, zoo.places).state == "missing"
+    assert fetch(zoo, zoo.fc7)[0].state == "ok"
+    assert zoo.server.gets[-1].headers["Range"] == "bytes=100-"
+
+
+def unpacked_by_mmf(zoo: Zoo) -> None:
+    """The archive, beside it what came out of it, and MMF's marker."""
+    folder = zoo.places.dataset.features
+    folder.mkdir(parents=True)
+    (folder / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
+    shutil.unpack_archive(folder / "features.tar.gz", folder, filter="data")
+    (folder / ".built.json").write_text('{"created_at": "today", "version": "1.0"}', encoding="utf-8")
+
+
+@pytest.fixture
+def read_only() -> Iterator[Callable[[Path], None]]:
+    """Makes a folder one that nobody can write to, not even root."""
+    mounted: list[Path] = []
+
+    def make(folder: Path) -> None:
+        if sys.platform == "win32":
+            pytest.skip("no right to mount a file system on Windows")
+        for options in ("bind", "remount,ro,bind"):
+            command = ["mount", "-o", options, str(folder), str(folder)]
+            if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
+                pytest.skip("no right to mount a file system")
+            mounted[:] = [folder]
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def start(zoo: Zoo) -> subprocess.Popen[bytes]:
+    """Fetch fc7 in a process of its own."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from mmf_win.inputs.fetch import Fetcher\n"
+        "from mmf_win.inputs.listing import Need\n"
+        "from mmf_win.upstream.zoo import Entry, Resource\n"
+        "from mmf_win.paths import Places\n"
+        "cache, data, folder, url, sha256 = sys.argv[1:]\n"
+        "entry = Entry(Path(folder), '1.0', Resource(url, 'fc7.tar.gz', sha256))\n"
+        "need = Need('fc7', 'detectron fc7', Path(folder), ('fc7_w.pkl', 'fc7_b.pkl'), entry)\n"
+        "Fetcher(Places(Path(cache), Path(data), Path(data))).fetch([need])"
+    )
+    resource = zoo.fc7.entry.resource  # type: ignore[union-attr]
+    words = (zoo.places.cache_dir, zoo.places.data_dir, zoo.fc7.folder, resource.url, resource.sha256)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )

@@ -1,0 +1,128 @@
+"""A BERT from the Hugging Face Hub, by its own library, from a server here that answers as the Hub does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import hostile
+from tests.worlds.web import WebServer
+
+pytestmark = pytest.mark.torch  # for huggingface_hub
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+BERT = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"weights" * 1000}
+
+# Its library reads the address of the Hub when it is imported.
+CODE = """
+import json, sys
+from pathlib import Path
+from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.listing import Need
+from mmf_win.inputs.caches import hub_model
+from mmf_win.errors import MmfwError
+from mmf_win.paths import Places
+name, kind, data = sys.argv[1:]
+need = Need(kind, name, hub_model(name), url=name, library="transformers")
+try:
+    [status] = Fetcher(Places(Path(data), Path(data), Path(data))).fetch([need])
+except MmfwError as error:
+    sys.exit(f"{error} ({error.hint})")
+print(json.dumps([status.state, status.against, sorted(path.name for path in need.files)]))
+"""
+
+
+@dataclass
+class Hub:
+    """The Hub, and who fetches from it.
+
+    Attributes:
+        server: answers as the Hub does.
+        folder: holds the cache.
+    """
+
+    server: WebServer
+    folder: Path
+
+    def fetch(self, kind: str = "bert") -> subprocess.CompletedProcess[str]:
+        """Fetch ``owner/tiny`` in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-c", CODE, "owner/tiny", kind, str(self.folder / "data")],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            env={
+                **os.environ,
+                "HF_ENDPOINT": self.server.url,
+                "HF_HOME": str(self.folder / "hf"),
+                "HF_HUB_DISABLE_TELEMETRY": "1",
+                "HF_HUB_OFFLINE": "0",
+                "PYTHONUTF8": "1",
+            },
+        )
+
+    @property
+    def snapshot(self) -> Path:
+        """Where transformers finds the files."""
+        return self.folder / "hf" / "hub" / "models--owner--tiny" / "snapshots" / COMMIT
+
+
+@pytest.fixture
+def hub(user_dir: Path) -> Iterator[Hub]:
+    """It has a BERT of three files."""
+    with WebServer.serving() as server:
+        server.files.update({f"owner/tiny/resolve/main/{name}": content for name, content in BERT.items()})
+        server.headers = {"X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"}
+        yield Hub(server, user_dir)
+
+
+def test_a_bert_comes_into_the_cache_of_transformers(hub: Hub) -> None:
+    done = hub.fetch()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["ok", "the hash in its name", sorted(BERT)]
+    assert {path.name: path.read_bytes() for path in hub.snapshot.iterdir()} == BERT
+
+
+def test_only_the_broken_file_is_fetched_again(hub: Hub) -> None:
+    assert hub.fetch().returncode == 0
+    hostile.cut((hub.snapshot / "vocab.txt").resolve())
+    hub.server.asked.clear()
+    done = hub.fetch()
+    assert done.returncode == 0, done.stderr
+    assert (hub.snapshot / "vocab.txt").read_bytes() == BERT["vocab.txt"]
+    assert [asked.path.rpartition("/")[2] for asked in hub.server.gets] == ["vocab.txt"]
+
+
+def test_of_a_tokenizer_no_weights_are_fetched(hub: Hub) -> None:
+    done = hub.fetch("tokenizer")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["ok", "the hash in its name", ["config.json", "vocab.txt"]]
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("model.safetensors", "has no weights of it"), ("vocab.txt", "no configuration or vocabulary of it")],
+)
+def test_what_the_hub_has_not_got_is_said(hub: Hub, missing: str, message: str) -> None:
+    del hub.server.files[f"owner/tiny/resolve/main/{missing}"]
+    done = hub.fetch()
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_hub_that_does_not_answer_is_named_with_what_to_do(hub: Hub) -> None:
+    hub.server.headers = {}
+    hub.server.files.clear()
+    done = hub.fetch()
+    assert done.returncode == 1
+    assert "cannot download owner/tiny from the Hugging Face Hub" in done.stderr
+    assert "HF_ENDPOINT a mirror" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,140 @@
+"""What each preset makes the real MMF read, told without importing it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.inputs.listing import Need, needs_of
+from mmf_win.paths import Places
+from mmf_win.runs import presets
+from mmf_win.upstream.config import resolve
+from mmf_win.upstream.install import find
+from mmf_win.upstream.versions import dataset_version, read_version
+
+pytestmark = pytest.mark.torch  # for MMF
+
+_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
+_WITHOUT = pytest.mark.skipif(_CHECKOUT is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12")
+
+NEEDS = {
+    "concat_bert": {"resnet", "bert"},
+    "demo": {"features", "bert"},
+    "image_grid": {"extras", "glove", "resnet"},
+    "image_region": {"features", "extras", "glove", "fc7"},
+    "late_fusion": {"resnet", "bert"},
+    "mmbt_grid": {"resnet", "bert"},
+    "mmbt_region": {"features", "fc7", "bert"},
+    "text_bert": {"bert"},
+    "vilbert": {"features", "bert"},
+    "vilbert_cc": {"features", "weights", "bert"},
+    "visual_bert": {"features", "bert"},
+    "visual_bert_coco": {"features", "weights", "bert"},
+}
+# As MMF publishes them; the features are others in each version.
+FEATURES = {
+    "1.0.0rc10": (
+        "features.tar.gz",
+        "1eb8e5379fcf8f91fda92aa8f5926a536f3788bf07fe0f72ea7efc2d8427f12d",
+    ),
+    "1.0.0rc12": (
+        "features_2020_10_01.tar.gz",
+        "ed23243d17485f1c960c073d81420187ab62cbaec2bfa6bc3954ae0252216b73",
+    ),
+}
+ARCHIVES = {
+    "extras": "1bd88fa36b5c565234cd0bbc20189c85b51a283337bee574db91521be0364739",
+    "fc7": "582d85748b2df60e3c6e045b8213c0fd7084054483a3388c55aed5b25bbc3c93",
+}
+WEIGHTS = {
+    "vilbert_cc": "85e6354fcf2583e03def4dff02125e268b3732c152f87cfbd2ad34c0e4f47b53",
+    "visual_bert_coco": "b051b49d35923032e26fcd4bfd64688042acabd2a90893ffa90595be8ce05b90",
+}
+
+
+@pytest.fixture(params=["rc10", pytest.param("rc12", marks=_WITHOUT)])
+def root(request: pytest.FixtureRequest) -> Path:
+    """The MMF that ``mmfw setup`` installed, or the checkout."""
+    return find().root if request.param == "rc10" else Path(str(_CHECKOUT))
+
+
+@pytest.fixture
+def places(user_dir: Path) -> Places:
+    """Empty folders."""
+    return Places.resolve(user_dir / "data", user_dir / "save", {"MMF_CACHE_DIR": str(user_dir / "cache")})
+
+
+def needs(root: Path, places: Places, name: str, *words: str, **settings: Any) -> dict[str, Need]:
+    """What a preset needs, by kind."""
+    preset = presets.load(name)
+    config = resolve(
+        root,
+        places,
+        model=preset.model,
+        config=preset.config,
+        settings=presets.merge(preset.settings, settings),
+        overrides=words,
+        offline=preset.offline,
+    )
+    return {need.kind: need for need in needs_of(root, places, config)}
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_needs_what_its_model_reads(root: Path, places: Places, name: str) -> None:
+    assert needs(root, places, name).keys() == NEEDS[name]
+
+
+def test_the_archives_are_those_that_mmf_publishes(root: Path, places: Places) -> None:
+    found = needs(root, places, "image_region")
+    features = found["features"].entry
+    assert features is not None
+    assert (features.resource.names[0], features.resource.sha256) == FEATURES[read_version(root)]
+    assert features.version == dataset_version(root)
+    assert features.resource.url.startswith("https://dl.fbaipublicfiles.com/mmf/data/")
+    for kind, sha256 in ARCHIVES.items():
+        entry = found[kind].entry
+        assert entry is not None
+        assert entry.resource.sha256 == sha256
+    for name, sha256 in WEIGHTS.items():
+        entry = needs(root, places, name)["weights"].entry
+        assert entry is not None
+        assert entry.resource.sha256 == sha256
+
+
+def test_the_files_are_those_that_mmf_opens(root: Path, places: Places) -> None:
+    found = needs(root, places, "image_region")
+    dataset = places.data_dir / "datasets" / "hateful_memes" / "defaults"
+    models = places.data_dir / "models"
+    assert found["features"].files == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
+    assert found["extras"].files == [dataset / "extras" / "vocabs" / "vocabulary_100k.txt"]
+    assert found["fc7"].files == [models / "detectron.defaults" / f"fc7_{part}.pkl" for part in "wb"]
+    assert found["glove"].files == [places.cache_dir / "glove.6B.300d.txt"]
+
+
+def test_the_users_own_words_change_what_is_read(root: Path, places: Places, user_dir: Path) -> None:
+    bert, weights = user_dir / "my bert", user_dir / "my weights.pth"
+    bert.mkdir()
+    weights.touch()
+    found = needs(
+        root,
+        places,
+        "vilbert_cc",
+        f"model_config.vilbert.bert_model_name={bert}",
+        f"checkpoint.resume_zoo={weights}",
+        "dataset_config.hateful_memes.features.train=mine/own.lmdb",
+        "dataset_config.hateful_memes.features.val=mine/own.lmdb",
+    )
+    assert found["bert"].folder == bert
+    assert found["weights"].files == [weights]
+    assert found["features"].files == [places.data_dir / "datasets" / "mine" / "own.lmdb" / "data.mdb"]
+    assert found["features"].entry is None
+    # The text processor still reads the vocabulary of another BERT, but not its weights.
+    assert found["tokenizer"].url == "bert-base-uncased"
+
+
+def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(root: Path, places: Places) -> None:
+    resumed = {"checkpoint": {"resume_file": "current.ckpt", "resume_zoo": None}}
+    assert "weights" not in needs(root, places, "visual_bert_coco", **resumed)

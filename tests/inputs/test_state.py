@@ -1,0 +1,163 @@
+"""Who vouches for files: their manifest, the archive beside them, their name, or only an earlier reading."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.ledger import Ledger
+from mmf_win.inputs.listing import Need
+from mmf_win.inputs.state import examine, look
+from mmf_win.paths import Places
+from tests.worlds import hostile
+from tests.worlds.memes import tar_gz
+from tests.worlds.torch_files import laid_out_as_by_torch
+from tests.worlds.web import WebServer
+from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
+
+
+@pytest.fixture
+def places(user_dir: Path) -> Places:
+    """Empty folders."""
+    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
+    return Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
+
+
+@pytest.fixture
+def zoo(places: Places) -> Iterator[Zoo]:
+    """Features and fc7 on a server."""
+    with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
+        yield Zoo(server, places)
+
+
+@pytest.fixture
+def bert(user_dir: Path) -> Need:
+    """A BERT in a folder of the user's."""
+    folder = user_dir / "my bert"
+    folder.mkdir()
+    for name in ("config.json", "vocab.txt", "model.safetensors"):
+        (folder / name).write_bytes(name.encode())
+    return Need("bert", "BERT my bert", folder)
+
+
+def age(path: Path) -> None:
+    """Let a file be older than the coarsest clock of a file system."""
+    os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**10))
+
+
+def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
+    old = zoo.features
+    Fetcher(zoo.places).fetch([old])
+    zoo.server.files["features_2020_10_01.tar.gz"] = features_archive(b"new" * 999)
+    assert old.entry is not None
+    name = "features_2020_10_01.tar.gz"
+    resource = replace(
+        old.entry.resource,
+        url=f"{zoo.server.url}/{name}",
+        file_name=name,
+        sha256=sha256(zoo.server.files[name]),
+    )
+    new = replace(old, entry=replace(old.entry, version="2.0", resource=resource))
+    for status in (look(new, zoo.places), examine(new, zoo.places)):
+        assert status.state == "broken"
+        assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")
+    assert Fetcher(zoo.places).fetch([new])[0].state == "ok"
+    assert new.files[0].read_bytes() == b"new" * 999
+
+
+def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_ours(zoo: Zoo) -> None:
+    need = zoo.fc7
+    need.folder.mkdir(parents=True)
+    for name, content in FC7.items():
+        (need.folder / name).write_bytes(content)
+    (need.folder / ".built.json").write_text('{"version": "0.9"}', encoding="utf-8")
+    status = examine(need, zoo.places)
+    assert status.state == "broken"
+    assert "version 0.9" in status.problems[0]
+    assert Fetcher(zoo.places).fetch([need])[0].state == "ok"
+
+
+def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_there_is_missing(
+    zoo: Zoo,
+) -> None:
+    Fetcher(zoo.places).fetch([zoo.features])
+    zoo.features.files[0].unlink()
+    statuses = [look(need, zoo.places) for need in (zoo.features, zoo.fc7)]
+    assert [status.state for status in statuses] == ["broken", "missing"]
+    assert statuses[0].problems == (f"missing: {zoo.features.files[0]}",)
+    mended, absent = Fetcher(zoo.places).repair([zoo.features, zoo.fc7])
+    assert (mended.state, absent.state) == ("ok", "missing")
+    assert zoo.features.files[0].read_bytes() == DATA
+
+
+def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Places, user_dir: Path) -> None:
+    folder = user_dir / "weights"
+    folder.mkdir()
+    file = folder / "model.ckpt"
+    need = Need("weights", "pretrained weights", folder)
+    hostile.cut(laid_out_as_by_torch(file, {}), 0.7)
+    assert examine(need, places).state == "broken"
+    laid_out_as_by_torch(file, {})
+    assert (examine(need, places).state, look(need, places).against) == ("recorded", "its first reading")
+
+
+def test_a_file_is_believed_by_the_hash_in_its_name(places: Places, user_dir: Path) -> None:
+    content = b"resnet"
+    need = Need("resnet", "ResNet-152", user_dir, (f"resnet152-{sha256(content)[:8]}.pth",))
+    need.files[0].write_bytes(content)
+    status = examine(need, places)
+    assert (status.state, status.against) == ("ok", "the hash in its name")
+    need.files[0].write_bytes(b"resnot")
+    status = examine(need, places)
+    assert status.state == "broken"
+    assert status.problems == (f"changed: {need.files[0]} (not what its name says)",)
+
+
+def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
+    places: Places, bert: Need, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert examine(bert, places).state == "recorded"
+    vocabulary = bert.folder / "vocab.txt"
+    vocabulary.write_bytes(b"a longer vocabulary")
+    assert examine(bert, places).state == "recorded"
+    assert f"note: {vocabulary} was replaced since it was last read" in capsys.readouterr().err
+
+
+def test_other_content_behind_an_old_time_is_damage(places: Places, bert: Need) -> None:
+    vocabulary = bert.folder / "vocab.txt"
+    age(vocabulary)
+    assert examine(bert, places).state == "recorded"
+    before = vocabulary.stat()
+    hostile.flip_byte(vocabulary, 3)
+    os.utime(vocabulary, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for _ in range(2):
+        status = examine(bert, places, full=True)
+        assert status.state == "broken"
+        assert "other content, though its time stayed the same" in status.problems[0]
+
+
+def test_an_untouched_file_is_not_read_again(
+    places: Places, bert: Need, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in bert.files:
+        age(path)
+    assert look(bert, places).state == "unchecked"
+    assert examine(bert, places).state == "recorded"
+    monkeypatch.setattr("mmf_win.inputs.ledger.hash_files", None)
+    assert examine(bert, places).state == "recorded"
+    assert look(bert, places).checked is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
+def test_a_damaged_ledger_costs_no_more_than_reading_again(
+    places: Places, bert: Need, content: bytes
+) -> None:
+    places.cache_dir.mkdir()
+    (places.cache_dir / "mmfw-checked.json").write_bytes(content)
+    assert Ledger(places).last_check(bert.files[0]) is None
+    assert examine(bert, places).state == "recorded"

@@ -1,0 +1,346 @@
+"""MMF is fetched, verified, found and mended; the sources here are tiny ones, the way is the real one."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.upstream import sources
+from mmf_win.upstream.download import download
+from mmf_win.upstream.install import Installed, adopt, find, install, require_packages, verify
+from mmf_win.upstream.sources import Source
+from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, refuse, send, tar_gz
+
+ARCHIVE = tar_gz(TREE)
+no_pip = pytest.mark.skipif(
+    sys.platform == "win32" and importlib.util.find_spec("pip") is None,
+    reason="this Windows Python has no pip",
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
+
+
+def _pin(monkeypatch: pytest.MonkeyPatch, source: Source) -> None:
+    """Make the tiny source the one that mmfw knows under this name."""
+    monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))
+
+
+def _fetch(monkeypatch: pytest.MonkeyPatch) -> Installed:
+    with Server.answering(send(ARCHIVE)) as server:
+        source = github(server.url)
+        _pin(monkeypatch, source)
+        return install(source)
+
+
+class TestGithub:
+    def test_a_commit_is_fetched_and_found(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        installed = _fetch(monkeypatch)
+        assert installed == Installed(home / "mmf" / f"github-{COMMIT[:12]}", VERSION, "github", COMMIT)
+        assert find() == installed
+        assert verify(installed) == []
+        assert (installed.root / "docs/Привет 你好.md").read_bytes() == TREE["docs/Привет 你好.md"].content
+
+    def test_a_link_becomes_a_text_file_on_every_system(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        link = _fetch(monkeypatch).root / "projects/pythia/link.yaml"
+        assert not link.is_symlink()
+        assert link.read_bytes() == b"../../mmf/configs/real.yaml"
+
+    def test_a_whole_copy_is_not_fetched_again(self, home: Path) -> None:
+        with Server.answering(send(ARCHIVE)) as server:
+            install(github(server.url))
+            install(github(server.url))
+            assert server.asked == 1
+            install(github(server.url), force=True)
+            assert server.asked == 2
+
+    @pytest.mark.parametrize(
+        "hiccup",
+        [send(ARCHIVE[:99], promise=len(ARCHIVE)), refuse(503), refuse(429)],
+        ids=["cut", "503", "429"],
+    )
+    def test_a_hiccup_is_tried_again(self, home: Path, hiccup: object) -> None:
+        with Server.answering(hiccup, send(ARCHIVE, promise=-1)) as server:  # type: ignore[arg-type]
+            install(github(server.url))
+            assert server.asked == 2
+        assert find().version == VERSION
+
+    @pytest.mark.parametrize(
+        ("answer", "asked", "message"),
+        [
+            (refuse(404), 1, "the server answered 404"),
+            (refuse(500), 3, "the server answered 500"),
+            (send(ARCHIVE[:99], promise=len(ARCHIVE)), 3, "the connection ended after 99 of"),
+            (send(ARCHIVE[: len(ARCHIVE) // 2], promise=-1), 1, "damaged or no archive"),
+            (send(b"<html>Log in to the hotel</html>"), 1, "damaged or no archive"),
+            (send(tar_gz({"../../evil.py": File(b"")})), 1, "cannot be unpacked safely"),
+            (send(tar_gz({"a:b.py": File(b"")})), 1, "cannot be unpacked safely"),
+            (send(tar_gz(dict(TREE) | {"mmf/evil.py": File(b"")})), 1, f"is not commit {COMMIT}"),
+            (send(tar_gz(dict(TREE) | {"mmf.txt": File(b"", "program")})), 1, f"is not commit {COMMIT}"),
+        ],
+        ids=["404", "500", "short", "cut", "no archive", "escape", "colon", "other file", "mode"],
+    )
+    def test_a_bad_answer_leaves_nothing_that_is_believed(
+        self, home: Path, answer: object, asked: int, message: str
+    ) -> None:
+        with Server.answering(answer) as server:  # type: ignore[arg-type]
+            with pytest.raises(MmfError, match=message) as raised:
+                install(github(server.url))
+            assert server.asked == asked
+        assert raised.value.hint
+        assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == ["lock"]
+        with pytest.raises(MmfError, match="MMF is not installed"):
+            find()
+
+    def test_a_server_that_is_not_there_is_said(self, tmp_path: Path) -> None:
+        with Server.answering(refuse(404)) as server:
+            url = server.url
+        with pytest.raises(MmfError, match="cannot download"):
+            download(url, tmp_path / "x", "nothing")
+
+    def test_what_was_damaged_is_named_and_mended(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        installed = _fetch(monkeypatch)
+        (installed.root / "mmf.txt").write_bytes(b"other")
+        (installed.root / "mmf/configs/real.yaml").unlink()
+        (installed.root / "mmf/stray.py").touch()
+        found = ["changed: mmf.txt", "extra: mmf/stray.py", "missing: mmf/configs/real.yaml"]
+        assert sorted(verify(installed)) == found
+        assert verify(_fetch(monkeypatch)) == []
+
+    @pytest.mark.parametrize("notes", ["{", "[]", '{"mmf/version.py": ["100644", "00"]}'])
+    def test_damaged_notes_are_noticed(self, home: Path, monkeypatch: pytest.MonkeyPatch, notes: str) -> None:
+        installed = _fetch(monkeypatch)
+        (installed.root / "mmfw-manifest.json").write_text(notes, encoding="utf-8")
+        assert verify(installed) == ["changed: mmfw-manifest.json"]
+        (installed.root / "mmfw-manifest.json").unlink()
+        assert verify(installed) == ["missing: mmfw-manifest.json"]
+
+    def test_a_failed_setup_leaves_the_old_copy_in_force(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        installed = _fetch(monkeypatch)
+        with Server.answering(refuse(404)) as server, pytest.raises(MmfError):
+            install(github(server.url), force=True)
+        assert find() == installed
+        assert verify(installed) == []
+
+    def test_a_new_copy_that_cannot_take_its_place_leaves_the_old_one_there(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        installed = _fetch(monkeypatch)
+        real = Path.rename
+
+        def refuse_the_new_one(path: Path, target: Path) -> Path:
+            if path.name == "mmf" and target == installed.root:
+                raise PermissionError(13, "in use", str(path))
+            return real(path, target)
+
+        monkeypatch.setattr(Path, "rename", refuse_the_new_one)
+        monkeypatch.setattr("mmf_win.files._PAUSE", 0.0)
+        with Server.answering(send(ARCHIVE)) as server, pytest.raises(PermissionError):
+            install(github(server.url), force=True)
+        assert find() == installed
+        assert verify(installed) == []
+        assert not list((home / "mmf").glob("incoming-*"))
+
+    def test_a_fake_disk_that_may_only_be_read_is_said_before_anything_is_fetched(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse_to_write(**_: object) -> NoReturn:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr("tempfile.TemporaryFile", refuse_to_write)
+        with Server.answering(send(ARCHIVE)) as server:
+            with pytest.raises(MmfError, match="cannot be written to: Read-only") as raised:
+                install(github(server.url))
+            assert server.asked == 0
+        assert "MMFW_HOME" in (raised.value.hint or "")
+
+    def test_a_killed_setup_leaves_nothing_that_is_believed(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Server.answering(send(ARCHIVE)) as server:
+            # Dies at the worst time: all is fetched, nothing is verified.
+            script = (
+                "import os, dataclasses\n"
+                "from mmf_win.upstream.install import install\n"
+                "from tests.worlds.mmf_sources import github\n"
+                "class Dying(type(github(''))):\n"
+                "    def differences(self, root): os._exit(9)\n"
+                f"install(Dying(**dataclasses.asdict(github({server.url!r}))))\n"
+            )
+            checkout = Path(__file__).parents[2]
+            died = subprocess.run(
+                [sys.executable, "-c", script],
+                cwd=checkout,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+            )
+            assert died.returncode == 9
+            assert list((home / "mmf").glob("incoming-*/mmf/mmf/version.py"))
+            with pytest.raises(MmfError, match="MMF is not installed"):
+                find()
+            install(github(server.url))
+        assert find().version == VERSION
+        assert not list((home / "mmf").glob("incoming-*"))
+
+    def test_an_environment_can_be_moved(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        _fetch(monkeypatch)
+        moved = home.rename(home.with_name("moved"))
+        monkeypatch.setenv("MMFW_HOME", str(moved))
+        assert find().root.is_relative_to(moved)
+        assert verify(find()) == []
+
+
+@no_pip
+class TestPypi:
+    @pytest.fixture
+    def index(self, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder of wheels, the only place where pip looks."""
+        folder = user_dir / "wheels"
+        folder.mkdir()
+        for name in [name for name in os.environ if name.startswith("PIP_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", folder.as_uri())
+        return folder
+
+    def test_the_wheel_for_linux_is_fetched_on_every_system(
+        self, home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = pypi(index)
+        _pin(monkeypatch, source)
+        installed = install(source)
+        assert installed == Installed(home / "mmf" / f"pypi-{VERSION}", VERSION, "pypi", None)
+        assert find() == installed
+        assert verify(installed) == []
+        assert (installed.root / "mmf/configs/real.yaml").is_file()
+
+    def test_damage_is_named_and_mended(
+        self, home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = pypi(index)
+        _pin(monkeypatch, source)
+        installed = install(source)
+        (installed.root / "mmf_cli/run.py").write_bytes(b"")
+        assert verify(installed) == ["changed: mmf_cli/run.py"]
+        assert verify(install(source)) == []
+        record = installed.root / f"mmf-{VERSION}.dist-info/RECORD"
+        record.write_text("", encoding="utf-8")
+        assert verify(installed) == [f"changed: mmf-{VERSION}.dist-info/RECORD"]
+
+    def test_another_wheel_under_its_name_is_refused(self, home: Path, index: Path) -> None:
+        source = pypi(index)
+        with zipfile.ZipFile(next(index.iterdir()), "a") as wheel:
+            wheel.writestr("mmf/evil.py", "")
+        with pytest.raises(MmfError, match="not the wheel that PyPI publishes"):
+            install(source)
+        with pytest.raises(MmfError, match="MMF is not installed"):
+            find()
+
+    def test_what_pip_said_is_shown_when_it_fails(self, home: Path, index: Path) -> None:
+        source = pypi(index)
+        next(index.iterdir()).unlink()
+        with pytest.raises(MmfError, match="No matching distribution found for mmf") as raised:
+            install(source)
+        assert raised.value.hint
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows under Wine cannot start a venv")
+def test_a_python_without_pip_is_told_what_to_do(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = home.parent / "bare"
+    venv.create(bare, with_pip=False)
+    programs = sysconfig.get_path("scripts", vars={"base": str(bare)})
+    monkeypatch.setattr(sys, "executable", str(Path(programs, Path(sys.executable).name)))
+    with pytest.raises(MmfError, match="has no pip") as raised:
+        install(sources.PYPI)
+    assert "ensurepip" in (raised.value.hint or "")
+
+
+class TestCheckout:
+    @pytest.fixture
+    def checkout(self, user_dir: Path) -> Path:
+        root = user_dir / "my mmf"
+        for path, file in TREE.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(file.content)
+        return root
+
+    def test_it_is_remembered_where_it_is(
+        self, home: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(checkout.parent)
+        before = sorted(checkout.rglob("*"))
+        adopt(Path(checkout.name))
+        assert find() == Installed(checkout.resolve(), VERSION, "path")
+        assert sorted(checkout.rglob("*")) == before
+
+    def test_edits_are_not_damage(self, home: Path, checkout: Path) -> None:
+        adopt(checkout)
+        (checkout / "mmf/configs/real.yaml").write_text("a: 2\n", encoding="utf-8")
+        assert verify(find()) == []
+
+    def test_another_folder_is_refused(self, home: Path, checkout: Path) -> None:
+        with pytest.raises(UsageError, match="not a checkout of MMF"):
+            adopt(checkout / "mmf")
+        with pytest.raises(UsageError, match="there is no folder"):
+            adopt(checkout / "nowhere")
+
+    def test_it_is_missed_when_it_has_gone(self, home: Path, checkout: Path) -> None:
+        adopt(checkout)
+        checkout.rename(checkout.with_name("elsewhere"))
+        with pytest.raises(MmfError, match="is incomplete") as raised:
+            find()
+        assert str(checkout.resolve()) in (raised.value.hint or "")
+
+
+def test_an_mmf_of_the_environment_is_found_without_being_imported(
+    home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("mmf/version.py", "mmf_cli/run.py"):
+        (user_dir / path).parent.mkdir()
+        (user_dir / path).write_bytes(TREE[path].content)
+    (user_dir / "mmf/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
+    assert find() == Installed(user_dir, VERSION, "environment")
+
+
+def test_packages_that_are_missing_are_named_with_their_cure(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user_dir / "PIL").mkdir()
+    (user_dir / "PIL/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
+    require_packages("pillow", "click")
+    with pytest.raises(MmfError, match="no-such and no_such cannot be found") as raised:
+        require_packages("click", "no-such", "no_such")
+    assert 'pip install ".[train]"' in (raised.value.hint or "")
+
+
+def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:
+    (home / "mmf").mkdir(parents=True)
+    (home / "mmf/installed.json").write_text("{", encoding="utf-8")
+    with pytest.raises(MmfError, match="cannot be read") as raised:
+        find()
+    assert "mmfw setup --mmf pypi" in (raised.value.hint or "")
+
+
+@pytest.mark.torch
+def test_the_mmf_that_setup_brought_is_whole() -> None:
+    assert verify(find()) == []

@@ -1,0 +1,97 @@
+"""What mmfw sets in MMF's configuration; nothing of it needs MMF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.paths import Places
+from mmf_win.upstream import settings
+from mmf_win.upstream.versions import differences
+
+SPLITS = {"train": "train", "val": "dev", "test": "test"}
+
+
+@pytest.mark.parametrize("version", ["1.0.0rc10", "1.0.0rc12"])
+def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
+    differ = differences(version)
+    training = settings.common("mmbt", SPLITS, differ)["training"]
+    assert ("stdout_capture" in training) == differ.stdout_capture
+    assert ("colored_logs" in training) == differ.colored_logs
+    assert ("trainer" in training) == (not differ.callbacks)
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"), [(None, "0"), ("2,3", "2"), ("GPU-8f2a,1", "GPU-8f2a"), ("", "")]
+)
+def test_one_device_is_the_first_of_those_that_may_be_seen(visible: str | None, left: str) -> None:
+    environment = {"PATH": "/bin", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    assert settings.on_one_device(environment) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": left}
+
+
+def test_annotations_are_those_on_disk() -> None:
+    dataset = settings.common("mmbt", SPLITS, differences("1.0.0rc12"))["dataset_config"]["hateful_memes"]
+    assert dataset["annotations"]["val"] == ["hateful_memes/defaults/annotations/dev.jsonl"]
+
+
+@pytest.mark.parametrize(("updates", "interval"), [(1, 1), (9, 1), (100, 20), (22000, 1000)])
+def test_a_short_run_validates_at_least_five_times(updates: int, interval: int) -> None:
+    assert settings.train(updates)["training"]["evaluation_interval"] == interval
+
+
+def test_training_never_goes_on_to_the_test_set() -> None:
+    assert settings.train(None) == {"run_type": "train_val"}
+
+
+def test_only_options_that_were_given_are_set() -> None:
+    differ = differences("1.0.0rc10")
+    assert settings.options(differ) == {"training": {}}
+    assert settings.options(differ, seed=1) == {"training": {"seed": 1}}
+
+
+def test_a_total_in_updates_is_not_overruled_by_epochs_of_a_preset() -> None:
+    training = settings.options(differences("1.0.0rc12"), updates=5)["training"]
+    assert training == {"max_updates": 5, "max_epochs": None}
+
+
+@pytest.mark.parametrize("version", ["1.0.0rc10", "1.0.0rc12"])
+def test_anomaly_detection_is_set_where_mmf_has_a_key_for_it(version: str) -> None:
+    differ = differences(version)
+    training = settings.options(differ, detect_anomaly=True)["training"]
+    assert ("detect_anomaly" in training) == differ.detect_anomaly
+
+
+def test_our_callback_stands_beside_those_of_a_preset() -> None:
+    own = {"training": {"callbacks": [{"type": "mine", "params": {}}], "seed": 1}}
+    training = settings.with_hooks(own, differences("1.0.0rc12"))["training"]
+    assert [callback["type"] for callback in training["callbacks"]] == ["mine", "mmfw"]
+    assert training["seed"] == 1
+    assert settings.with_hooks(own, differences("1.0.0rc10")) == own
+
+
+def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
+    checkpoint = settings.predict(Path("best.ckpt"))["checkpoint"]
+    assert checkpoint["resume_pretrained"] is False and checkpoint["resume_zoo"] is None
+    assert checkpoint["resume"] is False, "else MMF takes current.ckpt whatever the file says"
+
+
+def test_a_value_may_hold_an_equals_sign() -> None:
+    assert settings.as_pairs(["a.b=c=d", "e="]) == ["a.b", "c=d", "e", ""]
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
+    tmp_path: Path, offline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMFW_PASSWORD", "secret")
+    places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
+    env = settings.environment(places, tmp_path / "c", tmp_path / "l", tmp_path / "r", offline=offline)
+    assert env["PYTHONUTF8"] == "1"
+    assert "secret" not in env.values(), "MMF has no business with the archive's password"
+    assert env["MMF_DATA_DIR"] == str(tmp_path / "data")
+    assert (env.get("HF_HUB_OFFLINE") == "1") == offline
+    if offline:
+        assert Path(env["MMF_DATASET_ZOO"]).is_file()

@@ -1,0 +1,241 @@
+"""What the real MMF does once the cures are in force, as JSON.
+
+``python -m tests.worker.compat.probe MMF_ROOT WORLD``, in a process of its own, since cures change the
+process and importing MMF takes seconds. Each question is a function; the answers go by its name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from mmf_win.errors import DatasetError
+from mmf_win.upstream.versions import config_path, read_version
+from mmf_win.worker import compat
+from tests.worlds.tiny_mmf import BOXES, TinyWorld
+
+
+def imported(root: Path, world: TinyWorld) -> Any:
+    """The models of transformers, and the packages nobody needs, that MMF's entry has imported."""
+    import mmf_cli.run
+    from mmf.utils.env import setup_imports
+
+    assert mmf_cli.run.setup_imports is setup_imports
+    setup_imports()
+    models = {name.split(".")[2] for name in sys.modules if name.startswith("transformers.models.")}
+    # Where they are installed, scikit-learn imports pandas by itself, and 1.0.0rc12 matplotlib.
+    return [sorted(models), sorted({"pytorch_lightning"} & set(sys.modules))]
+
+
+def registered(root: Path, world: TinyWorld) -> Any:
+    """What the registry knows by name."""
+    from mmf.common.registry import registry
+
+    kinds = ("model", "builder", "trainer", "metric", "processor")
+    return {kind: sorted(registry.mapping[f"{kind}_name_mapping"]) for kind in kinds}
+
+
+def adamw(root: Path, world: TinyWorld) -> Any:
+    """The defaults of the optimizer that MMF's configurations name."""
+    from mmf.common.registry import registry
+    from torch import nn
+
+    optimizer = registry.get_optimizer_class("adam_w")(nn.Linear(2, 2).parameters())
+    return {key: optimizer.defaults[key] for key in ("weight_decay", "eps", "lr", "betas")}
+
+
+def stamp(root: Path, world: TinyWorld) -> Any:
+    """The time as it stands in the names of reports and logs."""
+    from mmf.utils.timer import Timer
+
+    return Timer().get_time_hhmmss(None, format="%Y-%m-%dT%H:%M:%S")
+
+
+def small_batches(root: Path, world: TinyWorld) -> Any:
+    """The shapes that batches of one and of two rows leave the encoders with."""
+    import torch
+    from mmf.models.fusions import FusionBase
+    from mmf.models.unimodal import UnimodalBase
+    from mmf.modules.encoders import TextEmbeddingEncoder
+    from torch import nn
+
+    class Words(nn.Module):
+        forward = TextEmbeddingEncoder.forward
+        _operator = "sum"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Embedding(9, 6)
+
+    def bare(base: type[nn.Module], **parts: nn.Module) -> nn.Module:
+        model = base.__new__(base)
+        nn.Module.__init__(model)
+        for name, part in parts.items():
+            setattr(model, name, part)
+        return model
+
+    shapes: dict[int, Any] = {}
+    for rows in (1, 2):
+        words = torch.ones(rows, 4, dtype=torch.long)
+        image = torch.ones(rows, 1, 5)
+        both = bare(FusionBase, text=Words(), modal=nn.Identity())(words, image)
+        shapes[rows] = {
+            "text": list(bare(UnimodalBase, encoder=Words())(words).shape),
+            "image": list(bare(UnimodalBase, encoder=nn.Identity())(image).shape),
+            "both": [list(part.shape) for part in both],
+        }
+    return shapes
+
+
+def features(root: Path, world: TinyWorld) -> Any:
+    """One feature file read for two splits, and once more in a forked child."""
+    from mmf.datasets.databases.readers.feature_readers import FeatureReader
+
+    def read() -> Any:
+        reader = FeatureReader(str(world.dataset / "features" / "detectron.lmdb"), False, BOXES)
+        return reader.read(f"{stem}.npy")
+
+    stem = next((world.dataset / "images" / "img").iterdir()).stem
+    first, info = read()
+    second, _ = read()
+    if not hasattr(os, "fork"):
+        return [list(first.shape), info["num_boxes"], first.equal(second), 0]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if read()[0].equal(first) else 1)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return [list(first.shape), info["num_boxes"], first.equal(second), ended]
+
+
+def word_vectors(root: Path, world: TinyWorld) -> Any:
+    """The words, the size and one number of the GloVe file."""
+    from mmf.utils import vocab
+
+    vectors = vocab.vocab.pretrained_aliases["glove.6B.300d"](cache=str(world.cache))
+    return [vectors.itos, vectors.dim, float(vectors.vectors[vectors.stoi["世界"]][0])]
+
+
+def no_word_vectors(root: Path, world: TinyWorld) -> Any:
+    """What the user reads when the GloVe file is not there."""
+    from mmf.utils import vocab
+
+    try:
+        vocab.vocab.GloVe("6B", 300, cache=str(world.root))
+    except DatasetError as error:
+        return [str(error), error.hint]
+    return None
+
+
+def text_link(root: Path, world: TinyWorld) -> Any:
+    """A configuration behind a link that is text, with an include beside the real file."""
+    from mmf.utils.configuration import load_yaml
+
+    real = world.root / "real" / "defaults.yaml"
+    real.parent.mkdir(exist_ok=True)
+    real.write_text("includes: [./other.yaml]\na: 1\n", encoding="utf-8")
+    (real.parent / "other.yaml").write_text("b: 2\n", encoding="utf-8")
+    link = world.root / "link.yaml"
+    link.write_text("real/defaults.yaml", encoding="utf-8")
+    return dict(load_yaml(str(link)))
+
+
+def options(root: Path, world: TinyWorld) -> Any:
+    """What becomes of options given as key and value in turn; a value holds an equals sign."""
+    from mmf.utils.configuration import Configuration
+
+    pairs = {
+        "config": str(config_path(root, "projects/vilbert/configs/hateful_memes/direct.yaml")),
+        "model": "vilbert",
+        "dataset": "hateful_memes",
+        "evaluation.predict": "True",
+        "env.report_dir": "a=b, c",
+    }
+    words = [word for pair in pairs.items() for word in pair]
+    config = Configuration(Namespace(config_override=None, opts=words)).get_config()
+    return [config.evaluation.predict, config.env.report_dir, config.env.data_dir]
+
+
+def dataset_version(root: Path, world: TinyWorld) -> Any:
+    """The version of Hateful Memes that MMF itself reads from its list."""
+    from mmf.utils.configuration import get_zoo_config
+
+    zoo = root / "mmf" / "configs" / "zoo" / "datasets.yaml"
+    return get_zoo_config("hateful_memes", zoo_config_path=str(zoo))[0]
+
+
+def anomaly(root: Path, world: TinyWorld) -> Any:
+    """Whether training detects anomalies without being asked, and when asked; None in 1.0.0rc12."""
+    import torch
+    from mmf.common.registry import registry
+    from mmf.trainers.base_trainer import BaseTrainer
+
+    if read_version(root) != "1.0.0rc10":
+        return None
+    silent = SimpleNamespace(write=lambda *_: None)
+    registry.register("writer", silent)
+
+    class Started(Exception):
+        pass
+
+    class Trainer(BaseTrainer):  # type: ignore[misc]
+        run_type, max_epochs, max_updates, num_updates, current_epoch = "train", None, 1, 0, 0
+        model, writer = torch.nn.Linear(1, 1), silent
+
+        def profile(self, text: str) -> None:
+            pass
+
+        @property
+        def dataset_loader(self) -> Any:
+            raise Started
+
+    found = []
+    for compat.anomaly.wanted in (False, True):
+        try:
+            Trainer(config=None).train()
+        except Started:
+            found.append(torch.is_anomaly_enabled())
+    return found
+
+
+def found_when_asked_for(root: Path, world: TinyWorld) -> Any:
+    """A dataset that was not imported, before and after it is asked for, and a model that is nowhere."""
+    from mmf.common.registry import registry
+
+    before = "coco" in registry.mapping["builder_name_mapping"]
+    found = registry.get_builder_class("coco")
+    return [before, found and found.__name__, registry.get_model_class("no such model")]
+
+
+QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
+    imported,
+    registered,
+    adamw,
+    stamp,
+    small_batches,
+    features,
+    word_vectors,
+    no_word_vectors,
+    text_link,
+    options,
+    dataset_version,
+    anomaly,
+    found_when_asked_for,
+)
+
+
+def main(root: Path, world: TinyWorld) -> None:
+    """Print the answers, each by its question's name, as the last line."""
+    os.environ.update(world.environment)
+    compat.install(root, read_version(root))
+    answers = {ask.__name__: ask(root, world) for ask in QUESTIONS}
+    print("\n" + json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), TinyWorld(Path(sys.argv[2])))

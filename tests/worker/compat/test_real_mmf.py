@@ -1,0 +1,142 @@
+"""The cures against the real MMF, of both versions where both are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.upstream.install import find
+from mmf_win.upstream.versions import dataset_version, read_version
+from mmf_win.worker import compat
+from tests.worker.compat import probe
+from tests.worlds import tiny_mmf
+from tests.worlds.tiny_mmf import BOXES, FEATURES, TinyWorld
+
+pytestmark = pytest.mark.torch
+
+_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
+_ROOT = Path(probe.__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
+    """Data, word vectors and a BERT."""
+    return tiny_mmf.build(tmp_path_factory.mktemp("tiny") / "world мир")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "rc10",
+        pytest.param(
+            "rc12",
+            marks=pytest.mark.skipif(
+                _CHECKOUT is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12"
+            ),
+        ),
+    ],
+)
+def root(request: pytest.FixtureRequest) -> Path:
+    """The MMF that ``mmfw setup`` installed, or the checkout."""
+    return find().root if request.param == "rc10" else Path(str(_CHECKOUT))
+
+
+@pytest.fixture(scope="module")
+def answers(root: Path, world: TinyWorld) -> dict[str, Any]:
+    """What the probe found."""
+    done = subprocess.run(
+        [sys.executable, "-m", probe.__name__, str(root), str(world.root)],
+        cwd=_ROOT,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_no_cure_waits_for_words_that_mmf_does_not_have(root: Path) -> None:
+    version = read_version(root)
+    by_the_environment = {
+        *("torchvision-operators", "tied-weights", "logger-isatty"),
+        *("demjson", "lightning", "matplotlib", "torchaudio"),
+    }
+    idle = {cure.name for cure, active in compat.survey(root, version) if version in cure.mmf and not active}
+    assert idle <= by_the_environment
+
+
+def test_adamw_has_the_defaults_that_mmf_was_tuned_with(answers: dict[str, Any]) -> None:
+    assert answers["adamw"] == {"weight_decay": 0.0, "eps": 1e-6, "lr": 1e-3, "betas": [0.9, 0.999]}
+
+
+def test_only_the_models_that_mmf_uses_are_imported(answers: dict[str, Any]) -> None:
+    models, packages = answers["imported"]
+    assert set(models) <= {"auto", "bert", "encoder_decoder", "roberta", "vit"}
+    assert packages == []
+
+
+def test_what_hateful_memes_needs_is_registered(answers: dict[str, Any], world: TinyWorld) -> None:
+    registered = answers["registered"]
+    assert {recipe.model for recipe in tiny_mmf.recipes(world).values()} <= set(registered["model"])
+    assert "hateful_memes" in registered["builder"]
+    assert {"base_trainer", "mmf"} & set(registered["trainer"])
+    assert {"accuracy", "binary_f1", "roc_auc"} <= set(registered["metric"])
+    assert {"bert_tokenizer", "vocab", "torchvision_transforms"} <= set(registered["processor"])
+
+
+def test_what_was_not_imported_is_found_when_asked_for(answers: dict[str, Any]) -> None:
+    assert answers["found_when_asked_for"] == [False, "COCOBuilder", None]
+
+
+def test_stamps_in_names_hold_no_colon(answers: dict[str, Any]) -> None:
+    assert len(answers["stamp"]) == len("2020-06-12T10-20-30")
+    assert ":" not in answers["stamp"]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_last_batch_may_be_tiny(answers: dict[str, Any], rows: int) -> None:
+    assert answers["small_batches"][str(rows)] == {
+        "text": [rows, 6],
+        "image": [rows, 5],
+        "both": [[rows, 6], [rows, 5]],
+    }
+
+
+def test_splits_and_forked_children_read_one_feature_file(answers: dict[str, Any]) -> None:
+    assert answers["features"] == [[BOXES, FEATURES], BOXES, True, 0]
+
+
+def test_word_vectors_come_from_the_cache_folder(answers: dict[str, Any], world: TinyWorld) -> None:
+    words, dim, number = answers["word_vectors"]
+    line = (world.cache / "glove.6B.300d.txt").read_text(encoding="utf-8").splitlines()[words.index("世界")]
+    assert (words, dim) == (list(tiny_mmf.WORDS), 300)
+    assert number == pytest.approx(float(line.split()[1]))
+
+
+def test_missing_word_vectors_are_named(answers: dict[str, Any], world: TinyWorld) -> None:
+    message, hint = answers["no_word_vectors"]
+    assert str(world.root / "glove.6B.300d.txt") in message
+    assert "glove.6B.zip" in hint
+
+
+def test_configurations_behind_text_links_are_read(answers: dict[str, Any]) -> None:
+    assert answers["text_link"] == {"a": 1, "b": 2}
+
+
+def test_options_may_come_as_keys_and_values_in_turn(answers: dict[str, Any], world: TinyWorld) -> None:
+    """The only form in which 1.0.0rc10 accepts a value that holds an equals sign."""
+    assert answers["options"] == [True, "a=b, c", str(world.data)]
+
+
+def test_mmf_reads_the_same_version_of_the_dataset(answers: dict[str, Any], root: Path) -> None:
+    assert answers["dataset_version"] == dataset_version(root)
+
+
+def test_anomaly_detection_is_on_only_when_asked_for(answers: dict[str, Any], root: Path) -> None:
+    """1.0.0rc10 hard-codes it; 1.0.0rc12 has an option."""
+    assert answers["anomaly"] == ([False, True] if read_version(root) == "1.0.0rc10" else None)

@@ -1,0 +1,88 @@
+"""Loading weights in both of torch's formats: classes that are refused, and files that are cut off."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.errors import CheckpointError  # noqa: E402
+from mmf_win.integrity import torch_file  # noqa: E402
+from mmf_win.worker.hooks.loading import loading  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def load(path: Path, *, trust: bool = False, opened: bool = False) -> Any:
+    """As both versions of MMF do it: by a name, or by an open file."""
+    with loading(trust=trust):
+        if not opened:
+            return torch.load(path, map_location=lambda storage, _: storage)
+        with path.open("rb") as file:
+            return torch.load(file, map_location=lambda storage, _: storage)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_class_is_refused_by_name_unless_the_file_is_trusted(
+    user_dir: Path, zipped: bool, opened: bool
+) -> None:
+    path = user_dir / "model.pth"
+    value = {"model": {"head": torch.ones(3)}, "meter": Counter("hate")}
+    torch.save({**value, "path": path}, path, _use_new_zipfile_serialization=zipped)
+    assert torch_file.problem(path) is None
+    with pytest.raises(CheckpointError, match=r"pathlib\.") as refused:
+        load(path, opened=opened)
+    assert str(path) in str(refused.value) and "--trust" in str(refused.value.hint)
+    assert load(path, trust=True, opened=opened)["meter"] == value["meter"]
+
+
+def test_what_torch_would_load_by_default_is_refused_too(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with torch before 2.6, which loaded everything unless told otherwise."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    torch.save(user_dir, user_dir / "model.pth")
+    with pytest.raises(CheckpointError, match=r"pathlib\."):
+        load(user_dir / "model.pth")
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("left", [30, 150, 350])
+def test_a_file_of_the_old_format_that_is_cut_off_is_named(user_dir: Path, left: int, trust: bool) -> None:
+    path = user_dir / "model.pth"
+    torch.save({"model": {"head": torch.ones(30)}}, path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(CheckpointError, match=r"model\.pth cannot be loaded"):
+        load(path, trust=trust)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04 torn"])
+def test_a_file_of_something_else_is_named(user_dir: Path, content: bytes) -> None:
+    path = user_dir / "model.pth"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.pth cannot be loaded"):
+        load(path)
+
+
+def test_a_class_that_is_gone_is_named_though_the_file_is_trusted(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = user_dir / "model.pth"
+    gone = type("Config", (), {"__module__": __name__, "__qualname__": "Config"})
+    monkeypatch.setitem(globals(), "Config", gone)
+    torch.save(gone(), path)
+    monkeypatch.delitem(globals(), "Config")
+    with pytest.raises(CheckpointError, match="Config"):
+        load(path, trust=True)
+
+
+def test_afterwards_torch_loads_as_before() -> None:
+    before = torch.load
+    with pytest.raises(ZeroDivisionError), loading(trust=True):
+        raise ZeroDivisionError
+    assert torch.load is before

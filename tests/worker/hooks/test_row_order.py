@@ -1,0 +1,83 @@
+"""Where training is among the rows: torch's own DataLoader, and a fake trainer that counts as MMF's does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+_ROWS = 14
+
+
+def loader(batch_size: int, rows: int = _ROWS, workers: int = 0) -> Any:
+    import torch
+
+    return torch.utils.data.DataLoader(
+        list(range(rows)),  # type: ignore[arg-type]
+        batch_size,
+        shuffle=True,
+        num_workers=workers,
+        collate_fn=list,
+    )
+
+
+def trained(order: Any, trainer: Any, batches: Any, count: int | None = None) -> list[int]:
+    """The rows of a pass, or of its first batches, counted as MMF counts them."""
+    trainer.current_epoch += 1
+    rows: list[int] = []
+    for batch in batches:
+        trainer.current_iteration += 1
+        rows += batch
+        if count is not None and trainer.current_iteration % count == 0:
+            break
+    return rows
+
+
+def begin(seed: int, loader: Any, iteration: int = 0) -> tuple[Any, Any]:
+    import torch
+
+    from mmf_win.worker.hooks.row_order import follow
+
+    torch.manual_seed(seed)
+    trainer = SimpleNamespace(current_iteration=iteration, current_epoch=0)
+    return follow(loader, trainer), trainer
+
+
+@pytest.mark.parametrize(("batch_size", "workers"), [(4, 0), (4, 2), (3, 0)])
+def test_the_order_goes_on_within_an_epoch_also_with_other_batches(batch_size: int, workers: int) -> None:
+    """Without loading what was seen, and whatever the generator's state is by then."""
+    whole = loader(4)
+    expected = trained(*begin(1, whole), whole)
+    assert sorted(expected) == list(range(_ROWS)) and expected != sorted(expected)
+    first = loader(4, workers=workers)
+    order, trainer = begin(1, first)
+    seen = trained(order, trainer, first, count=2)
+    assert seen == expected[:8]
+    position = order.position()
+    second = loader(batch_size, workers=workers)
+    order, trainer = begin(2, second, iteration=trainer.current_iteration)
+    assert order.go_on(position, lambda: None)
+    assert order.position() == position, "as long as nothing has been drawn"
+    assert trained(order, trainer, second) == expected[8:]
+    assert trainer.current_epoch == 1
+    assert order.position()["rows"] == _ROWS
+
+
+def test_among_another_number_of_rows_nothing_goes_on() -> None:
+    first = loader(4)
+    order, trainer = begin(1, first)
+    trained(order, trainer, first, count=1)
+    other, _ = begin(1, loader(4, rows=_ROWS + 1))
+    assert not other.go_on(order.position(), lambda: None)
+
+
+def test_a_loader_of_batches_that_are_not_made_of_rows_is_left_alone() -> None:
+    import torch
+
+    from mmf_win.worker.hooks.row_order import follow
+
+    whole = torch.utils.data.DataLoader(list(range(4)), batch_size=None)  # type: ignore[arg-type]
+    assert follow(whole, SimpleNamespace()) is None

@@ -1,0 +1,74 @@
+"""Finding how many rows fit, with a fake meter in the place of a GPU's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.worker.hooks.search import Search, meter_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@dataclass
+class FakeMeter:
+    """Of a GPU on which the weights take 1000 bytes, and each row 100.
+
+    Attributes:
+        memory: bytes of the GPU.
+        rows: what goes through the model at once.
+    """
+
+    memory: int
+    rows: int = 0
+    restarts: int = 0
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+    def peak(self) -> int:
+        return 1000 + 100 * self.rows
+
+    def limit(self) -> int:
+        return self.memory
+
+
+def found(batch: int, memory: int) -> tuple[int, int]:
+    """How many rows it comes to, and after how many updates."""
+    meter = FakeMeter(memory)
+    search = Search(batch, meter)
+    for update in range(1, 10):
+        meter.rows = search.rows
+        search.update_begins()
+        if search.update_ends():
+            assert meter.restarts == update
+            return search.rows, update
+    raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize(
+    ("batch", "memory", "rows"),
+    [
+        (32, 100_000, 32),
+        (32, 4_000, 16),  # 26 rows would fit, but the parts of an update are to be equal
+        (32, 2_900, 16),  # all but a tenth of it, which the allocator cannot use
+        (32, 2_800, 8),
+        (12, 2_000, 6),
+        (7, 1_800, 1),
+        (32, 500, 1),
+        (2, 100_000, 2),
+    ],
+)
+def test_the_largest_divisor_that_fits_is_found_in_three_updates(batch: int, memory: int, rows: int) -> None:
+    assert found(batch, memory) == (rows, 3)
+
+
+def test_there_is_nothing_to_look_for_in_a_batch_of_one() -> None:
+    assert found(1, 500) == (1, 1)
+
+
+def test_a_cpu_has_no_limit_to_look_for() -> None:
+    assert meter_of(torch.device("cpu")) is None

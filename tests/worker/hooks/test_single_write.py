@@ -1,0 +1,82 @@
+"""Writing the same content under many names once, on real disks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.errors import ResourceError  # noqa: E402
+from mmf_win.integrity import torch_file  # noqa: E402
+from mmf_win.worker.hooks.single_write import SingleWrite, tensor_bytes  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_several_names_share_one_content_and_nothing_else_is_left(tmp_path: Path) -> None:
+    write = SingleWrite(names=3)
+    value = {"weights": torch.arange(10)}
+    for name in ("model_1.ckpt", "best.ckpt", "current.ckpt"):
+        write(value, tmp_path / name)
+    assert names(tmp_path) == ["best.ckpt", "current.ckpt", "model_1.ckpt"]
+    assert {path.stat().st_ino for path in tmp_path.iterdir()} == {(tmp_path / "best.ckpt").stat().st_ino}
+    assert torch.load(tmp_path / "current.ckpt")["weights"].tolist() == list(range(10))
+
+
+def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path) -> None:
+    first, second = SingleWrite(names=2), SingleWrite(names=1)
+    first({"update": 1}, tmp_path / "best.ckpt")
+    first({"update": 1}, tmp_path / "current.ckpt")
+    second({"update": 2}, tmp_path / "current.ckpt")
+    assert torch.load(tmp_path / "best.ckpt") == {"update": 1}
+    assert torch.load(tmp_path / "current.ckpt") == {"update": 2}
+
+
+def test_without_hard_links_as_a_fake_system_says_the_names_get_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write = SingleWrite(names=2)
+    for name in ("model_1.ckpt", "current.ckpt"):
+        write({"weights": torch.arange(10)}, tmp_path / name)
+    assert names(tmp_path) == ["current.ckpt", "model_1.ckpt"]
+    assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == 2
+    assert (tmp_path / "current.ckpt").read_bytes() == (tmp_path / "model_1.ckpt").read_bytes()
+
+
+def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> None:
+    path = small_disk / "current.ckpt"
+    SingleWrite(names=1)({"update": 1}, path)
+    with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs 99\.4 MiB .* are free"):
+        SingleWrite(names=1)({"weights": torch.zeros(100_000_000, dtype=torch.uint8)}, path)
+    assert names(small_disk) == ["current.ckpt"]
+    assert torch.load(path) == {"update": 1}
+
+
+def test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part(small_disk: Path) -> None:
+    """Text is not counted before, so this write really fails in its middle."""
+    path = small_disk / "current.ckpt"
+    SingleWrite(names=1)({"update": 1}, path)
+    with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs"):
+        SingleWrite(names=1)({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
+    assert names(small_disk) == ["current.ckpt"]
+    assert torch_file.problem(path) is None
+    assert torch.load(path) == {"update": 1}
+
+
+def test_a_storage_that_tensors_share_is_counted_once(tmp_path: Path) -> None:
+    whole = torch.zeros(1000)
+    value = {"a": whole, "b": [whole[:10], (whole.view(10, 100),)], "c": torch.zeros(5), "d": "text"}
+    assert tensor_bytes(value) == 4 * 1000 + 4 * 5
+    torch.save(value, tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").stat().st_size > tensor_bytes(value)

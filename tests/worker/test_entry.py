@@ -1,0 +1,53 @@
+"""What the worker says when one of its own processes fails, with functions in the place of MMF's."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.protocol import Request
+from mmf_win.upstream import versions
+from mmf_win.worker import entry as worker
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    request = Request("train", "mmbt", str(tmp_path / "mmf"), str(tmp_path), str(tmp_path / "1"))
+    request.attempt.path.mkdir()
+    request.save()
+    return request
+
+
+def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_absence(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DataLoader's worker on Windows, for which the paging file is too small to import torch once more."""
+
+    def out_of_memory(*_: Any) -> None:
+        raise MemoryError
+
+    def broken_pipe(*_: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setenv("MMFW_REQUEST", str(request_.attempt.request))
+    monkeypatch.setattr(versions, "read_version", out_of_memory)
+    with pytest.raises(MemoryError):
+        runpy.run_path(worker.__file__, run_name="__mp_main__")
+
+    monkeypatch.setattr(worker, "prepare", lambda *_: None)
+    monkeypatch.setattr(worker, "run", broken_pipe)
+    end = worker.attempt(request_, None)  # type: ignore[arg-type]
+    assert (end.outcome, end.message) == ("host_oom", "MemoryError")
+
+
+def test_without_such_a_word_the_workers_own_error_counts(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("x")
+
+    monkeypatch.setattr(worker, "prepare", fails)
+    assert worker.attempt(request_, None).outcome == "mmf"  # type: ignore[arg-type]

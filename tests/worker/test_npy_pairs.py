@@ -1,0 +1,268 @@
+"""What MMF's extraction scripts write: the forms that are read, and the ones that must not be."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.errors import DatasetError
+from tests.worlds import hostile, npy
+
+pytestmark = pytest.mark.torch
+
+
+def read(folder: Path, key: str = "00001") -> dict[str, Any]:
+    """The record of a key."""
+    from mmf_win.worker.npy_pairs import find_pairs, read_record
+
+    return read_record(find_pairs([folder], force=False)[key], key)
+
+
+def save_object(path: Path, value: Any, protocol: int = 4) -> None:
+    """What ``np.save`` of a Python object wrote: first with protocol 3, then 4."""
+    import numpy as np
+
+    array = np.empty((), dtype=object)
+    array[()] = value
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        pickle.dump(array, file, protocol=protocol)
+
+
+class Hostile:
+    """Runs code when it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("pwned",)
+
+
+def test_a_record_is_what_mmf_stores(user_dir: Path) -> None:
+    import numpy as np
+
+    npy.write_pair(user_dir, "00001", regions=7)
+    record = read(user_dir)
+    assert list(record) == [
+        *(
+            "feature_path",
+            "features",
+            "image_height",
+            "image_width",
+            "num_boxes",
+            "objects",
+            "cls_prob",
+            "bbox",
+        )
+    ]
+    assert record["feature_path"] == "00001"
+    assert np.array_equal(record["features"], np.load(user_dir / "00001.npy"))
+    assert np.array_equal(record["bbox"], npy.info(7)["bbox"])
+    assert (record["image_height"], record["image_width"], record["num_boxes"]) == (48, 64, 7)
+
+
+def test_features_without_boxes_are_stored_alone_as_mmf_does(user_dir: Path) -> None:
+    npy.write_pair(user_dir, "00001")
+    (user_dir / "00001_info.npy").unlink()
+    assert list(read(user_dir)) == ["feature_path", "features"]
+
+
+def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user_dir: Path) -> None:
+    from mmf_win.worker.npy_pairs import find_pairs
+
+    npy.write_pair(user_dir, "00001")
+    npy.write_pair(user_dir / "часть 二", "00002")
+    npy.write_pair(user_dir / ".cache", "00003")
+    npy.write_pair(user_dir, "._00004")
+    assert list(find_pairs([user_dir], force=False)) == ["00001", "часть 二/00002"]
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_the_pickles_of_every_numpy_are_read(user_dir: Path, protocol: int) -> None:
+    import numpy as np
+
+    npy.write_pair(user_dir, "00001")
+    info = {**npy.info(), "num_boxes": np.int64(10), "image_width": np.float32(64)}
+    save_object(user_dir / "00001_info.npy", info, protocol)
+    record = read(user_dir)
+    assert np.array_equal(record["cls_prob"], info["cls_prob"])
+    assert record["num_boxes"] == 10
+
+
+def test_the_names_of_numpy_1_are_read(user_dir: Path) -> None:
+    npy.write_pair(user_dir, "00001")
+    path = user_dir / "00001_info.npy"
+    save_object(path, npy.info(), protocol=3)
+    content = path.read_bytes()
+    assert b"numpy._core.multiarray" in content
+    path.write_bytes(content.replace(b"numpy._core.", b"numpy.core."))
+    assert read(user_dir)["bbox"].shape == (10, 4)
+
+
+def test_the_frcnn_scripts_form_is_read(user_dir: Path) -> None:
+    """It says 100 boxes whatever there are, and stores one probability a region."""
+    import numpy as np
+
+    npy.write_pair(user_dir, "00001", regions=36, num_boxes=100, cls_prob=np.ones(36, dtype=np.float32))
+    npy.write_pair(
+        user_dir,
+        "00002",
+        regions=150,
+        num_boxes=100,
+        **{k: npy.info(100)[k] for k in ("bbox", "objects", "cls_prob")},
+    )
+    assert read(user_dir)["num_boxes"] == 100
+    assert len(read(user_dir, "00002")["bbox"]) == 100
+
+
+def test_the_vinvl_scripts_form_is_read(user_dir: Path) -> None:
+    import numpy as np
+
+    npy.write_pair(user_dir, "00001", numbers=2054)
+    boxes = np.zeros((10, 6), dtype=np.float32)
+    np.save(
+        user_dir / "00001_info.npy", {"bbox": boxes, "image_width": 4, "image_height": 3, "labels": boxes}
+    )
+    record = read(user_dir)
+    assert record["bbox"].shape == (10, 6)
+    assert record["num_boxes"] is record["objects"] is record["cls_prob"] is None
+
+
+def test_the_resnet_scripts_grid_is_read(user_dir: Path) -> None:
+    import numpy as np
+
+    from mmf_win.worker.npy_pairs import regions_of
+
+    np.save(user_dir / "00001.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
+    record = read(user_dir)
+    assert record["features"].shape == (1, 7, 7, 2048)
+    assert regions_of(record["features"]) == 49
+
+
+@pytest.mark.parametrize("name", ["00001.npy", "00001_info.npy"])
+def test_a_pickle_that_would_run_code_runs_none_and_is_named(
+    name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(user_dir)
+    npy.write_pair(user_dir, "00001")
+    save_object(user_dir / name, {"features": Hostile(), "bbox": Hostile()})
+    with pytest.raises(DatasetError, match=r"mkdir|allow_pickle") as raised:
+        read(user_dir)
+    assert str(user_dir / name) in str(raised.value)
+    assert not (user_dir / "pwned").exists()
+
+
+@pytest.mark.parametrize("name", ["numpy.testing._private.utils runstring", "numpy load", "builtins eval"])
+def test_not_even_other_functions_of_numpy_are_called(name: str, user_dir: Path) -> None:
+    module, function = name.split()
+    npy.write_pair(user_dir, "00001")
+    start = (user_dir / "00001_info.npy").read_bytes()[:128]
+    (user_dir / "00001_info.npy").write_bytes(start + f"c{module}\n{function}\n(V1\ntR.".encode())
+    with pytest.raises(DatasetError, match=f"{module}.{function}"):
+        read(user_dir)
+
+
+def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
+    import torch
+
+    npy.write_pair(user_dir, "00001", num_boxes=torch.tensor(10))
+    with pytest.raises(DatasetError, match="torch") as raised:
+        read(user_dir)
+    assert ".numpy()" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("name", ["00001.npy", "00001_info.npy"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: hostile.cut(path),
+        lambda path: hostile.cut(path, 0.0),
+        lambda path: path.write_bytes(path.read_bytes()[:50]),
+        lambda path: path.write_bytes(b"PK\x03\x04 an npz, for example"),
+    ],
+    ids=["half", "empty", "in the header", "another format"],
+)
+def test_a_damaged_file_is_named(name: str, damage: Callable[[Path], object], user_dir: Path) -> None:
+    npy.write_pair(user_dir, "00001")
+    damage(user_dir / name)
+    with pytest.raises(DatasetError) as raised:
+        read(user_dir)
+    assert str(user_dir / name) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"bbox": [[0, 0, 1, 1]] * 10}, "bbox"),
+        ({"bbox": npy}, "bbox"),
+    ],
+)
+def test_what_mmf_could_not_use_is_refused(changes: dict[str, Any], named: str, user_dir: Path) -> None:
+    if changes.get("bbox") is npy:
+        changes = {"bbox": npy.info(9)["bbox"]}
+    npy.write_pair(user_dir, "00001", **changes)
+    with pytest.raises(DatasetError, match=named) as raised:
+        read(user_dir)
+    assert str(user_dir / "00001_info.npy") in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["objects", "cls_prob"])
+def test_what_was_seen_must_be_of_as_many_regions(name: str, user_dir: Path) -> None:
+    npy.write_pair(user_dir, "00001", **{name: npy.info(9)[name]})
+    with pytest.raises(DatasetError, match=f"{name} has 9 rows for 10 regions"):
+        read(user_dir)
+
+
+@pytest.mark.parametrize("kind", ["one axis", "whole numbers", "text", "NaN", "no dictionary of features"])
+def test_features_that_are_none_are_refused(kind: str, user_dir: Path) -> None:
+    import numpy as np
+
+    value: Any = {
+        "one axis": np.zeros(2048, dtype=np.float32),
+        "whole numbers": np.zeros((3, 2048), dtype=np.int64),
+        "text": np.array([["a", "b"]]),
+        "NaN": np.array([[1, np.nan]], dtype=np.float32),
+        "no dictionary of features": np.array({"boxes": 3}),
+    }[kind]
+    np.save(user_dir / "00001.npy", value)
+    with pytest.raises(DatasetError, match=r"00001\.npy"):
+        read(user_dir)
+
+
+def test_an_info_that_is_no_dictionary_is_refused(user_dir: Path) -> None:
+    import numpy as np
+
+    npy.write_pair(user_dir, "00001")
+    np.save(user_dir / "00001_info.npy", np.zeros(3))
+    with pytest.raises(DatasetError, match=r"00001_info\.npy"):
+        read(user_dir)
+
+
+def test_a_folder_without_features_is_refused(user_dir: Path) -> None:
+    from mmf_win.worker.npy_pairs import find_pairs
+
+    (user_dir / "a.txt").touch()
+    with pytest.raises(DatasetError, match=r"no \.npy"):
+        find_pairs([user_dir], force=False)
+
+
+@pytest.mark.parametrize("name", ["keys", "x" * 250 + "/" + "y" * 250 + "/" + "z" * 20])
+def test_a_name_that_cannot_be_a_key_is_refused(name: str, tmp_path: Path) -> None:
+    from mmf_win.worker.npy_pairs import find_pairs
+
+    path = tmp_path / name
+    npy.write_pair(path.parent, path.name)
+    with pytest.raises(DatasetError, match=path.name):
+        find_pairs([tmp_path], force=False)
+
+
+def test_of_two_folders_with_the_same_key_the_last_one_wins_by_force(user_dir: Path) -> None:
+    from mmf_win.worker.npy_pairs import find_pairs
+
+    one, other = (npy.write_pairs(user_dir / name, ["00001"]) for name in ("one", "other"))
+    with pytest.raises(DatasetError, match="same key, 00001"):
+        find_pairs([one, other], force=False)
+    assert find_pairs([one, other], force=True) == {"00001": other / "00001.npy"}

@@ -1,0 +1,192 @@
+"""What each way to fail means for the user: its class, and so its exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import urllib.error
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmf_win.errors import DatasetError, MmfError, UnreadableImage
+from mmf_win.protocol import Outcome
+from mmf_win.worker.outcome import Diverged, StopRequested, WeightsMissing, classify
+
+
+def caught(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as raised:
+        return raised
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (StopRequested("stopped at update 3"), "interrupted"),
+        (KeyboardInterrupt(), "interrupted"),
+        (MemoryError(), "host_oom"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried"), "host_oom"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "host_oom"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "cuda_oom"),
+        (RuntimeError("CUDA error: out of memory"), "cuda_oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "cuda_oom"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "cuda_oom",
+        ),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error."), "host_oom"),
+        (
+            RuntimeError("unable to mmap 4096 bytes from file </torch_7_8_9>: Cannot allocate memory (12)"),
+            "host_oom",
+        ),
+        (RuntimeError("unable to write to file </torch_7_8_9>: No space left on device (28)"), "host_oom"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
+        (
+            OSError("Caught OSError in DataLoader worker process 0.\n[Errno 12] Cannot allocate memory"),
+            "host_oom",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device", "current.ckpt"), "disk"),
+        (RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed"), "disk"),
+        (RuntimeError("Function 'MulBackward0' returned nan values in its 0th output."), "nan"),
+        (RuntimeError("NaN occurred in the following loss(es)"), "nan"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "img/1.png"), "data"),
+        (ImportError("no module named x"), "mmf"),
+        (urllib.error.URLError("Name or service not known"), "network"),
+        (DatasetError("x"), "data"),
+        (WeightsMissing("x"), "checkpoint"),
+        (MmfError("x"), "mmf"),
+        (ValueError("a banana is no nan-o-thing"), "internal"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_the_class_of_an_error(error: BaseException, outcome: Outcome) -> None:
+    assert classify(caught(error)).outcome == outcome
+
+
+def test_whatever_fails_before_mmf_is_imported_is_the_environments_fault() -> None:
+    broken_torch = OSError("[WinError 126] The specified module could not be found")
+    assert classify(caught(broken_torch), prepared=False).outcome == "mmf"
+
+
+def test_a_paging_file_that_is_too_small_is_a_lack_of_memory_even_while_torch_is_imported() -> None:
+    """WinError 1455; only Windows makes an OSError with its number."""
+    error = OSError(
+        "The paging file is too small for this operation to complete. Error loading cudnn64_9.dll"
+    )
+    error.winerror = 1455  # type: ignore[attr-defined]
+    assert classify(caught(error), prepared=False).outcome == "host_oom"
+    assert classify(caught(error)).outcome == "host_oom"
+
+
+def test_how_a_loaders_worker_died_may_be_told_by_the_cause_alone() -> None:
+    error = RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly")
+    error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    assert classify(caught(error)).outcome == "host_oom"
+
+
+def test_how_a_loaders_worker_died_may_stand_below_an_error_of_what_that_interrupted() -> None:
+    threads: dict[str, int] = {}
+    try:
+        try:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+        finally:
+            del threads["of a queue"]
+    except KeyError as error:
+        assert classify(error).outcome == "host_oom"
+
+
+@pytest.mark.parametrize(("exit_code", "outcome"), [(-9, "host_oom"), (-7, "host_oom"), (-11, "internal")])
+def test_a_loaders_worker_that_is_missed_is_asked_how_it_died(exit_code: int, outcome: Outcome) -> None:
+    """Where torch's own words about it got lost in a signal handler."""
+
+    def _try_get_data() -> None:
+        failed_workers = [SimpleNamespace(exitcode=exit_code)]
+        raise RuntimeError(f"DataLoader worker (pid(s) {len(failed_workers)}) exited unexpectedly")
+
+    with pytest.raises(RuntimeError) as error:
+        _try_get_data()
+    assert classify(error.value).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("function", "phase"),
+    [
+        ("training_loop", "train"),
+        ("evaluation_loop", "val"),
+        ("evaluate", "val"),
+        ("prediction_loop", "predict"),
+    ],
+)
+def test_what_was_going_on_is_told_by_mmfs_functions(function: str, phase: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def {function}():\n    raise RuntimeError('CUDA out of memory')", names)
+    with pytest.raises(RuntimeError) as error:
+        names[function]()
+    assert classify(error.value).phase == phase
+
+
+def test_an_error_is_said_in_one_line_with_its_type() -> None:
+    end = classify(caught(ValueError("one\n  two")))
+    assert end.message == "ValueError: one two"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", [UnreadableImage, KeyError, OSError], ids=lambda kind: kind.__name__)
+def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(kind: type[Exception]) -> None:
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise kind("a.png: cut off")
+    except Exception:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
+    with pytest.raises(kind) as caught:
+        wrapped.reraise()
+    end = classify(caught.value)
+    assert "a.png: cut off" in end.message
+    assert "Caught" not in end.message and "Traceback" not in end.message
+    if kind is UnreadableImage:
+        assert (end.outcome, end.message) == ("data", "a.png: cut off")
+        assert end.hint == UnreadableImage("x").hint
+
+
+def _rank(_number: int, kind: str) -> None:
+    """A process of a training on two GPUs, with functions that are named as MMF's."""
+    import torch
+
+    def training_loop() -> None:
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "nan":
+            raise Diverged("the loss of update 3 is not a number")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    training_loop()
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+@pytest.mark.parametrize("kind", ["cuda_oom", "nan", "killed"])
+def test_the_end_of_a_rank_is_known_from_what_torch_says_of_it(kind: str) -> None:
+    """The ranks are real processes, of which torch hands on the traceback in words."""
+    from torch.multiprocessing import spawn
+
+    with pytest.raises(Exception) as error:
+        spawn(_rank, (kind,), nprocs=1)  # type: ignore[no-untyped-call]
+    end = classify(error.value)
+    assert end.outcome == kind
+    if kind != "killed":
+        assert end.phase == "train"
+    if kind == "cuda_oom":
+        assert end.message.endswith("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.torch
+def test_torchs_own_out_of_memory_error_is_known() -> None:
+    import torch
+
+    assert classify(caught(torch.cuda.OutOfMemoryError("any words"))).outcome == "cuda_oom"

@@ -1,0 +1,68 @@
+"""Several ranks leave together. Real processes and real collectives of torch; MMF's trainer is a fake.
+
+MMF starts several ranks only where there are several GPUs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmf_win.protocol import Request
+
+pytestmark = pytest.mark.torch
+
+_RANKS = 2
+_ASKED_AT = 3
+
+
+def _train(rank: int, folder: str, asked: int) -> None:
+    """One rank: an endless training; rank number ``asked`` sees the request to stop before the other does."""
+    import torch
+
+    from mmf_win.worker.hooks.observer import Observer
+    from mmf_win.worker.outcome import StopRequested
+    from mmf_win.worker.stopping import Stop
+
+    root = Path(folder)
+    meeting = f"file://{root / 'meeting'}"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=_RANKS)
+    stop = Stop(root / f"stop-of-{rank}")
+    observer = Observer(Request("train", "m", "mmf", str(root), str(root)), stop)
+    trainer = SimpleNamespace(num_updates=0, device="cpu", model=torch.nn.Linear(1, 1))
+    trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1))
+    micro: Any = SimpleNamespace(batch=1, rows=1, remembered=False, fit="", search=None)
+
+    def save() -> None:
+        if rank == 0:  # as MMF does
+            (root / "saved").write_text(str(trainer.num_updates), encoding="utf-8")
+
+    observer.training_started(trainer, None, micro, save)
+    try:
+        while True:
+            trainer.num_updates += 1
+            torch.distributed.all_reduce(torch.ones(1))
+            if rank == asked and trainer.num_updates == _ASKED_AT:
+                (root / f"stop-of-{rank}").touch()
+            if trainer.num_updates > 2 * _ASKED_AT:
+                break
+            observer.updated()
+    except StopRequested:
+        # The first has saved, whoever gets here first.
+        told = f"{trainer.num_updates} {(root / 'saved').read_text(encoding='utf-8')}"
+        (root / f"left-{rank}").write_text(told, encoding="utf-8")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()  # gloo aborts a process that ends with its threads at work
+
+
+@pytest.mark.parametrize(("asked", "left"), [(0, ["3 3", "3 3"]), (1, [])], ids=["first", "another"])
+def test_all_ranks_leave_at_the_update_at_which_the_first_one_is_asked(
+    tmp_path: Path, asked: int, left: list[str]
+) -> None:
+    import torch
+
+    torch.multiprocessing.spawn(_train, args=(str(tmp_path), asked), nprocs=_RANKS)
+    assert [p.read_text(encoding="utf-8") for p in sorted(tmp_path.glob("left-*"))] == left
