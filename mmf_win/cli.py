@@ -16,7 +16,7 @@ from types import FrameType
 import click
 
 from mmf_win import __version__
-from mmf_win.console import colour, say
+from mmf_win.console import colour, log_shown, say
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
 
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
@@ -68,8 +68,10 @@ class _LazyGroup(click.Group):
     epilog="Start with: mmfw setup, then mmfw demo. Each command has its own --help with examples.",
 )
 @click.version_option(__version__, prog_name="mmfw")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Run Facebook's MMF on the Hateful Memes challenge."""
+    ctx.with_resource(log_shown())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,8 +138,11 @@ def _signals_as_interrupts() -> Iterator[None]:
 def _report(error: MmfwError) -> int:
     if str(error):
         say(f"{colour('error:', 31)} {error}")
-    if error.hint:
-        say(f"{colour('hint:', 36)} {error.hint}")
+    # Imported only now, since few commands fail.
+    from mmf_win.commands.hints import hint_for
+
+    if hint := error.hint or hint_for(error):
+        say(f"{colour('hint:', 36)} {hint}")
     return error.exit_code
 
 

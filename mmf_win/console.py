@@ -1,15 +1,16 @@
-"""What the user sees: progress, tables, sizes and times. Everything but results goes to stderr."""
+"""What the user sees: notes, progress, tables, sizes and times. Everything but results goes to stderr."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,11 +54,38 @@ class _Stderr:
 
 
 _stderr = _Stderr()
+_bars: list[tqdm[Any]] = []
+"""The bars on the terminal, which a line of text must not tear."""
 
 
 def say(text: str = "") -> None:
     """Tell the user something; results that a script may want go to stdout by ``print`` instead."""
-    print(text, file=_stderr, flush=True)
+    if _bars:
+        _bars[-1].write(text, file=_stderr)
+    else:
+        print(text, file=_stderr, flush=True)
+
+
+class _Said(logging.Handler):
+    """Shows what the library logs: information as it is, warnings as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        say(("note: " if record.levelno >= logging.WARNING else "") + record.getMessage())
+
+
+@contextmanager
+def log_shown() -> Iterator[None]:
+    """Show on stderr what mmfw logs, as long as the context lasts."""
+    logger, handler = logging.getLogger("mmf_win"), _Said()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def as_typed(*words: object) -> str:
@@ -160,12 +188,14 @@ class Progress:
                 dynamic_ncols=True,
                 file=_stderr,
             )
+            _bars.append(self._bar)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
+            _bars.remove(self._bar)
             self._bar.close()
 
     def advance(self, amount: int) -> None:
@@ -185,10 +215,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line without tearing the bar."""
-        if self._bar is not None:
-            self._bar.write(text, file=_stderr)
-        else:
-            say(text)
+        say(text)
 
     def _figures(self) -> str:
         done, total = (

@@ -15,8 +15,9 @@
     ├── TrainingError          7    training failed
     └── Interrupted          130    the user asked to stop
 
-An error carries what went wrong (its message) and what to do next (its hint); the command line prints
-both and exits with the code of the class.
+An error carries what went wrong (its message) and what to do next (its hint). The command line prints both
+and exits with the code of the class. Hints that name an option or a command are in
+:mod:`mmf_win.commands.hints`, by the class of the error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class MmfwError(Exception):
 
     Args:
         message: what went wrong, naming the file.
-        hint: the next step, as a sentence or a command to type.
+        hint: the next step, as a sentence; one that names an option or a command stands in
+            :mod:`mmf_win.commands.hints`.
     """
 
     exit_code: ClassVar[int] = 1

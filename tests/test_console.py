@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 import pytest
 
 from mmf_win import console
@@ -61,3 +64,27 @@ def test_work_goes_on_without_any_stderr(monkeypatch: pytest.MonkeyPatch) -> Non
         progress.advance(1)
         progress.say("half of it")
     assert console.colour("done", 32) == "done"
+
+
+def test_the_log_is_shown_with_warnings_as_notes_while_a_command_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.getLogger("mmf_win.some.room")
+    with console.log_shown():
+        log.info("two files are read again")
+        log.warning("%s is left aside", "dev.json")
+        log.debug("nobody reads this")
+    log.info("and this neither")
+    assert capsys.readouterr().err == "two files are read again\nnote: dev.json is left aside\n"
+
+
+def test_a_line_does_not_tear_a_progress_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with console.log_shown(), Progress("training", 2, "update"):
+        logging.getLogger("mmf_win").warning("update 1: validation AUROC 0.7")
+    console.say("done")
+    shown = capsys.readouterr().err
+    assert "\rnote: update 1: validation AUROC 0.7\n" in shown, "the bar is cleared before the line"
+    assert shown.endswith("\ndone\n")

@@ -295,10 +295,7 @@ def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:
 
 def missing_password(path: Path) -> PasswordError:
     """The error for an encrypted archive and no password."""
-    return PasswordError(
-        f"{path} is encrypted and no password was given",
-        hint="give it with --password, --password-file or the variable MMFW_PASSWORD",
-    )
+    return PasswordError(f"{path} is encrypted and no password was given")
 
 
 def wrong_password(path: Path) -> PasswordError:

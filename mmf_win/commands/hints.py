@@ -1,0 +1,25 @@
+"""What to do about an error, where that is an option or a command: by the class of the error.
+
+An error raised below the commands names neither. Its class is in the table here, and what the hint needs are
+its attributes; a class that is not here has the hint of its base. An error that brings a hint keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mmf_win.errors import MmfwError, PasswordError
+
+_HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
+    PasswordError: "give it with --password, --password-file or the variable MMFW_PASSWORD",
+}
+
+
+def hint_for(error: MmfwError) -> str | None:
+    """The next step after ``error``, in options and commands; None where there is none to tell."""
+    for kind in type(error).__mro__:
+        if kind in _HINTS:
+            hint = _HINTS[kind]
+            return hint if isinstance(hint, str) else hint(error)
+    return None
