@@ -7,7 +7,8 @@
     ├── DataError              3    what the user gave cannot be used
     │   ├── ArchiveError            an archive is damaged, hostile or not one at all
     │   ├── DatasetError            files of the dataset are missing or disagree
-    │   │   └── UnreadableImage     a picture of it is missing or cannot be decoded
+    │   │   ├── UnreadableImage     a picture of it is missing or cannot be decoded
+    │   │   └── MissingArchive      the archive that it was converted from cannot be found
     │   └── CheckpointError         a checkpoint is missing, unreadable or of another model
     ├── PasswordError          4    a password is wrong or missing
     ├── ResourceError          5    not enough disk or memory
@@ -73,6 +74,10 @@ class UnreadableImage(DatasetError):
             hint="replace it by an intact picture; of a dataset that mmfw converted, unpack the archive, "
             "replace it there, and give that folder to `mmfw convert --force --zip FOLDER`",
         )
+
+
+class MissingArchive(DatasetError):
+    """The archive that the dataset was converted from cannot be found."""
 
 
 class CheckpointError(DataError):
