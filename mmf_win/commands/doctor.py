@@ -110,7 +110,7 @@ def _machine_lines(machine: Machine) -> Iterator[str]:
     for gpu in machine.gpus:
         yield f"GPU: {gpu.name}, {size(gpu.memory)}, driver {gpu.driver}"
     if not machine.gpus:
-        yield "GPU: none found by nvidia-smi"
+        yield "GPU: none that NVIDIA's driver knows"
 
 
 def _show_compat(as_json: bool) -> None:

@@ -11,13 +11,11 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
+from mmf_win.results.ensemble import KINDS
 
 if TYPE_CHECKING:
     from mmf_win.results.members import Member
     from mmf_win.results.prediction import Result
-
-# As in mmf_win.results.ensemble.KINDS, which a test compares; that is imported only when there is work.
-KINDS = ("mean", "rank", "logit")
 
 
 @click.command(
@@ -80,7 +78,9 @@ Examples:
     help="Region features of these memes, made by `mmfw features add`.  [default: the data folder's]",
 )
 @click.option(
-    "--ensemble", type=click.Choice(KINDS), help="Blend the runs' and checkpoints' predictions into one."
+    "--ensemble",
+    type=click.Choice(list(KINDS)),
+    help="Blend the runs' and checkpoints' predictions into one.",
 )
 @click.option(
     "--threshold",

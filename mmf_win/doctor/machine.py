@@ -6,22 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from mmf_win.supervise.gpus import ask
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU of NVIDIA.
-
-    Attributes:
-        name: as the driver calls it.
-        memory: its memory in bytes.
-        driver: the driver's version.
-    """
-
-    name: str
-    memory: int
-    driver: str
+from mmf_win.runs import gpus
 
 
 @dataclass(frozen=True)
@@ -36,13 +21,12 @@ class Machine:
 
     cpus: int
     memory: int | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[gpus.Gpu, ...]
 
 
 def survey_machine() -> Machine:
     """Look at this machine."""
-    gpus = tuple(_gpu(*fields) for fields in ask("name", "memory.total", "driver_version"))
-    return Machine(_cpus(), _memory(), gpus)
+    return Machine(_cpus(), _memory(), tuple(gpus.installed()))
 
 
 def _cpus() -> int:
@@ -83,8 +67,3 @@ if sys.platform == "win32":
         status = _MemoryStatus(dwLength=ctypes.sizeof(_MemoryStatus))
         known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
         return int(status.ullTotalPhys) if known else None
-
-
-def _gpu(name: str, mebibytes: str, driver: str) -> Gpu:
-    # Machines whose GPU shares the memory of the CPU say "[N/A]".
-    return Gpu(name, int(mebibytes) << 20 if mebibytes.isdecimal() else 0, driver)

@@ -19,7 +19,16 @@ from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 from mmf_win.runs import fits
 from mmf_win.upstream.install import Installed, find, pip_hint, verify, was_set_up
 
-BASE = ("click", "omegaconf", "tqdm", "py7zr", "pycryptodomex", "fast-zip-decryption", "zlib-ng")
+BASE = (
+    "click",
+    "omegaconf",
+    "tqdm",
+    "py7zr",
+    "pycryptodomex",
+    "fast-zip-decryption",
+    "nvidia-ml-py",
+    "zlib-ng",
+)
 TRAIN = (
     "torch",
     "torchvision",
@@ -35,7 +44,6 @@ TRAIN = (
     "termcolor",
     "jinja2",
     "matplotlib",
-    "nvidia-ml-py",
 )
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
 _LITTLE_SPACE = 10 << 30

@@ -9,7 +9,7 @@ from mmf_win import console
 from mmf_win.console import Progress, say
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event, EventReader, read_events
-from mmf_win.runs.gpu import Card
+from mmf_win.runs.gpus import GpuMonitor
 from mmf_win.runs.history import val_auroc
 
 
@@ -31,7 +31,7 @@ class Watcher:
         self._on_training = on_training
         self._best = max(scores, default=None)
         self._notes: dict[str, str] = {}
-        self._card: Card | None = None
+        self._gpu: GpuMonitor | None = None
         self._cpu = False
 
     def __enter__(self) -> Watcher:
@@ -58,7 +58,7 @@ class Watcher:
             f"batch {event['batch']}, seed {event['seed']}{_part(event, ', ')}"
         )
         if event["device"].startswith("cuda"):
-            self._card = Card()
+            self._gpu = GpuMonitor()
         if event.get("remembered"):
             say(f"{event['micro_batch']} rows at once, which fitted before (--no-memory forgets it)")
         self._cpu = event["device"] == "cpu"
@@ -103,7 +103,7 @@ class Watcher:
     def _advance_to(self, amount: int) -> None:
         if self._progress is not None:
             notes = [f"{key} {value}" for key, value in self._notes.items()]
-            if self._card is not None and (figures := self._card.figures()):
+            if self._gpu is not None and (figures := self._gpu.figures()):
                 notes.append(figures)
             self._progress.annotate(", ".join(notes))
             self._progress.advance(max(0, amount - self._progress.done))

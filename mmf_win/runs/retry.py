@@ -10,10 +10,9 @@ from pathlib import Path
 from mmf_win.console import say
 from mmf_win.errors import CheckpointError
 from mmf_win.protocol import Event, EventLog, Exit, Request, read_events
-from mmf_win.runs import checkpoints
+from mmf_win.runs import checkpoints, gpus
 from mmf_win.runs.endings import as_error
 from mmf_win.runs.folder import Run
-from mmf_win.supervise import gpus
 
 _MOST = 6
 _PAUSE = 0.5

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.commands.predict import KINDS
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.convert import convert
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import Places
-from mmf_win.results import ensemble
 from tests.worlds import hostile, memes
 
 
@@ -162,7 +160,3 @@ def test_a_record_without_the_ids_cannot_tell_and_says_how_to_get_one_that_can(
     assert main(hinted(said, user_dir / "copy.zip")) == 0
     capsys.readouterr()
     assert checked(capsys, copy, csv_of([14, 15, 16]), 0)["usable"]
-
-
-def test_the_help_of_predict_names_every_kind_of_ensemble() -> None:
-    assert set(KINDS) == set(ensemble.KINDS)

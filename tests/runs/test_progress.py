@@ -4,83 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mmf_win import console
 from mmf_win.protocol import EventLog
-from mmf_win.runs import gpu
 from mmf_win.runs.progress import Watcher
+from tests.worlds.fake_nvml import FakeNvml
 
 
-class FakeNvml:
-    """The part of pynvml that is used, with two cards: no machine of the tests has one."""
-
-    class NVMLError(Exception):
-        """As in pynvml."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.knows = True
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index > 1:
-            raise self.NVMLError
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return uuid
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> SimpleNamespace:
-        self.asked.append(handle)
-        if not self.knows:
-            raise self.NVMLError
-        return SimpleNamespace(gpu=87)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> SimpleNamespace:
-        return SimpleNamespace(used=10 << 30, total=24 << 30)
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """pynvml, faked."""
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    return fake
-
-
-@pytest.mark.parametrize(
-    ("visible", "handle"), [(None, 0), ("1", 1), ("1,0", 1), ("GPU-8f2a", "GPU-8f2a")], ids=str
-)
-def test_the_card_is_the_first_that_may_be_seen_fake_nvml(
-    nvml: FakeNvml, visible: str | None, handle: object
-) -> None:
-    card = gpu.Card({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert card.figures() == "GPU 87 %, 10.0 GiB of 24.0 GiB"
-    assert nvml.asked == [handle]
-    card.figures()
-    assert len(nvml.asked) == 1, "the card is not asked all the time"
-
-
-def test_a_card_that_is_not_there_or_says_nothing_is_passed_over_fake_nvml(nvml: FakeNvml) -> None:
-    assert gpu.Card({"CUDA_VISIBLE_DEVICES": "7"}).figures() == ""
-    nvml.knows = False
-    card = gpu.Card({})
-    assert card.figures() == card.figures() == ""
-    assert len(nvml.asked) == 1
-
-
-def test_without_nvidia_ml_py_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu.Card({}).figures() == ""
-
-
-@pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(("device", "card"), [("cuda:0", ", GPU 87 %, 10.0 GiB of 24.0 GiB"), ("cpu", "")])
 def test_a_plain_line_tells_all_fake_nvml(
     tmp_path: Path,
@@ -89,6 +21,7 @@ def test_a_plain_line_tells_all_fake_nvml(
     device: str,
     card: str,
 ) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     now = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
     log = EventLog(tmp_path / "events.jsonl", "1")

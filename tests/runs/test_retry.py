@@ -11,10 +11,9 @@ import pytest
 
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
 from mmf_win.protocol import Event, EventLog, Exit, Outcome, Phase, Request, read_events
-from mmf_win.runs import retry
+from mmf_win.runs import gpus, retry
 from mmf_win.runs.folder import Run
 from mmf_win.runs.retry import Start, Trial, following, smaller_rows, until_it_fits
-from mmf_win.supervise import gpus
 from tests.worlds.torch_files import checkpoint
 
 STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "workers": 4, "seed": 7}

@@ -1,0 +1,95 @@
+"""NVIDIA's GPUs, as NVML reports them. Without a driver there are none."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from mmf_win.console import size
+
+_INTERVAL = 2.0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU.
+
+    Attributes:
+        name: as the driver calls it.
+        memory: its memory in bytes; 0 where it is shared with the CPU.
+        driver: the driver's version.
+    """
+
+    name: str
+    memory: int
+    driver: str
+
+
+def installed() -> list[Gpu]:
+    """All GPUs of this machine."""
+    found = []
+    for nvml, handle in _handles({}):
+        memory = 0
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
+        found.append(Gpu(nvml.nvmlDeviceGetName(handle), memory, nvml.nvmlSystemGetDriverVersion()))
+    return found
+
+
+def free_memory(environ: Mapping[str, str] = os.environ) -> list[int]:
+    """Free bytes of each GPU that a worker may use; those that do not say are left out."""
+    free = []
+    for nvml, handle in _handles(environ):
+        with suppress(nvml.NVMLError):
+            free.append(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+    return free
+
+
+class GpuMonitor:
+    """What the first GPU that the worker may use is doing, for the live display."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        first: tuple[Any, Any] = next(_handles(environ), (None, None))
+        self._nvml, self._handle = first
+        self._figures = ""
+        self._next = time.monotonic()
+
+    def figures(self) -> str:
+        """``GPU 87 %, 10.2 of 24.0 GiB``, at most two seconds old; empty where nothing is known."""
+        if self._nvml is None or time.monotonic() < self._next:
+            return self._figures
+        self._next = time.monotonic() + _INTERVAL
+        try:
+            busy = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        except self._nvml.NVMLError:  # a driver of a virtual machine may know neither
+            self._nvml, self._figures = None, ""
+        else:
+            self._figures = f"GPU {busy} %, {size(memory.used)} of {size(memory.total)}"
+        return self._figures
+
+
+def _handles(environ: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
+    """NVML, and its handle of each GPU that ``CUDA_VISIBLE_DEVICES`` names by number or UUID.
+
+    NVML numbers GPUs by their place on the bus. CUDA does so only where CUDA_DEVICE_ORDER is PCI_BUS_ID; with
+    GPUs of different kinds its first may be another.
+    """
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return
+    # After the first name that is not a GPU's, as "" and -1 are, CUDA shows no others either.
+    with suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible is not None else map(str, range(nvml.nvmlDeviceGetCount()))
+        for name in map(str.strip, names):
+            if name.isdecimal():
+                yield nvml, nvml.nvmlDeviceGetHandleByIndex(int(name))
+            else:
+                yield nvml, nvml.nvmlDeviceGetHandleByUUID(name)

@@ -1,0 +1,68 @@
+"""NVML with two GPUs, faked: no machine of the tests has one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+SHARED = "GPU-shared"
+"""A GPU that has no memory of its own."""
+
+
+class FakeNvml:
+    """The part of pynvml that is used.
+
+    Attributes:
+        asked: the handles whose use was asked for.
+        knows: whether it knows that use.
+        free: free bytes of each GPU.
+    """
+
+    class NVMLError(Exception):
+        """As in pynvml."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.knows = True
+        self.free = [1 << 30, 2 << 30]
+
+    def nvmlInit(self) -> None:
+        """As in pynvml."""
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        """As in pynvml."""
+        return "570.86"
+
+    def nvmlDeviceGetCount(self) -> int:
+        """As in pynvml."""
+        return len(self.free)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        """As in pynvml."""
+        if index >= len(self.free):
+            raise self.NVMLError
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        """As in pynvml."""
+        if not uuid.startswith("GPU-"):
+            raise self.NVMLError
+        return uuid
+
+    def nvmlDeviceGetName(self, handle: Any) -> str:
+        """As in pynvml."""
+        return f"NVIDIA {handle}"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> SimpleNamespace:
+        """As in pynvml."""
+        self.asked.append(handle)
+        if not self.knows:
+            raise self.NVMLError
+        return SimpleNamespace(gpu=87)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> SimpleNamespace:
+        """As in pynvml."""
+        if handle == SHARED or (isinstance(handle, int) and not self.free[handle]):
+            raise self.NVMLError
+        free = self.free[handle] if isinstance(handle, int) else 14 << 30
+        return SimpleNamespace(free=free, used=10 << 30, total=24 << 30)
