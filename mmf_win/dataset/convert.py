@@ -119,7 +119,8 @@ def convert(
         if not (force or same or interrupted):
             _require_empty(paths)
         archive.check_password()
-        purpose = json.dumps(asdict(Source.of(source)))
+        made_of = Source.of(source)
+        purpose = json.dumps([made_of.name, made_of.size, made_of.mtime_ns])
         require_space(paths.root, _size(archive, layout) - left_over(paths.root, purpose))
         with staging(paths.root, purpose=purpose) as here:
             return _convert(archive, layout, here, paths, allow_missing, started)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity import Checksum, Difference, Manifest, Source, Vouching, adopt, resized, verify
+from mmf_win.integrity import Basis, Checksum, Difference, Manifest, Source, adopt, resized, verify
 from mmf_win.paths import DatasetPaths
 
 _FORMAT = 2
@@ -53,8 +53,8 @@ class Record:
         write_json(path, {"format": _FORMAT, "source": source, "files": files, "result": dict(self.result)})
 
     @property
-    def vouched(self) -> Vouching:
-        """What vouches for the files."""
+    def basis(self) -> Basis:
+        """Where the checksums come from."""
         from_archive = self.source.sha256 is not None
         known = all(checksum.crc32 is not None for checksum in self.files.values())
         return "archive" if from_archive and known else "recorded"
@@ -91,6 +91,6 @@ def verify_dataset(
     if record is None:
         return None
     wrong = adopt(
-        paths.root, record.files, vouched=record.vouched, source=record.source, title="Verifying the dataset"
+        paths.root, record.files, basis=record.basis, source=record.source, title="Verifying the dataset"
     )
     return [found for found in wrong if only(found.path)]

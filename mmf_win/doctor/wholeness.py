@@ -80,11 +80,11 @@ def _dataset(places: Places, full: bool) -> Iterator[Part]:
         if paths.annotations.is_dir():
             yield Part(what, where, "not vouched for", _NOTHING)
     elif wrong:
-        against = manifest.vouched_by if manifest else f"the archive {archive}"
+        against = manifest.verified_against if manifest else f"the archive {archive}"
         yield Part(what, where, "broken", against, tuple(map(str, wrong)), cure)
     elif manifest is not None:
         yield _right(what, where, manifest)
-    elif record is not None and record.vouched == "archive":  # and the folder is read-only
+    elif record is not None and record.basis == "archive":  # and the folder is read-only
         yield Part(what, where, "ok", f"the archive {archive}")
     else:
         yield Part(what, where, "not vouched for", _NOTHING)
@@ -103,9 +103,9 @@ def _downloads(places: Places, full: bool) -> Iterator[Part]:
             continue
         if wrong:
             cure = as_typed("mmfw", "features", "repair", *places.data_option)
-            if manifest.vouched == "built":
+            if manifest.basis == "built":
                 cure = remedy((folder / wrong[0].path).parent, places)
-            yield Part(what, str(folder), "broken", manifest.vouched_by, tuple(map(str, wrong)), cure)
+            yield Part(what, str(folder), "broken", manifest.verified_against, tuple(map(str, wrong)), cure)
         else:
             yield _right(what, str(folder), manifest)
     yield from _shared(places, full)
@@ -179,5 +179,5 @@ def _mmf() -> Iterator[Part]:
 
 
 def _right(what: str, where: str, manifest: Manifest) -> Part:
-    state: State = "not vouched for" if manifest.vouched == "recorded" else "ok"
-    return Part(what, where, state, manifest.vouched_by)
+    state: State = "not vouched for" if manifest.basis == "recorded" else "ok"
+    return Part(what, where, state, manifest.verified_against)

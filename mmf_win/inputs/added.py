@@ -17,7 +17,7 @@ from mmf_win.errors import DatasetError, ResourceError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.files import replace as rename_over
 from mmf_win.inputs.keys import answer_of, image_keys, key_of, mistaken, without_features
-from mmf_win.integrity import Entry, Manifest, file_digest, manifest_files, settled, verify
+from mmf_win.integrity import Entry, Manifest, file_digest, manifest_files, verify, write_manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import flush, staging
 from mmf_win.upstream.install import require_packages
@@ -125,7 +125,7 @@ def is_elsewhere(lmdb: Path, places: Places) -> bool:
 def _sources(lmdb: Path, more: list[str]) -> list[str] | None:
     """All folders that an LMDB was built from, and ``more``; None where it extends one of another origin."""
     manifest = Manifest.load(lmdb.parent)
-    if not (manifest and manifest.vouched == "built" and f"{lmdb.name}/{_DATA}" in manifest.files):
+    if not (manifest and manifest.basis == "built" and f"{lmdb.name}/{_DATA}" in manifest.files):
         return None
     try:
         before: list[str] | None = read_json(lmdb / _NOTE)
@@ -143,7 +143,7 @@ def _base(lmdb: Path, places: Places, force: bool) -> Path | None:
     """
     manifest, name = Manifest.load(lmdb.parent), f"{lmdb.name}/{_DATA}"
     others = manifest.files.keys() - {name} if manifest else ()
-    if manifest and others and manifest.vouched != "built":
+    if manifest and others and manifest.basis != "built":
         raise UsageError(
             f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})",
             hint="name an LMDB in another folder",
@@ -179,4 +179,4 @@ def _install(data: Path, lmdb: Path, folders: list[str] | None) -> None:
     rename_over(data, lmdb / _DATA)
     write_json(lmdb / _NOTE, folders)
     files = {**(before.files if before else {}), f"{lmdb.name}/{_DATA}": Entry(sha256, size)}
-    settled(folder, files, "built")
+    write_manifest(folder, files, "built")

@@ -202,7 +202,7 @@ class Fetcher:
         source = manifest.source if manifest else None
         if manifest is None or source is None or need.url or source.sha256 == published:
             return
-        if manifest.vouched != "published":  # else they are those of another version of MMF
+        if manifest.basis != "published":  # else they are those of another version of MMF
             raise DataError(
                 f"{need.folder}: made of {source.name}, which is not an archive of MMF's zoo",
                 hint=f"give {source.name} or its folder with --source, or unpack another archive with "
@@ -252,7 +252,7 @@ class Fetcher:
     def _mend(self, need: Need, archive: Path) -> bool:
         """Unpack only what is wrong; False where nothing says what that is."""
         manifest = _loaded(need)
-        if manifest is None or manifest.vouched == "recorded":
+        if manifest is None or manifest.basis == "recorded":
             return False
         wrong = [found for found in verify(manifest) if found.kind != "extra"]
         if not wrong:
@@ -291,7 +291,7 @@ def _loaded(need: Need) -> Manifest | None:
 def _is_built(need: Need) -> bool:
     """Whether mmfw made it of the user's own files."""
     manifest = _loaded(need) if need.kind == "features" else None
-    return manifest is not None and manifest.vouched == "built"
+    return manifest is not None and manifest.basis == "built"
 
 
 def _remembered(need: Need) -> Path | None:

@@ -60,7 +60,7 @@ def look(need: Need, places: Places) -> Status:
         return replace(status, state="broken", problems=(str(error),))
     if manifest is None:
         return status
-    against = manifest.vouched_by
+    against = manifest.verified_against
     if problem := _of_another_archive(need, manifest):
         return replace(status, state="broken", problems=(problem,), against=against)
     for name, path in zip(need.found_names, need.files, strict=True):
@@ -95,7 +95,7 @@ def examine(need: Need, places: Places, *, full: bool = False) -> Status:
             return Status(need, "broken", _size(need), problems=(problem,))
         else:
             wrong = verify(manifest, full=full, only=need.found_names, title=f"Verifying {need.title}")
-            against = manifest.vouched_by
+            against = manifest.verified_against
     except DataError as error:
         return Status(need, "broken", _size(need), problems=(str(error),))
     status = look(need, places)
@@ -170,7 +170,7 @@ def _of_another_archive(need: Need, manifest: Manifest) -> str | None:
     """Why files are not those of the installed MMF, though they are whole: each version has its own."""
     sha256 = need.entry.resource.sha256 if need.entry else None
     source = manifest.source
-    if manifest.vouched != "published" or source is None or need.entry is None or sha256 is None:
+    if manifest.basis != "published" or source is None or need.entry is None or sha256 is None:
         return None
     if source.sha256 == sha256:
         return None

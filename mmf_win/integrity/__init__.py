@@ -2,46 +2,54 @@
 
 A folder of files that were once found right has a :class:`Manifest` beside them::
 
-    manifest = Manifest.load(folder)     # None: nobody has ever vouched for these files
+    manifest = Manifest.load(folder)     # None: nothing is known of these files
     for difference in verify(manifest):  # milliseconds, when nothing was touched since the last time
         print(difference)                # changed: detectron.lmdb/data.mdb (4096 instead of 33107968 bytes)
 """
 
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import FIRST_READING, SUMS, Check, Entry, Manifest, Vouching, manifest_files
-from mmf_win.integrity.source import Source
+from mmf_win.integrity.manifest import (
+    FIRST_READING,
+    SUMS,
+    Basis,
+    Check,
+    Entry,
+    Manifest,
+    Source,
+    manifest_files,
+)
 from mmf_win.integrity.tree import Difference, differences
 from mmf_win.integrity.verify import (
     LOCK,
     Checksum,
     adopt,
     last_check,
-    mended,
+    mark_intact,
     record,
     resized,
-    settled,
     verify,
+    write_manifest,
 )
 
 __all__ = [
     "FIRST_READING",
     "LOCK",
     "SUMS",
+    "Basis",
     "Check",
     "Checksum",
     "Difference",
     "Entry",
     "Manifest",
     "Source",
-    "Vouching",
     "adopt",
     "differences",
     "file_digest",
     "last_check",
     "manifest_files",
-    "mended",
+    "mark_intact",
     "record",
     "resized",
-    "settled",
     "verify",
+    "write_manifest",
 ]

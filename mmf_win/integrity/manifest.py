@@ -1,14 +1,14 @@
-"""What the files of a folder should be, who says so, and when each was last found to be so.
+"""The manifest of a folder: what its files should be, who says so, and when each was last verified.
 
 ::
 
     <folder>/
     ├── SHA256SUMS         hash and path of each file, as coreutils writes them; ``sha256sum -c`` reads it
-    ├── SHA256SUMS.json    what that format has no place for: sizes, what vouches for the hashes, past checks
+    ├── SHA256SUMS.json    what that format has no place for: sizes, where the hashes come from, past checks
     └── …                  the files
 
 ``SHA256SUMS`` is written last: where it is, the files were complete. Without the JSON, or with that of
-another ``SHA256SUMS``, every file is read again at the next check, and nothing vouches for the hashes.
+another ``SHA256SUMS``, every file is read again at the next check, and the hashes count as merely recorded.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from dataclasses import asdict, astuple, dataclass, field
 from os import stat_result
 from pathlib import Path
 from sys import platform
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
+from mmf_win.console import Progress
 from mmf_win.errors import DataError
 from mmf_win.files import json_bytes, read_json, replacing
-from mmf_win.integrity.source import Source
+from mmf_win.integrity.digest import file_digest
 
 SUMS = "SHA256SUMS"
 """The file's name."""
 
-Vouching: TypeAlias = Literal["published", "archive", "built", "recorded"]
-"""What vouches for the hashes, the strongest first.
+Basis: TypeAlias = Literal["published", "archive", "built", "recorded"]
+"""Where the hashes come from, the strongest first.
 
 ``published``: the files came out of an archive whose hash its publisher has made known, or have such a hash
 themselves. ``archive``: they came whole out of an archive of which nobody has published the hash.
@@ -42,7 +43,7 @@ themselves. ``archive``: they came whole out of an archive of which nobody has p
 """
 
 FIRST_READING = "its first reading"
-"""What people are told of files for which nothing else vouches."""
+"""What the user is told that files were verified against which have no better basis."""
 
 _NOTES = "SHA256SUMS.json"
 _FORMAT = 1
@@ -64,6 +65,50 @@ class Entry:
 
     sha256: str
     size: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What files were made of: an archive or a folder.
+
+    Attributes:
+        name: without its folder.
+        size: bytes, of all files in the case of a folder.
+        mtime_ns: last change in nanoseconds, the newest in the case of a folder.
+        sha256: of an archive; None for a folder.
+        path: where it lay, absolute; None if an earlier mmfw did not record that.
+    """
+
+    name: str
+    size: int
+    mtime_ns: int
+    sha256: str | None = None
+    path: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, path: Path, sha256: str | None = None) -> Source:
+        """The archive or folder at ``path``, without reading its content.
+
+        Raises:
+            OSError: there is none.
+        """
+        if path.is_dir():
+            files = [Path(here, name).stat() for here, _, names in os.walk(path) for name in names]
+        else:
+            files = [path.stat()]
+        newest = max((file.st_mtime_ns for file in files), default=0)
+        return cls(path.name, sum(file.st_size for file in files), newest, sha256, str(path.absolute()))
+
+    def is_same(self, path: Path) -> bool:
+        """Whether ``path`` is this; a file that may only have been touched or copied is hashed to know."""
+        if not path.exists() or (now := Source.of(path)).size != self.size:
+            return False
+        if now.mtime_ns == self.mtime_ns:
+            return True
+        if self.sha256 is None or path.is_dir():
+            return False
+        with Progress("Comparing", now.size) as bar:
+            return file_digest(path, progress=bar.advance).hex() == self.sha256
 
 
 @dataclass(frozen=True)
@@ -109,15 +154,17 @@ class Manifest:
     Attributes:
         folder: where they are.
         files: path relative to the folder, with ``/`` → what that file should be.
-        vouched: what vouches for it.
-        source: what the files were made of, if they were made of an archive.
+        basis: where the hashes come from.
+        source: the archive or folder that the files were made of, if any.
+        result: what the step that made the files wants to remember.
         checks: path → when it was last found to be so. :func:`~mmf_win.integrity.verify` adds to it.
     """
 
     folder: Path
     files: Mapping[str, Entry]
-    vouched: Vouching = "recorded"
+    basis: Basis = "recorded"
     source: Source | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -139,13 +186,14 @@ class Manifest:
             if (notes["format"], notes["sums"]) != (_FORMAT, hashlib.sha256(text).hexdigest()):
                 raise ValueError("the notes on another manifest")
             source = None if notes["source"] is None else Source(**notes["source"])
-            if notes["vouched"] not in get_args(Vouching):
+            result = dict(notes.get("result", {}))  # 0.1.0 wrote none
+            if notes["vouched"] not in get_args(Basis):
                 raise ValueError(notes["vouched"])
             files = {name: Entry(sha256, notes["sizes"].get(name)) for name, sha256 in hashes.items()}
             checks = {name: Check(*map(int, values)) for name, values in notes["checks"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return cls(folder, {name: Entry(sha256) for name, sha256 in hashes.items()})
-        return cls(folder, files, notes["vouched"], source, checks)
+        return cls(folder, files, notes["vouched"], source, result, checks)
 
     def save(self) -> None:
         """Write it into its folder.
@@ -175,21 +223,22 @@ class Manifest:
         notes = {
             "format": _FORMAT,
             "sums": hashlib.sha256(sums).hexdigest(),
-            "vouched": self.vouched,
+            "vouched": self.basis,
             "source": None if self.source is None else asdict(self.source),
+            "result": dict(self.result),
             "sizes": {name: entry.size for name, entry in self.files.items()},
             "checks": {name: astuple(check) for name, check in self.checks.items()},
         }
         _write(self.folder / _NOTES, json_bytes(notes))
 
     @property
-    def vouched_by(self) -> str:
-        """What vouches for it, for people."""
-        if self.vouched == "built":
+    def verified_against(self) -> str:
+        """What the files are verified against, for people."""
+        if self.basis == "built":
             return "what mmfw wrote"
-        if self.vouched == "recorded" or self.source is None:
+        if self.basis == "recorded" or self.source is None:
             return FIRST_READING
-        kind = "the published archive" if self.vouched == "published" else "the archive"
+        kind = "the published archive" if self.basis == "published" else "the archive"
         return f"{kind} {self.source.name}"
 
     def path(self, name: str) -> Path:
@@ -202,7 +251,7 @@ class Manifest:
 
 
 def manifest_files(folder: Path) -> list[Path]:
-    """The files that make up a folder's manifest, ``SHA256SUMS`` first, for whoever takes them away."""
+    """The files that make up a folder's manifest, ``SHA256SUMS`` first, for whoever removes them."""
     return [folder / SUMS, folder / _NOTES]
 
 

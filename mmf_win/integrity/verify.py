@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mmf_win.console import Progress
 from mmf_win.crc import crc32
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import Check, Entry, Manifest, Vouching
+from mmf_win.integrity.manifest import Basis, Check, Entry, Manifest, Source
 from mmf_win.integrity.parallel import hash_files, read_files
-from mmf_win.integrity.source import Source
 from mmf_win.integrity.tree import Difference
 from mmf_win.locking import locked
 
@@ -99,7 +99,7 @@ def record(
     folder: Path,
     names: Iterable[str],
     *,
-    vouched: Vouching = "recorded",
+    basis: Basis = "recorded",
     source: Source | None = None,
     title: str = "Recording",
 ) -> Manifest:
@@ -120,7 +120,7 @@ def record(
             files[name] = Entry(sha256, sizes[name])
             if check is not None:
                 checks[name] = check
-    manifest = Manifest(folder, {name: files[name] for name in paths}, vouched, source, checks)
+    manifest = Manifest(folder, {name: files[name] for name in paths}, basis, source, checks=checks)
     manifest.save()
     return manifest
 
@@ -129,7 +129,7 @@ def adopt(
     folder: Path,
     expected: Mapping[str, Checksum],
     *,
-    vouched: Vouching,
+    basis: Basis,
     source: Source | None = None,
     title: str = "Verifying",
 ) -> list[Difference]:
@@ -138,7 +138,7 @@ def adopt(
     Args:
         folder: where they are.
         expected: path relative to the folder, with ``/`` → what is known of that file.
-        vouched: what vouches for that.
+        basis: where that comes from.
         source: what the files were made of.
         title: of the bar.
 
@@ -147,7 +147,7 @@ def adopt(
     """
     stats, wrong = _seen(folder, {name: checksum.size for name, checksum in expected.items()})
     to_read = sorted(stats.keys() - wrong.keys(), key=lambda name: -stats[name].st_size)
-    manifest = Manifest(folder, {}, vouched, source)
+    manifest = Manifest(folder, {}, basis, source)
     files: dict[str, Entry] = {}
     with Progress(title, sum(stats[name].st_size for name in to_read)) as bar:
         paths = {name: manifest.path(name) for name in to_read}
@@ -177,28 +177,32 @@ def _checksums(path: Path, advance: Callable[[int], None]) -> tuple[str, int]:
     return file_digest(path, progress=advance, observe=observe).hex(), checksum
 
 
-def settled(
-    folder: Path, files: Mapping[str, Entry], vouched: Vouching, source: Source | None = None
+def write_manifest(
+    folder: Path,
+    files: Mapping[str, Entry],
+    basis: Basis,
+    source: Source | None = None,
+    result: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write the manifest of files that were hashed while written, and have just taken their place.
+    """Write the manifest of files that were hashed while written, and are in place now.
 
     Raises:
         OSError: the manifest cannot be written.
     """
-    manifest = Manifest(folder, dict(sorted(files.items())), vouched, source)
-    _mark_right(manifest, files)
+    manifest = Manifest(folder, dict(sorted(files.items())), basis, source, result or {})
+    _mark_intact(manifest, files)
     manifest.save()
     return manifest
 
 
-def mended(manifest: Manifest, names: Collection[str]) -> None:
-    """Note that the files ``names`` were written anew, with the right content; for the lock's holder."""
-    _mark_right(manifest, names)
+def mark_intact(manifest: Manifest, names: Collection[str]) -> None:
+    """Record that the files ``names`` were written anew with the right content; for the lock's holder."""
+    _mark_intact(manifest, names)
     with suppress(OSError):
         manifest.save_checks()
 
 
-def _mark_right(manifest: Manifest, names: Iterable[str]) -> None:
+def _mark_intact(manifest: Manifest, names: Iterable[str]) -> None:
     for name, found in _stats(manifest.folder, names).items():
         manifest.checks[name] = Check.now(found)
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.archives import open_archive
 from mmf_win.console import say
 from mmf_win.errors import ArchiveError, DataError
 from mmf_win.integrity import (
+    Basis,
     Difference,
     Entry,
     Manifest,
     Source,
-    Vouching,
     manifest_files,
-    mended,
-    settled,
+    mark_intact,
     verify,
+    write_manifest,
 )
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
 from mmf_win.unpacking.staging import flush_all, left_over, require_space, staging
@@ -69,7 +69,7 @@ def extract_verified(
         return manifest
     with open_archive(archive, listed=False) as opened:
         source = Source.of(archive)
-        purpose = json.dumps([asdict(source), expected_sha256])
+        purpose = json.dumps([source.name, source.size, source.mtime_ns, expected_sha256])
         require_space(folder, least_size(opened, choose) - left_over(folder, purpose))
         with staging(folder, purpose=purpose, wait=True) as here:
             manifest = _made_of(archive, folder, expected_sha256)
@@ -83,8 +83,9 @@ def extract_verified(
             flush_all([here.new / name for name in files])
             stale = [*manifest_files(folder), *invalidates]
             here.install([*((None, path) for path in stale), *_moves(here.new, folder)])
-            source = replace(source, sha256=sha256, path=str(archive.absolute()))
-            return settled(folder, files, _vouching(sha256, expected_sha256), source)
+            return write_manifest(
+                folder, files, _basis(sha256, expected_sha256), replace(source, sha256=sha256)
+            )
 
 
 def manifest_of(
@@ -112,7 +113,7 @@ def manifest_of(
     with open_archive(archive, listed=False) as opened:
         files, sha256 = hash_chosen(opened, choose, title)
         _require_published(archive, sha256, expected_sha256)
-        return Manifest(folder, files, _vouching(sha256, expected_sha256), Source.of(archive, sha256))
+        return Manifest(folder, files, _basis(sha256, expected_sha256), Source.of(archive, sha256))
 
 
 def repair(
@@ -156,7 +157,7 @@ def repair(
                 )
         flush_all([here.new / name for name in files])
         here.install(list(_moves(here.new, manifest.folder)))
-        mended(manifest, names)
+        mark_intact(manifest, names)
 
 
 def _made_of(archive: Path, folder: Path, expected_sha256: str | None) -> Manifest | None:
@@ -178,7 +179,7 @@ def _require_published(archive: Path, sha256: str | None, expected: str | None) 
         )
 
 
-def _vouching(sha256: str | None, expected: str | None) -> Vouching:
+def _basis(sha256: str | None, expected: str | None) -> Basis:
     if expected is not None:
         return "published"
     return "archive" if sha256 is not None else "recorded"

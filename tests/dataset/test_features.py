@@ -39,7 +39,7 @@ def test_features_under_any_top_folder(top: str, user_dir: Path, places: Places)
         "detectron.lmdb/data.mdb": Entry(hashlib.sha256(LMDB["data.mdb"]).hexdigest(), len(LMDB["data.mdb"]))
     }
     assert manifest.source == Source.of(archive, hashlib.sha256(archive.read_bytes()).hexdigest())
-    assert manifest.vouched == "archive"
+    assert manifest.basis == "archive"
 
 
 def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded(user_dir: Path, places: Places) -> None:
@@ -139,7 +139,7 @@ def test_a_folder_of_features_is_copied(user_dir: Path, places: Places) -> None:
     folder = extract_features(user_dir / "mine", places, version=None)
     assert tree(folder) == DATA
     manifest = Manifest.load(places.dataset.features)
-    assert manifest is not None and manifest.vouched == "recorded"
+    assert manifest is not None and manifest.basis == "recorded"
 
 
 def test_a_fake_full_disk_is_noticed_before_anything_is_written(

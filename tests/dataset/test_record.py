@@ -60,7 +60,7 @@ def test_the_first_verification_writes_the_manifest(dataset: DatasetPaths) -> No
     manifest = Manifest.load(dataset.root)
     record = Record.load(dataset.record)
     assert manifest is not None and record is not None
-    assert (manifest.vouched, manifest.source) == ("archive", record.source)
+    assert (manifest.basis, manifest.source) == ("archive", record.source)
     assert manifest.files.keys() == record.files.keys()
     call("sha256sum", "--check", "--strict", "--quiet", SUMS, cwd=dataset.root)
 
@@ -103,7 +103,7 @@ def test_a_dataset_of_an_earlier_mmfw_stays_valid(
     assert convert(archive, places).already_done
     assert verify_dataset(dataset) == []
     manifest = Manifest.load(dataset.root)
-    assert manifest is not None and manifest.vouched == "recorded"
+    assert manifest is not None and manifest.basis == "recorded"
     hostile.flip_byte(dataset.root / IMAGE, 100)
     assert verify_dataset(dataset) == [WRONG]
 
@@ -112,7 +112,7 @@ def test_nothing_vouches_for_a_dataset_that_was_a_folder(user_dir: Path, places:
     convert(lay_out(memes(), user_dir / "unpacked"), places)
     assert verify_dataset(places.dataset) == []
     manifest = Manifest.load(places.dataset.root)
-    assert manifest is not None and manifest.vouched == "recorded"
+    assert manifest is not None and manifest.basis == "recorded"
 
 
 def test_another_conversion_takes_the_manifest_away(

@@ -20,7 +20,7 @@ from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.state import examine
-from mmf_win.integrity import Entry, Manifest, settled
+from mmf_win.integrity import Entry, Manifest, write_manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds import hostile, npy
@@ -143,7 +143,7 @@ def test_an_lmdb_of_another_origin_is_extended_and_its_remedy_works(
     assert npy.raw_records(lmdb)["01234"] == before["01234"]
     manifest = Manifest.load(lmdb.parent)
     assert manifest is not None
-    assert (manifest.vouched, manifest.source, manifest.vouched_by) == ("built", None, "what mmfw wrote")
+    assert (manifest.basis, manifest.source, manifest.verified_against) == ("built", None, "what mmfw wrote")
 
     hostile.cut(lmdb / "data.mdb")
     with pytest.raises(DatasetError, match="damaged") as raised:
@@ -367,7 +367,7 @@ def test_a_cut_off_lmdb_of_unknown_origin_is_not_extended(
 def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, places: Places) -> None:
     (user_dir / "own").mkdir()
     (user_dir / "own" / "a.txt").write_bytes(b"a")
-    settled(user_dir / "own", {"a.txt": Entry("0" * 64, 1)}, "archive")
+    write_manifest(user_dir / "own", {"a.txt": Entry("0" * 64, 1)}, "archive")
     with pytest.raises(UsageError, match=r"a\.txt"):
         add_features([npy.write_pairs(user_dir / "npy", ["1"])], user_dir / "own" / "b.lmdb", places)
 

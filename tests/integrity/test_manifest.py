@@ -29,11 +29,11 @@ def entries(files: Files) -> dict[str, Entry]:
 def test_a_manifest_comes_back_as_it_was_written(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
     source = Source("features.tar.gz", 123, 456, "0" * 64)
-    written = record(folder, FILES, vouched="archive", source=source)
+    written = record(folder, FILES, basis="archive", source=source)
     read = Manifest.load(folder)
     assert read == written
     assert read.files == entries(FILES)
-    assert (read.vouched, read.source, read.checks) == ("archive", source, written.checks)
+    assert (read.basis, read.source, read.checks) == ("archive", source, written.checks)
 
 
 def test_a_folder_that_nobody_has_vouched_for_has_no_manifest(user_dir: Path) -> None:
@@ -61,7 +61,7 @@ def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_di
     assert {name: entry.sha256 for name, entry in manifest.files.items()} == {
         name: entry.sha256 for name, entry in entries(ODD).items()
     }
-    assert (manifest.vouched, manifest.source, manifest.checks) == ("recorded", None, {})
+    assert (manifest.basis, manifest.source, manifest.checks) == ("recorded", None, {})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no such names")
@@ -102,29 +102,29 @@ def test_a_damaged_list_is_named_with_its_line(line: bytes, what: str, user_dir:
 @pytest.mark.parametrize("notes", [None, b"", b"{", b"[]", b'{"format": 99}', b"\xff"])
 def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | None, user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    record(folder, FILES, vouched="published")
+    record(folder, FILES, basis="published")
     path = manifest_files(folder)[1]
     path.unlink() if notes is None else path.write_bytes(notes)
     manifest = Manifest.load(folder)
     assert manifest is not None and manifest.files.keys() == FILES.keys()
-    assert (manifest.vouched, manifest.checks) == ("recorded", {})
+    assert (manifest.basis, manifest.checks) == ("recorded", {})
 
 
 def test_the_notes_on_another_list_are_not_believed(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    record(folder, FILES, vouched="published")
+    record(folder, FILES, basis="published")
     sums = folder / SUMS
     sums.write_bytes(b"".join(sums.read_bytes().splitlines(keepends=True)[1:]))
     manifest = Manifest.load(folder)
     assert manifest is not None
-    assert (manifest.vouched, manifest.checks) == ("recorded", {})
+    assert (manifest.basis, manifest.checks) == ("recorded", {})
 
 
 def test_checks_are_not_noted_beside_the_list_of_another(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
     old = record(folder, FILES)
     lay_out({"empty": b"no more"}, folder)
-    new = record(folder, FILES, vouched="archive")
+    new = record(folder, FILES, basis="archive")
     old.save_checks()
     assert Manifest.load(folder) == new
 

@@ -84,7 +84,7 @@ def test_every_file_is_there_with_its_hash(archive: Path, folder: Path) -> None:
     manifest = extract_verified(archive, folder)
     assert content(folder) == FILES
     assert manifest.files == ENTRIES
-    assert (manifest.vouched, manifest.source) == ("archive", Source.of(archive, sha256(archive)))
+    assert (manifest.basis, manifest.source) == ("archive", Source.of(archive, sha256(archive)))
     assert Manifest.load(folder) == manifest
     assert verify(manifest, full=True) == []
 
@@ -116,7 +116,7 @@ def test_a_zip_and_a_folder_get_a_manifest_too(user_dir: Path, folder: Path) -> 
     extract_verified(hostile.plain_zip(user_dir / "a.zip", FILES), folder / "zip")
     manifest = extract_verified(lay_out(FILES, user_dir / "mine"), folder / "copy")
     assert content(folder / "zip") == content(folder / "copy") == FILES
-    assert (manifest.files, manifest.vouched) == (ENTRIES, "recorded")
+    assert (manifest.files, manifest.basis) == (ENTRIES, "recorded")
 
 
 def test_members_are_chosen_and_renamed(archive: Path, folder: Path) -> None:
@@ -155,7 +155,7 @@ def assert_nothing_came_out(folder: Path) -> None:
 
 def test_the_published_archive_is_believed(archive: Path, folder: Path) -> None:
     manifest = extract_verified(archive, folder, expected_sha256=sha256(archive))
-    assert manifest.vouched == "published"
+    assert manifest.basis == "published"
 
 
 def test_an_archive_that_is_not_the_published_one(archive: Path, folder: Path) -> None:
