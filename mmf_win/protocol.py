@@ -16,7 +16,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     train_started    update (where it begins), max_updates, device, batch, micro_batch, searching (whether
                      that is only to measure with), workers (of the DataLoader), seed, parameters (how many),
                      remembered (whether the micro-batch is what fitted before), fit (what a fitting one
-                     depends on), data (what it trains on, as in Request.data; null where that is not known)
+                     depends on), data (what it trains on, as in AttemptRequest; null where that is not known)
     micro_batch      rows (that go through at once from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
     val              update, metrics, final (whether with the best checkpoint, after training), data (what
@@ -71,7 +71,7 @@ Phase = Literal["train", "val", "predict"]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptFolder:
     """The folder of one attempt, and the files in it."""
 
     path: Path
@@ -113,15 +113,14 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the worker is to do.
+class AttemptRequest:
+    """What an attempt is to do; saved as ``attempts/<n>/request.json``.
 
     Attributes:
         action: train a model, or predict with one.
         model: MMF's name of the model.
         mmf: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        run_dir: the run's folder.
-        attempt_dir: the attempt's folder.
+        attempt_dir: the attempt's folder, ``<run>/attempts/<n>``.
         settings: a tree of MMF's configuration keys, merged over the model's own configuration.
         overrides: the user's ``KEY=VALUE`` words, applied last.
         base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
@@ -146,7 +145,6 @@ class Request:
     action: Action
     model: str
     mmf: str
-    run_dir: str
     attempt_dir: str
     settings: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
@@ -166,31 +164,36 @@ class Request:
     report: str | None = None
 
     @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return Path(self.attempt_dir).parents[1]
+
+    @property
     def events(self) -> Path:
         """Where the run's events go."""
-        return Path(self.run_dir, "events.jsonl")
+        return self.run_dir / "events.jsonl"
 
     @property
     def lock(self) -> Path:
         """Held by the worker that trains the run."""
-        return Path(self.run_dir, "lock")
+        return self.run_dir / "lock"
 
     @property
     def run_exit(self) -> Path:
         """How the run's last training attempt ended."""
-        return Path(self.run_dir, "exit.json")
+        return self.run_dir / "exit.json"
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> AttemptFolder:
         """The attempt's files."""
-        return Attempt(Path(self.attempt_dir))
+        return AttemptFolder(Path(self.attempt_dir))
 
     def save(self) -> None:
         """Write the request to its place."""
         write_json(self.attempt.request, asdict(self))
 
     @classmethod
-    def load(cls, path: Path) -> Request:
+    def load(cls, path: Path) -> AttemptRequest:
         """Read a request, skipping fields of later versions."""
         return cls(**_known(cls, read_json(path)))
 

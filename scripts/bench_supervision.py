@@ -32,7 +32,7 @@ from _demo_set import make
 
 from mmf_win.files import read_json
 from mmf_win.paths import Places
-from mmf_win.protocol import Request
+from mmf_win.protocol import AttemptRequest
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
 from mmf_win.upstream import settings
@@ -90,8 +90,8 @@ from pathlib import Path
 from mmf_win.worker import compat, entry as worker
 from mmf_win.upstream.settings import as_pairs
 from mmf_win.upstream.versions import read_version
-from mmf_win.protocol import Request
-request = Request.load(Path(sys.argv[1]))
+from mmf_win.protocol import AttemptRequest
+request = AttemptRequest.load(Path(sys.argv[1]))
 compat.install(Path(request.mmf), read_version(Path(request.mmf)))
 from mmf_cli.run import run
 run([*worker.mmf_options(request), *as_pairs(request.overrides)])
@@ -163,13 +163,13 @@ class Bench:
         self._python("-c", _MMF_ALONE, str(request.attempt.request), of=run)
         return self._cost()
 
-    def _again(self) -> tuple[Run, Request]:
+    def _again(self) -> tuple[Run, AttemptRequest]:
         """A new run that is asked for what the newest one was asked for."""
         newest = history.find(self._folder.save_dir, "demo")
-        first = Request.load(newest.path / "attempts" / "1" / "request.json")
+        first = AttemptRequest.load(newest.path / "attempts" / "1" / "request.json")
         run = Run.create(self._root / "others", "demo")
         run.checkpoints.mkdir()
-        request = replace(first, run_dir=str(run.path), attempt_dir=str(run.new_attempt().path))
+        request = replace(first, attempt_dir=str(run.new_attempt().path))
         request.save()
         return run, request
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mmf_win.console import say
 from mmf_win.paths import Places
-from mmf_win.protocol import Exit, Request
+from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs.folder import Run
 from mmf_win.runs.progress import Watcher
 from mmf_win.supervise import Ended, oom_killer, run_child, stop_timeout
@@ -16,7 +16,7 @@ from mmf_win.upstream import settings
 
 def attempt(
     run: Run,
-    request: Request,
+    request: AttemptRequest,
     places: Places,
     *,
     offline: bool,
@@ -57,11 +57,11 @@ def attempt(
     return exit_of(request, ended, memory_ran_out=oom_killer.kills() != kills)
 
 
-def _stopping(request: Request) -> str:
+def _stopping(request: AttemptRequest) -> str:
     return "saving" if request.action == "train" else "stopping"
 
 
-def exit_of(request: Request, ended: Ended, *, memory_ran_out: bool) -> Exit:
+def exit_of(request: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exit:
     """What the worker said about its end, or else what its death tells.
 
     Args:

@@ -26,7 +26,7 @@ from typing import Any
 from mmf_win.errors import DataError
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import new_folder, portable_name, timestamp
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol import AttemptFolder, Exit
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ class Run:
         numbered = (f"{name}-{n}" if n > 1 else name for n in count(1))
         return next(path for stem in numbered if not (path := self.reports / f"{stem}.csv").exists())
 
-    def new_attempt(self) -> Attempt:
+    def new_attempt(self) -> AttemptFolder:
         """A new folder under ``attempts``, numbered on from the last."""
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
         numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdecimal()]
-        attempt = Attempt(attempts / str(max(numbers, default=0) + 1))
+        attempt = AttemptFolder(attempts / str(max(numbers, default=0) + 1))
         attempt.path.mkdir()
         return attempt
 

@@ -13,7 +13,7 @@ from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.inputs.check import Inputs
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
-from mmf_win.protocol import Action, Attempt, Event, Exit, Request
+from mmf_win.protocol import Action, AttemptFolder, AttemptRequest, Event, Exit
 from mmf_win.runs import checkpoints, fits, inputs
 from mmf_win.runs.attempts import attempt
 from mmf_win.runs.folder import Run, RunRequest
@@ -106,7 +106,7 @@ def train(
         run.save_request(request)
     differ = differences(mmf.version)
 
-    def train_once(trial: Trial, begin: Start) -> tuple[Request, Exit]:
+    def train_once(trial: Trial, begin: Start) -> tuple[AttemptRequest, Exit]:
         run.exit_file.unlink(missing_ok=True)
         files = run.new_attempt()
         # What says where the run starts must not send a later attempt back there.
@@ -202,7 +202,7 @@ def predict(
     words = [*of_prediction(request.overrides, replaced), *overrides]
     report = report or run.report(target.name)
 
-    def predict_once(trial: Trial, begin: Start) -> tuple[Request, Exit]:
+    def predict_once(trial: Trial, begin: Start) -> tuple[AttemptRequest, Exit]:
         layers = [
             settings.common(request.model, {**request.splits, "test": target.name}, differ),
             request.settings,
@@ -239,7 +239,7 @@ def _told_of(target: Target) -> Iterator[None]:
 
 def _asked(
     run: Run,
-    files: Attempt,
+    files: AttemptFolder,
     request: RunRequest,
     action: Action,
     mmf: Installed,
@@ -247,16 +247,15 @@ def _asked(
     layers: Sequence[dict[str, Any]],
     words: Sequence[str],
     trial: Trial,
-) -> Request:
+) -> AttemptRequest:
     """What the worker of an attempt is to do."""
     # A word of the user's would win over a setting.
     fewer = [] if trial.workers is None else [f"{_WORKERS}={trial.workers}"]
     memory = {} if trial.eval_batch is None else settings.evaluate_on_cpu(differ)
-    return Request(
+    return AttemptRequest(
         action=action,
         model=request.model,
         mmf=str(mmf.root),
-        run_dir=str(run.path),
         attempt_dir=str(files.path),
         settings=settings.with_hooks(merge(*layers, memory), differ),
         overrides=[*(word for word in words if not (fewer and word.startswith(f"{_WORKERS}="))), *fewer],

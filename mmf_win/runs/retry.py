@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.console import say
 from mmf_win.errors import CheckpointError
-from mmf_win.protocol import Event, EventLog, Exit, Request, read_events
+from mmf_win.protocol import AttemptRequest, Event, EventLog, Exit, read_events
 from mmf_win.runs import checkpoints, gpus
 from mmf_win.runs.endings import as_error
 from mmf_win.runs.folder import Run
@@ -52,7 +52,7 @@ class Start:
     trust: bool = False
 
 
-Attempt = Callable[[Trial, Start], tuple[Request, Exit]]
+Attempt = Callable[[Trial, Start], tuple[AttemptRequest, Exit]]
 
 
 def until_it_fits(run: Run, attempt: Attempt, start: Start, *, retry: bool = True) -> None:
@@ -93,7 +93,7 @@ def until_it_fits(run: Run, attempt: Attempt, start: Start, *, retry: bool = Tru
     raise AssertionError("the last attempt returns or raises")
 
 
-def events_of(run: Run, request: Request) -> list[Event]:
+def events_of(run: Run, request: AttemptRequest) -> list[Event]:
     """What happened in one attempt."""
     return [event for event in read_events(run.events) if event.get("attempt") == request.attempt.name]
 

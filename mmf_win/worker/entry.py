@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from mmf_win.files import write_json
 from mmf_win.locking import locked
-from mmf_win.protocol import EventLog, Exit, Request
+from mmf_win.protocol import AttemptRequest, EventLog, Exit
 from mmf_win.worker.stopping import Stop
 
 _REQUEST = "MMFW_REQUEST"
@@ -37,7 +37,7 @@ def main(request_file: Path) -> int:
     After a prediction the process ends here.
     """
     os.environ[_REQUEST] = str(request_file)
-    request = Request.load(request_file)
+    request = AttemptRequest.load(request_file)
     log = EventLog(request.events, request.attempt.name)
     with ExitStack() as stack:
         if request.action == "train":
@@ -67,7 +67,7 @@ def main(request_file: Path) -> int:
     return code
 
 
-def report(end: Exit, request: Request, log: EventLog) -> None:
+def report(end: Exit, request: AttemptRequest, log: EventLog) -> None:
     """Tell how the attempt ended."""
     log.write("run_ended", action=request.action, outcome=end.outcome)
     end.save(request.attempt.exit)
@@ -75,7 +75,7 @@ def report(end: Exit, request: Request, log: EventLog) -> None:
         end.save(request.run_exit)
 
 
-def attempt(request: Request, stop: Stop) -> Exit:
+def attempt(request: AttemptRequest, stop: Stop) -> Exit:
     """Do what the request says, and say how it ended whatever happens."""
     prepared = False
     try:
@@ -91,7 +91,7 @@ def attempt(request: Request, stop: Stop) -> Exit:
     return Exit("ok")
 
 
-def _of_a_helper(request: Request, end: Exit) -> Exit:
+def _of_a_helper(request: AttemptRequest, end: Exit) -> Exit:
     """Why a helper could not begin, where one left word; this process sees no more than its absence."""
     try:
         return replace(Exit.load(request.attempt.helper_exit), phase=end.phase)
@@ -99,7 +99,7 @@ def _of_a_helper(request: Request, end: Exit) -> Exit:
         return end
 
 
-def prepare(request: Request, stop: Stop) -> None:
+def prepare(request: AttemptRequest, stop: Stop) -> None:
     """Make MMF importable and put the hooks in place, in this process."""
     from mmf_win.upstream.versions import read_version
     from mmf_win.worker import compat
@@ -113,7 +113,7 @@ def prepare(request: Request, stop: Stop) -> None:
     hooks.register(request, version, stop)
 
 
-def run(request: Request, stop: Stop) -> None:
+def run(request: AttemptRequest, stop: Stop) -> None:
     """Call MMF's ``run``, and order the predictions that it wrote."""
     import torch
     from mmf_cli.run import run as mmf_run
@@ -134,7 +134,7 @@ def run(request: Request, stop: Stop) -> None:
         collect(request)
 
 
-def mmf_options(request: Request) -> list[str]:
+def mmf_options(request: AttemptRequest) -> list[str]:
     """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
     from mmf_win.upstream.versions import config_path
 
@@ -181,7 +181,7 @@ if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1])))
 
 if __name__ == "__mp_main__" and _REQUEST in os.environ:
-    _request = Request.load(Path(os.environ[_REQUEST]))
+    _request = AttemptRequest.load(Path(os.environ[_REQUEST]))
     try:
         prepare(_request, Stop(_request.attempt.stop))
     except Exception as _error:

@@ -15,10 +15,10 @@ from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions, write_predictions
 from mmf_win.errors import DataError
 from mmf_win.files import replacing
-from mmf_win.protocol import Request
+from mmf_win.protocol import AttemptRequest
 
 
-def collect(request: Request) -> None:
+def collect(request: AttemptRequest) -> None:
     """Check the predictions of this attempt and write them in order to ``request.report``.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.protocol import Exit, Outcome, Request
+from mmf_win.protocol import AttemptRequest, Exit, Outcome
 from mmf_win.runs.attempts import exit_of
 from mmf_win.runs.endings import as_error
 from mmf_win.runs.folder import Run
@@ -92,8 +92,8 @@ def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
 def test_a_worker_that_could_not_say_how_it_ended(
     tmp_path: Path, ended: Ended, memory_ran_out: bool, outcome: Outcome
 ) -> None:
-    request = Request("train", "mmbt", "mmf", str(tmp_path), str(tmp_path / "1"))
-    request.attempt.path.mkdir()
+    request = AttemptRequest("train", "mmbt", "mmf", str(tmp_path / "attempts" / "1"))
+    request.attempt.path.mkdir(parents=True)
     assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
     assert Run(tmp_path).exit() is not None, "the run remembers it"
 
@@ -102,8 +102,8 @@ def test_a_worker_that_could_not_say_how_it_ended(
 def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhile(
     tmp_path: Path, outcome: Outcome
 ) -> None:
-    request = Request("train", "mmbt", "mmf", str(tmp_path), str(tmp_path / "1"))
-    request.attempt.path.mkdir()
+    request = AttemptRequest("train", "mmbt", "mmf", str(tmp_path / "attempts" / "1"))
+    request.attempt.path.mkdir(parents=True)
     Exit(outcome, "no memory").save(request.attempt.exit)
     stopped = Ended(1, stop_requested=True, killed=False)
     assert exit_of(request, stopped, memory_ran_out=False).outcome == "interrupted"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
-from mmf_win.protocol import Event, EventLog, Exit, Outcome, Phase, Request, read_events
+from mmf_win.protocol import AttemptRequest, Event, EventLog, Exit, Outcome, Phase, read_events
 from mmf_win.runs import gpus, retry
 from mmf_win.runs.folder import Run
 from mmf_win.runs.retry import Start, Trial, following, smaller_rows, until_it_fits
@@ -92,9 +92,9 @@ class Attempts:
         self.begun: list[tuple[Trial, Start]] = []
         self.saves: list[bool] = []
 
-    def __call__(self, trial: Trial, begin: Start) -> tuple[Request, Exit]:
+    def __call__(self, trial: Trial, begin: Start) -> tuple[AttemptRequest, Exit]:
         attempt = self.run.new_attempt()
-        request = Request("train", "mmbt", "mmf", str(self.run.path), str(attempt.path))
+        request = AttemptRequest("train", "mmbt", "mmf", str(attempt.path))
         self.begun.append((trial, begin))
         log = EventLog(request.events, attempt.name)
         rows = trial.micro_batch or 32

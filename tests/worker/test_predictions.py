@@ -8,21 +8,21 @@ import pytest
 
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import DataError
-from mmf_win.protocol import Request
+from mmf_win.protocol import AttemptRequest
 from mmf_win.worker.predictions import collect
 from tests.worlds import memes
 
 
-def request(folder: Path) -> Request:
+def request(folder: Path) -> AttemptRequest:
     annotations = folder / "test.jsonl"
     annotations.write_bytes(memes.jsonl([{"id": i, "img": f"img/{i:05}.png", "text": ""} for i in (7, 3)]))
     report = folder / "reports" / "report.csv"
-    return Request(
-        "predict", "mmbt", "mmf", "run", str(folder), annotations=str(annotations), report=str(report)
+    return AttemptRequest(
+        "predict", "mmbt", "mmf", str(folder), annotations=str(annotations), report=str(report)
     )
 
 
-def write_raw(request: Request, name: str, text: str) -> None:
+def write_raw(request: AttemptRequest, name: str, text: str) -> None:
     request.attempt.raw.mkdir(exist_ok=True)
     (request.attempt.raw / name).write_text(text, encoding="utf-8")
 

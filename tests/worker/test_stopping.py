@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.protocol import Request
+from mmf_win.protocol import AttemptRequest
 
 pytestmark = pytest.mark.torch
 
@@ -31,7 +31,7 @@ def _train(rank: int, folder: str, asked: int) -> None:
     meeting = f"file://{root / 'meeting'}"
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=_RANKS)
     stop = Stop(root / f"stop-of-{rank}")
-    observer = Observer(Request("train", "m", "mmf", str(root), str(root)), stop)
+    observer = Observer(AttemptRequest("train", "m", "mmf", str(root / "attempts" / "1")), stop)
     trainer = SimpleNamespace(num_updates=0, device="cpu", model=torch.nn.Linear(1, 1))
     trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1))
     micro: Any = SimpleNamespace(batch=1, rows=1, remembered=False, fit="", search=None)

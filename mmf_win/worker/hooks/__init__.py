@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from mmf_win.protocol import Request
+from mmf_win.protocol import AttemptRequest
 from mmf_win.upstream.versions import differences
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.stopping import Stop
 
 
-def register(request: Request, version: str, stop: Stop) -> None:
+def register(request: AttemptRequest, version: str, stop: Stop) -> None:
     """Register the hooks with MMF's registry, in this process.
 
     Args:

@@ -12,7 +12,7 @@ from mmf.utils.general import get_batch_size
 from mmf.version import __version__ as mmf_version
 from omegaconf import OmegaConf
 
-from mmf_win.protocol import Request
+from mmf_win.protocol import AttemptRequest
 from mmf_win.worker.hooks.search import Search, meter_of
 
 # What the memory of a pass depends on, beside the model; paths and learning rates are not among it.
@@ -41,7 +41,7 @@ class MicroBatch:
         search: what looks for a fitting number; None when there is nothing to look for, or it is found.
     """
 
-    def __init__(self, request: Request, trainer: Any) -> None:
+    def __init__(self, request: AttemptRequest, trainer: Any) -> None:
         self.batch: int = get_batch_size() * get_world_size()
         self.fit = _dependencies(trainer, self.batch)
         known = request.fits.get(self.fit)

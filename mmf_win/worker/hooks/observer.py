@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from mmf_win.protocol import EventLog, Request
+from mmf_win.protocol import AttemptRequest, EventLog
 from mmf_win.worker.hooks.curves import Curves
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
@@ -29,10 +28,10 @@ class Observer:
         stop: asks this process to leave.
     """
 
-    def __init__(self, request: Request, stop: Stop) -> None:
+    def __init__(self, request: AttemptRequest, stop: Stop) -> None:
         self.request = request
         self._log = EventLog(request.events, request.attempt.name)
-        self._curves = Curves(Path(request.run_dir))
+        self._curves = Curves(request.run_dir)
         self._stop = stop
         self._trainer: Any = None
         self._save: Callable[[], None] | None = None
