@@ -20,7 +20,6 @@ from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import resolve
 from mmf_win.upstream.install import Installed
-from mmf_win.upstream.versions import differences
 
 _SHOWN = 3
 
@@ -31,7 +30,7 @@ def for_training(mmf: Installed, request: RunRequest, places: Places, resume_fil
     Raises:
         DataError: something is missing or broken.
     """
-    layers = [settings.common(request.model, request.splits, differences(mmf.version)), request.settings]
+    layers = [settings.common(request.model, request.splits, mmf.version), request.settings]
     if resume_file is not None:
         layers.append(settings.resume(resume_file))
     return check(
@@ -61,7 +60,7 @@ def for_prediction(
         DataError: something is missing or broken.
     """
     layers = [
-        settings.common(request.model, {**request.splits, "test": target.name}, differences(mmf.version)),
+        settings.common(request.model, {**request.splits, "test": target.name}, mmf.version),
         request.settings,
         settings.predict(checkpoint),
         target.settings,

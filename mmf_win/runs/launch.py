@@ -23,7 +23,7 @@ from mmf_win.runs.retry import Start, Trial, events_of, until_it_fits, what_bega
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.install import Installed, usable_mmf
-from mmf_win.upstream.versions import Differences, config_path, differences
+from mmf_win.upstream.versions import config_path
 
 _WORKERS = "training.num_workers"
 
@@ -104,7 +104,6 @@ def train(
     request = replace(request, mmf=mmf.version)
     if not run.request_file.exists():
         run.save_request(request)
-    differ = differences(mmf.version)
 
     def train_once(trial: Trial, begin: Start) -> tuple[AttemptRequest, Exit]:
         run.exit_file.unlink(missing_ok=True)
@@ -113,11 +112,11 @@ def train(
         words = request.overrides if begin.checkpoint == origin.checkpoint else lasting(request.overrides)
         words = without(words, found.replaced_keys)
         layers = [
-            settings.common(request.model, _present(request.splits, places), differ),
+            settings.common(request.model, _present(request.splits, places), mmf.version),
             settings.train(request.updates),
             request.settings,
             settings.options(
-                differ,
+                mmf.version,
                 seed=begin.seed or request.seed,
                 batch_size=request.batch_size,
                 updates=request.updates,
@@ -127,7 +126,7 @@ def train(
             found.settings(files.path / "annotations"),
         ]
         asked = replace(
-            _asked(run, files, request, "train", mmf, differ, layers, words, trial),
+            _asked(run, files, request, "train", mmf, layers, words, trial),
             weights_alone=begin.weights_alone,
             trust=begin.trust,
             epochs=request.epochs,
@@ -197,22 +196,21 @@ def predict(
     inputs.for_prediction(
         mmf, request, places, checkpoint=checkpoint, target=target, features=features, overrides=overrides
     )
-    differ = differences(mmf.version)
     replaced = target.keys | (FEATURES if features else set()) | (BATCH_SIZE if batch_size else set())
     words = [*of_prediction(request.overrides, replaced), *overrides]
     report = report or run.report(target.name)
 
     def predict_once(trial: Trial, begin: Start) -> tuple[AttemptRequest, Exit]:
         layers = [
-            settings.common(request.model, {**request.splits, "test": target.name}, differ),
+            settings.common(request.model, {**request.splits, "test": target.name}, mmf.version),
             request.settings,
-            settings.options(differ, seed=request.seed, batch_size=batch_size or request.batch_size),
+            settings.options(mmf.version, seed=request.seed, batch_size=batch_size or request.batch_size),
             settings.predict(checkpoint),
             target.settings,
             settings.features_in(features) if features else {},
         ]
         asked = replace(
-            _asked(run, run.new_attempt(), request, "predict", mmf, differ, layers, words, trial),
+            _asked(run, run.new_attempt(), request, "predict", mmf, layers, words, trial),
             trust=begin.trust,
             annotations=str(target.annotations),
             keep_annotations=target.is_own,
@@ -243,7 +241,6 @@ def _asked(
     request: RunRequest,
     action: Action,
     mmf: Installed,
-    differ: Differences,
     layers: Sequence[dict[str, Any]],
     words: Sequence[str],
     trial: Trial,
@@ -251,13 +248,13 @@ def _asked(
     """What the worker of an attempt is to do."""
     # A word of the user's would win over a setting.
     fewer = [] if trial.workers is None else [f"{_WORKERS}={trial.workers}"]
-    memory = {} if trial.eval_batch is None else settings.evaluate_on_cpu(differ)
+    memory = {} if trial.eval_batch is None else settings.evaluate_on_cpu(mmf.version)
     return AttemptRequest(
         action=action,
         model=request.model,
         mmf=str(mmf.root),
         attempt_dir=str(files.path),
-        settings=settings.with_hooks(merge(*layers, memory), differ),
+        settings=settings.with_hooks(merge(*layers, memory), mmf.version),
         overrides=[*(word for word in words if not (fewer and word.startswith(f"{_WORKERS}="))), *fewer],
         base_config=request.config,
         micro_batch=trial.micro_batch,

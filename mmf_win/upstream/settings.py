@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.paths import Places, no_datasets
-from mmf_win.upstream.versions import Differences
+from mmf_win.upstream.versions import has_key
 
 Settings = dict[str, Any]
 
@@ -17,13 +17,13 @@ _SLOTS = ("train", "val", "test")
 ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
 
-def common(model: str, splits: Mapping[str, str], differences: Differences) -> Settings:
+def common(model: str, splits: Mapping[str, str], version: str) -> Settings:
     """What every run needs.
 
     Args:
         model: MMF's name of the model.
         splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
-        differences: what is peculiar to the installed MMF.
+        version: the installed MMF's.
     """
     training: Settings = {
         "num_workers": worker_count(),
@@ -31,11 +31,11 @@ def common(model: str, splits: Mapping[str, str], differences: Differences) -> S
         # The curves of a run are as fine as this; MMF's own 100 shows nothing of a short one.
         "log_interval": 10,
     }
-    if not differences.callbacks:
+    if not has_key(version, "training.callbacks"):
         training["trainer"] = "mmfw"
-    if differences.stdout_capture:
+    if has_key(version, "training.stdout_capture"):
         training["stdout_capture"] = False  # else the log says nothing after "Logging to:"
-    if differences.colored_logs:
+    if has_key(version, "training.colored_logs"):
         training["colored_logs"] = False
     return {
         "training": training,
@@ -70,7 +70,7 @@ def train(updates: int | None) -> Settings:
 
 
 def options(
-    differences: Differences,
+    version: str,
     *,
     seed: int | None = None,
     batch_size: int | None = None,
@@ -80,7 +80,7 @@ def options(
     """What the user chose by an option.
 
     Args:
-        differences: what is peculiar to the installed MMF.
+        version: the installed MMF's.
         seed: the random seed.
         batch_size: rows an update, over all GPUs.
         updates: the run's total, also when it resumes.
@@ -90,14 +90,14 @@ def options(
     training = {key: value for key, value in chosen.items() if value is not None}
     if updates is not None:
         training["max_epochs"] = None  # else MMF would count epochs instead
-    if detect_anomaly and differences.detect_anomaly:
+    if detect_anomaly and has_key(version, "training.detect_anomaly"):
         training["detect_anomaly"] = True
     return {"training": training}
 
 
-def with_hooks(settings: Settings, differences: Differences) -> Settings:
+def with_hooks(settings: Settings, version: str) -> Settings:
     """``settings`` with our callback beside those that a preset has."""
-    if not differences.callbacks:
+    if not has_key(version, "training.callbacks"):
         return settings
     training = settings.get("training", {})
     callbacks = [*training.get("callbacks", []), {"type": "mmfw", "params": {}}]
@@ -148,9 +148,9 @@ def features_in(lmdb: Path) -> Settings:
     return {"dataset_config": {"hateful_memes": {"features": every}}}
 
 
-def evaluate_on_cpu(differences: Differences) -> Settings:
+def evaluate_on_cpu(version: str) -> Settings:
     """What keeps the scores of a whole set off the GPU; where MMF has no key for it, a hook sees to it."""
-    return {"evaluation": {"use_cpu": True}} if differences.use_cpu else {}
+    return {"evaluation": {"use_cpu": True}} if has_key(version, "evaluation.use_cpu") else {}
 
 
 def environment(

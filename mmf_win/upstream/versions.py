@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -22,55 +21,7 @@ _MAX_LINKS = 40
 _MAX_LINK_TEXT = 1024
 
 
-@dataclass(frozen=True)
-class Differences:
-    """What one version of MMF has and others have not.
-
-    Attributes:
-        callbacks: ``training.callbacks`` and the registry of callbacks exist.
-        stdout_capture: ``training.stdout_capture`` exists, and silences stdout unless false.
-        colored_logs: ``training.colored_logs`` exists.
-        accumulation: ``training.update_frequency`` and ``training.batch_size_per_device`` exist.
-        detect_anomaly: ``training.detect_anomaly`` exists; without it, detection is always on.
-        max_to_keep: ``checkpoint.max_to_keep`` exists.
-        use_cpu: ``evaluation.use_cpu`` exists.
-    """
-
-    callbacks: bool
-    stdout_capture: bool
-    colored_logs: bool
-    accumulation: bool
-    detect_anomaly: bool
-    max_to_keep: bool
-    use_cpu: bool
-
-
-VERSIONS: Mapping[str, Differences] = MappingProxyType(
-    {
-        "1.0.0rc10": Differences(
-            callbacks=False,
-            stdout_capture=True,
-            colored_logs=False,
-            accumulation=False,
-            detect_anomaly=False,
-            max_to_keep=False,
-            use_cpu=False,
-        ),
-        "1.0.0rc12": Differences(
-            callbacks=True,
-            stdout_capture=False,
-            colored_logs=True,
-            accumulation=True,
-            detect_anomaly=True,
-            max_to_keep=True,
-            use_cpu=True,
-        ),
-    }
-)
-"""The versions that mmfw knows."""
-
-
-_ONLY_IN: Mapping[str, frozenset[str]] = MappingProxyType(
+ONLY_IN: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "1.0.0rc10": frozenset({"training.stdout_capture"}),
         "1.0.0rc12": frozenset(
@@ -98,31 +49,31 @@ _ONLY_IN: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
     }
 )
-"""Keys of ``mmf/configs/defaults.yaml``, and groups of keys, that one version has alone."""
+"""The versions that mmfw knows → the keys of ``mmf/configs/defaults.yaml``, and groups of keys, that each has
+alone."""
 
 
 def versions_with(key: str) -> list[str]:
-    """The versions that have a configuration key, where not all have it; nothing is known of other keys."""
+    """The versions that have a configuration key, where not all have it; empty for any other key."""
     return [
         version
-        for version, only in _ONLY_IN.items()
+        for version, only in ONLY_IN.items()
         if any(key == known or key.startswith((f"{known}.", f"{known}[")) for known in only)
     ]
 
 
-def differences(version: str) -> Differences:
-    """What is peculiar to a version of MMF.
+def has_key(version: str, key: str) -> bool:
+    """Whether a version of MMF has a configuration key that only some versions have.
 
     Raises:
         MmfError: mmfw does not know that version.
     """
-    try:
-        return VERSIONS[version]
-    except KeyError:
+    if version not in ONLY_IN:
         raise MmfError(
-            f"MMF {version} is unknown to mmfw, which works with {' and '.join(VERSIONS)}",
+            f"MMF {version} is unknown to mmfw, which works with {' and '.join(ONLY_IN)}",
             hint="mmfw setup --mmf pypi",
-        ) from None
+        )
+    return version in versions_with(key)
 
 
 def read_version(root: Path) -> str:

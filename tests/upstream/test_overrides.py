@@ -19,7 +19,7 @@ from mmf_win.runs import presets
 from mmf_win.upstream.config import merge, resolve
 from mmf_win.upstream.install import find
 from mmf_win.upstream.overrides import assign
-from mmf_win.upstream.versions import VERSIONS, read_version, versions_with
+from mmf_win.upstream.versions import ONLY_IN, read_version, versions_with
 from tests.worlds import mmf_words
 from tests.worlds.mmf_words import leaves
 
@@ -179,7 +179,7 @@ def test_keys_of_one_version_alone_are_known() -> None:
     for root in (find().root, Path(_CHECKOUT)):
         defaults = OmegaConf.to_container(OmegaConf.load(root / "mmf" / "configs" / "defaults.yaml"))
         keys[read_version(root)] = {key for key, value in leaves(defaults) if value != {}}
-    assert keys.keys() == VERSIONS.keys()
+    assert keys.keys() == ONLY_IN.keys()
     for version, own in keys.items():
         others = set().union(*(keys[other] for other in keys if other != version))
         for key in own | others:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from mmf_win.protocol import AttemptRequest
-from mmf_win.upstream.versions import differences
+from mmf_win.upstream.versions import has_key
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.stopping import Stop
 
@@ -23,6 +23,6 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
         stop: asks this process to leave.
     """
     observer = Observer(request, stop)
-    adapter = "callback" if differences(version).callbacks else "trainer"
+    adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     import_module(f"mmf_win.worker.hooks.{adapter}").register(observer)
     import_module("mmf_win.worker.hooks.reporter").register(observer)
