@@ -36,7 +36,7 @@ _ENGINE = """\
 import hashlib, sys
 from pathlib import Path
 from mmf_win.archives import open_archive
-with open_archive(Path(sys.argv[1]), sys.argv[3]) as archive:
+with open_archive(Path(sys.argv[1]), lambda: sys.argv[3]) as archive:
     wanted = {member.name: Path(sys.argv[2], member.name) for member in archive.members}
     for done in archive.extract(wanted, digest=hashlib.sha256() if sys.argv[4:] != ["unhashed"] else None):
         pass

@@ -6,7 +6,7 @@ Usable as a library::
     from pathlib import Path
     from mmf_win.archives import open_archive
 
-    with open_archive(Path("photos.zip"), password="secret") as archive:
+    with open_archive(Path("photos.zip"), ask=lambda: "secret") as archive:
         archive.check_password()  # before anything is written
         wanted = {m.name: Path("out", m.name) for m in archive.members}
         digest = hashlib.sha256()
@@ -18,8 +18,8 @@ zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and fol
 from here. What is wrong with a file is an :class:`~mmf_win.errors.ArchiveError` that names file and member.
 """
 
-from mmf_win.archives.base import Archive, Extracted, Member
+from mmf_win.archives.base import Archive, Ask, Extracted, Member
 from mmf_win.archives.detect import open_archive
 from mmf_win.archives.hashing import Digest
 
-__all__ = ["Archive", "Digest", "Extracted", "Member", "open_archive"]
+__all__ = ["Archive", "Ask", "Digest", "Extracted", "Member", "open_archive"]

@@ -21,6 +21,9 @@ BLOCK = 1 << 20
 Advance = Callable[[int], None]
 """Called with the number of bytes just done."""
 
+Ask = Callable[[], str]
+"""Answers with the password; called once, when something encrypted is to be read."""
+
 
 def ignore(_: int) -> None:
     """Progress for those who do not want any."""
@@ -75,9 +78,10 @@ class Archive(ABC):
 
     format: str
 
-    def __init__(self, path: Path, password: str | None = None) -> None:
+    def __init__(self, path: Path, ask: Ask | None = None) -> None:
         self.path = path
-        self._password = password
+        self._ask = ask
+        self._password: str | None = None
         self._password_checked = False
         self._version = _version(path)
         self.members: Sequence[Member] = ()
@@ -99,15 +103,14 @@ class Archive(ABC):
         return any(member.encrypted for member in self.members)
 
     def check_password(self) -> None:
-        """Try the password on a few small members, writing nothing.
+        """Ask for the password if a member is encrypted, and try it on a few small ones, writing nothing.
 
         Raises:
-            PasswordError: it is missing or wrong. Nothing is raised when no member is encrypted.
+            PasswordError: it is wrong, or there is nobody to ask.
         """
         if self._password_checked or not self.encrypted:
             return
-        if self._password is None:
-            raise missing_password(self.path)
+        self._require_password()
         if not self._password_fits():
             raise wrong_password(self.path)
         self._password_checked = True
@@ -167,6 +170,14 @@ class Archive(ABC):
                 f"{self.path}: it was changed while it was read",
                 hint="wait until its download or copy is complete",
             ) from cause
+
+    def _require_password(self) -> str:
+        """The password, asked for when it is first needed."""
+        if self._password is None:
+            if self._ask is None:
+                raise PasswordError(f"{self.path} is encrypted and no password was given")
+            self._password = self._ask()
+        return self._password
 
     @abstractmethod
     def _extract(
@@ -291,11 +302,6 @@ def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:
     """The error for an archive that cannot be used as it is."""
     what = f"{path}: {reason}" if member is None else f"{path}: member {member}: {reason}"
     return ArchiveError(what, hint="the file may be incomplete or damaged; get it again")
-
-
-def missing_password(path: Path) -> PasswordError:
-    """The error for an encrypted archive and no password."""
-    return PasswordError(f"{path} is encrypted and no password was given")
 
 
 def wrong_password(path: Path) -> PasswordError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from mmf_win.archives.base import Advance, Archive, damaged, ignore
+from mmf_win.archives.base import Advance, Archive, Ask, damaged, ignore
 from mmf_win.archives.folder import FolderArchive
 from mmf_win.errors import ArchiveError
 
@@ -16,13 +16,13 @@ _HEAD = 512
 
 
 def open_archive(
-    path: Path, password: str | None = None, *, progress: Advance = ignore, listed: bool = True
+    path: Path, ask: Ask | None = None, *, progress: Advance = ignore, listed: bool = True
 ) -> Archive:
     """Open an archive for reading, whatever its suffix says.
 
     Args:
         path: a zip, 7z or tar file (plain, gzip, bzip2, xz), or a folder.
-        password: used for encrypted members only.
+        ask: answers with the password; called once, and only if something is encrypted.
         progress: called with the number of bytes read while the members are listed; only a compressed tar
             has to be read whole for that.
         listed: without it, the members of a tar are not listed; see
@@ -41,11 +41,11 @@ def open_archive(
     if not head:
         raise damaged(path, "the file is empty")
     if head.startswith(_ZIP):
-        return _zip(path, password)
+        return _zip(path, ask)
     if head.startswith(_SEVEN_ZIP):
         from mmf_win.archives.sevenzip import SevenZipArchive
 
-        return SevenZipArchive(path, password)
+        return SevenZipArchive(path, ask)
 
     from mmf_win.archives.tar import MAGIC, TarArchive
 
@@ -55,7 +55,7 @@ def open_archive(
     if _is_tar(head):
         return TarArchive(path, None, listed=listed)
     if zipfile.is_zipfile(path):  # a self-extracting one begins with a program
-        return _zip(path, password)
+        return _zip(path, ask)
     if head.lstrip().lower().startswith(_WEB_PAGE):
         raise ArchiveError(
             f"{path}: this is a web page, not an archive",
@@ -64,10 +64,10 @@ def open_archive(
     raise ArchiveError(f"{path}: not an archive", hint="zip, 7z, tar and tar.gz files and folders are known")
 
 
-def _zip(path: Path, password: str | None) -> Archive:
+def _zip(path: Path, ask: Ask | None) -> Archive:
     from mmf_win.archives.zip import ZipArchive
 
-    return ZipArchive(path, password)
+    return ZipArchive(path, ask)
 
 
 def _is_tar(head: bytes) -> bool:

@@ -18,16 +18,16 @@ from py7zr.io import Py7zIO, WriterFactory
 from mmf_win.archives.base import (
     Advance,
     Archive,
+    Ask,
     Extracted,
     Member,
     Output,
-    missing_password,
     with_problems,
     wrong_password,
 )
 from mmf_win.archives.crew import Crew, share_out, worker_count
 from mmf_win.archives.names import safe_name
-from mmf_win.errors import MmfwError
+from mmf_win.errors import ArchiveError, MmfwError
 
 # DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD
 _AES, _PPMD = b"\x06\xf1\x07\x01", b"\x03\x04\x01"
@@ -47,23 +47,30 @@ class SevenZipArchive(Archive):
 
     format = "7z"
 
-    def __init__(self, path: Path, password: str | None = None) -> None:
-        super().__init__(path, password)
+    def __init__(self, path: Path, ask: Ask | None = None) -> None:
+        super().__init__(path, ask)
         self._raw_names: dict[str, str] = {}
         self._streams: dict[str, int] = {}
         self._cheapest: Member | None = None
         with path.open("rb") as file:
-            self.members = with_problems(self._list(self._open(file)))
+            try:
+                opened = self._open(file)
+            except PasswordRequired:  # even the list of members is encrypted
+                self._require_password()
+                file.seek(0)
+                try:
+                    opened = self._open(file)
+                except ArchiveError:
+                    raise wrong_password(path) from None
+            self.members = with_problems(self._list(opened))
 
     def _open(self, file: IO[bytes]) -> Any:
         # A file object, not a path: py7zr would unpack a path in threads of its own.
         try:
             return py7zr.SevenZipFile(file, password=self._password)
         except PasswordRequired:
-            raise missing_password(self.path) from None
+            raise
         except Exception as error:  # on nonsense py7zr's parser fails with whatever it stumbles over
-            if self._password is not None and _hides_names(file):
-                raise wrong_password(self.path) from None
             raise self._error(f"not a whole 7z: {error}") from error
 
     def _list(self, archive: Any) -> Iterator[Member]:
@@ -151,18 +158,6 @@ def _is_damage(error: Exception) -> bool:
     For bz2, damage is an OSError; unlike those of the system it has no number.
     """
     return not isinstance(error, (MmfwError, MemoryError)) and getattr(error, "errno", None) is None
-
-
-def _hides_names(file: IO[bytes]) -> bool:
-    """Whether even the list of members is encrypted; with a wrong password it looks damaged."""
-    file.seek(0)
-    try:
-        py7zr.SevenZipFile(file)
-    except PasswordRequired:
-        return True
-    except Exception:  # as above
-        return False
-    return False
 
 
 class _Stopped(Exception):

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
-from mmf_win.archives.base import Advance, Archive, Extracted, Member, with_problems
+from mmf_win.archives.base import Advance, Archive, Ask, Extracted, Member, with_problems
 from mmf_win.archives.winzip_aes import METHOD, AesField
 from mmf_win.archives.zip_extract import extract
 from mmf_win.archives.zip_reader import ENCRYPTED, LOCAL_HEADER, Task, ZipReader
@@ -37,8 +37,8 @@ class ZipArchive(Archive):
 
     format = "zip"
 
-    def __init__(self, path: Path, password: str | None = None) -> None:
-        super().__init__(path, password)
+    def __init__(self, path: Path, ask: Ask | None = None) -> None:
+        super().__init__(path, ask)
         self._secret = b""
         self._infos: dict[str, zipfile.ZipInfo] = {}
         members = []
@@ -69,9 +69,8 @@ class ZipArchive(Archive):
         return extract(self.path, self._secret, tasks, progress)
 
     def _password_fits(self) -> bool:
-        assert self._password is not None
         smallest = sorted((m for m in self.members if m.encrypted and not m.problem), key=lambda m: m.size)
-        for secret in _encodings(self._password):
+        for secret in _encodings(self._require_password()):
             if self._opens(smallest, secret):
                 self._secret = secret
                 return True

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from mmf_win.commands import options
 from mmf_win.console import as_typed, duration, print_json, say, table
-from mmf_win.errors import PasswordError, UsageError
+from mmf_win.errors import UsageError
 
 if TYPE_CHECKING:
+    from mmf_win.archives import Ask
     from mmf_win.dataset.convert import Conversion
 
 
@@ -46,24 +45,15 @@ It is neither shown nor stored.""",
     help="The dataset as you got it: zip, 7z, tar or tar.gz, or a folder. It is only read.",
 )
 @click.argument("rest", nargs=-1, metavar="")
-@click.option("--password", metavar="P", envvar="MMFW_PASSWORD", help="Its password, if it is encrypted.")
-@click.option(
-    "--password-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="F",
-    help="A file whose first line is the password.",
-)
+@options.ask
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
 @click.option("--allow-missing", is_flag=True, help="Leave out memes whose image is missing.")
 @options.as_json
-@click.pass_context
 def command(
-    ctx: click.Context,
     source: Path | None,
     rest: tuple[str, ...],
-    password: str | None,
-    password_file: Path | None,
+    ask: Ask | None,
     data_dir: Path | None,
     force: bool,
     allow_missing: bool,
@@ -86,35 +76,11 @@ def command(
             hint="put quotes around a name or password that holds blanks, or the password into a file for "
             "--password-file",
         )
-    if password_file is not None:
-        if ctx.get_parameter_source("password") is ParameterSource.COMMANDLINE:
-            raise UsageError("--password and --password-file both name the password; give one of them")
-        password = _first_line(password_file)
-    places = Places.resolve(data_dir)
-
-    def run(secret: str | None) -> Conversion:
-        return convert(source, places, password=secret, force=force, allow_missing=allow_missing)
-
-    try:
-        result = run(password)
-    except PasswordError:
-        if password is not None or not sys.stdin.isatty():
-            raise
-        result = run(click.prompt("Password", hide_input=True, err=True))
+    result = convert(source, Places.resolve(data_dir), ask=ask, force=force, allow_missing=allow_missing)
     if as_json:
         print_json(result.to_json())
     else:
         _show(result, data_dir)
-
-
-def _first_line(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: the password file is not UTF-8 text") from None
-    if not lines or not lines[0]:
-        raise UsageError(f"{path}: the password file is empty")
-    return lines[0]
 
 
 def _show(result: Conversion, data_dir: Path | None) -> None:

@@ -14,6 +14,7 @@ from mmf_win.console import as_typed, moment, print_json, say, size, table
 from mmf_win.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from mmf_win.archives import Ask
     from mmf_win.inputs.fetch import Fetcher
     from mmf_win.inputs.listing import Need
     from mmf_win.inputs.state import State, Status
@@ -88,11 +89,13 @@ Examples:
   mmfw features fetch --source https://mirror.example/mmf --no-keep-archives"""
 )
 @options.source
+@options.ask
 @_keep
 @_presets
 def fetch(
     words: tuple[str, ...],
     source: str | None,
+    ask: Ask | None,
     keep_archives: bool,
     data_dir: Path | None,
     save_dir: Path | None,
@@ -103,7 +106,7 @@ def fetch(
     Interrupted downloads go on where they were. Nothing gets its name before its hash is right.
     """
     wanted = _wanted(words, data_dir, save_dir)
-    _show(_fetcher(wanted, source, keep_archives).fetch(wanted.needs), wanted, as_json)
+    _show(_fetcher(wanted, source, keep_archives, ask).fetch(wanted.needs), wanted, as_json)
 
 
 @command.command(
@@ -134,11 +137,13 @@ Examples:
   mmfw features repair vilbert --source /media/usb"""
 )
 @options.source
+@options.ask
 @_keep
 @_presets
 def repair(
     words: tuple[str, ...],
     source: str | None,
+    ask: Ask | None,
     keep_archives: bool,
     data_dir: Path | None,
     save_dir: Path | None,
@@ -150,7 +155,7 @@ def repair(
     PRESET, it is all that the newest run or any of the presets needs.
     """
     wanted = _wanted(words, data_dir, save_dir, widely=True)
-    repaired = _fetcher(wanted, source, keep_archives).repair(wanted.needs)
+    repaired = _fetcher(wanted, source, keep_archives, ask).repair(wanted.needs)
     found = [status for status in repaired if wanted.named or status.state != "missing"]
     _show(found, wanted, as_json)
 
@@ -161,9 +166,10 @@ Example:
   mmfw features extract features.tar.gz""",
 )
 @click.argument("archive", type=click.Path(path_type=Path))
+@options.ask
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace features that came from another archive.")
-def extract(archive: Path, data_dir: Path | None, force: bool) -> None:
+def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) -> None:
     """Unpack ARCHIVE, which holds detectron.lmdb, to where MMF looks for it.
 
     Nothing looks finished before all of it is there and verified; extracting the same archive again takes a
@@ -173,7 +179,7 @@ def extract(archive: Path, data_dir: Path | None, force: bool) -> None:
     from mmf_win.paths import Places
 
     version = _version_mmf_expects()
-    target = extract_features(archive, Places.resolve(data_dir), version=version, force=force)
+    target = extract_features(archive, Places.resolve(data_dir), version=version, ask=ask, force=force)
     say(f"features: {target}")
     if version is None:
         say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")
@@ -215,11 +221,11 @@ class _Wanted:
         return as_typed("mmfw", "features", name, *presets, *self.overrides, *self.places.data_option)
 
 
-def _fetcher(wanted: _Wanted, source: str | None, keep_archives: bool) -> Fetcher:
+def _fetcher(wanted: _Wanted, source: str | None, keep_archives: bool, ask: Ask | None) -> Fetcher:
     from mmf_win.inputs.fetch import Fetcher
     from mmf_win.inputs.mirror import Mirror
 
-    return Fetcher(wanted.places, Mirror.of(source), keep_archives)
+    return Fetcher(wanted.places, Mirror.of(source), keep_archives, ask=ask)
 
 
 def _wanted(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from mmf_win.errors import UsageError
 
 data_dir = click.option(
     "--data-dir",
@@ -74,3 +80,46 @@ no_retry = click.option(
     default=True,
     help="Fail at once when memory runs out, instead of trying again with less.",
 )
+
+
+def ask(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``--password`` and ``--password-file``.
+
+    Its argument ``ask`` answers with the password: that of an option or of MMFW_PASSWORD, else what the user
+    types, who is asked only when ``ask`` is called. It is None without a password and a terminal.
+    """
+
+    @click.option("--password", metavar="P", envvar="MMFW_PASSWORD", help="Its password, if it is encrypted.")
+    @click.option(
+        "--password-file",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        metavar="F",
+        help="A file whose first line is the password.",
+    )
+    @wraps(function)
+    def command(*, password: str | None, password_file: Path | None, **arguments: Any) -> None:
+        if password_file is not None:
+            if click.get_current_context().get_parameter_source("password") is ParameterSource.COMMANDLINE:
+                raise UsageError("--password and --password-file both name the password; give one of them")
+            password = _first_line(password_file)
+        function(ask=_answer(password), **arguments)
+
+    return command
+
+
+def _answer(password: str | None) -> Callable[[], str] | None:
+    if password is not None:
+        return lambda: password
+    if sys.stdin.isatty():
+        return lambda: str(click.prompt("Password", hide_input=True, err=True))
+    return None
+
+
+def _first_line(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: the password file is not UTF-8 text") from None
+    if not lines or not lines[0]:
+        raise UsageError(f"{path}: the password file is empty")
+    return lines[0]

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmf_win.archives import Archive, Digest, Extracted
+from mmf_win.archives import Archive, Ask, Digest, Extracted
 from mmf_win.console import Progress, say
 from mmf_win.crc import crc32
 from mmf_win.dataset import known
@@ -82,7 +82,7 @@ def convert(
     source: Path,
     places: Places,
     *,
-    password: str | None = None,
+    ask: Ask | None = None,
     force: bool = False,
     allow_missing: bool = False,
 ) -> Conversion:
@@ -91,7 +91,7 @@ def convert(
     Args:
         source: an archive of any kind that :mod:`mmf_win.archives` reads, or a folder.
         places: where MMF's data folder is.
-        password: for an encrypted archive.
+        ask: answers with the password; called only for an encrypted archive.
         force: replace images and annotations that came from elsewhere. Features and extras always stay.
         allow_missing: leave out rows whose image is missing instead of refusing the archive.
 
@@ -114,7 +114,7 @@ def convert(
             return replace(earlier, target=paths.root, already_done=True, seconds=time.monotonic() - started)
         say(f"{len(broken)} files of the dataset are missing or changed ({broken[0]}); converting it again")
     interrupted = record is None and was_killed_while_installing(paths.root)
-    with open_with_progress(source, password) as archive:
+    with open_with_progress(source, ask) as archive:
         layout = find_layout(source, archive.members)
         if not (force or same or interrupted):
             _require_empty(paths)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from mmf_win.errors import ArchiveError, DatasetError, PasswordError
+from mmf_win.archives import Ask
+from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import Entry, Manifest, verify
 from mmf_win.paths import Places
@@ -22,6 +23,7 @@ def extract_features(
     places: Places,
     *,
     version: Version | None,
+    ask: Ask | None = None,
     expected_sha256: str | None = None,
     force: bool = False,
 ) -> Path:
@@ -31,12 +33,14 @@ def extract_features(
         archive: an archive or folder that holds ``detectron.lmdb/data.mdb`` somewhere.
         places: where MMF's data folder is.
         version: of MMF's download; with it MMF's own marker is written, so that it downloads nothing.
+        ask: answers with the password; called only for an encrypted archive.
         expected_sha256: of the archive, if its publisher has made that known.
         force: replace features that came from elsewhere.
 
     Raises:
         ArchiveError: the archive is damaged, hostile or none at all.
         DatasetError: there are no features in it, or there are others in place already.
+        PasswordError: the password is missing or wrong; nothing was written.
         ResourceError: they do not fit on the disk; nothing was written.
     """
     if not archive.exists():
@@ -46,19 +50,15 @@ def extract_features(
     marker = features / ".built.json"
     if not force and (features / _DATA).exists() and not was_killed_while_installing(features):
         _require_same(archive, features, expected_sha256)
-    try:
-        extract_verified(
-            archive,
-            features,
-            choose=choose_features,
-            expected_sha256=expected_sha256,
-            check=lambda files: _require_data(archive, files),
-            invalidates=[marker],
-        )
-    except PasswordError:
-        raise ArchiveError(
-            f"{archive} is encrypted", hint="decrypt it to a folder, and name that folder instead"
-        ) from None
+    extract_verified(
+        archive,
+        features,
+        ask=ask,
+        choose=choose_features,
+        expected_sha256=expected_sha256,
+        check=lambda files: _require_data(archive, files),
+        invalidates=[marker],
+    )
     if version is not None:
         mark_built(marker, version)
     return target

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from mmf_win.archives import Ask
 from mmf_win.console import say, size
 from mmf_win.errors import ArchiveError, DataError, MmfError, UsageError
 from mmf_win.files import replacing
@@ -47,12 +48,14 @@ class Fetcher:
         mirror: where to get archives from, before their own sources.
         keep_archives: leave a downloaded archive where MMF would, to mend from it without a download.
         offline: take archives from this machine only.
+        ask: answers with the password; called only when files are repaired from an encrypted archive.
     """
 
     places: Places
     mirror: Mirror | None = None
     keep_archives: bool = True
     offline: bool = False
+    ask: Ask | None = None
 
     def fetch(self, needs: Iterable[Need]) -> list[Status]:
         """Bring in what is missing, and mend what is broken; return how it is afterwards.
@@ -241,6 +244,7 @@ class Fetcher:
         extract_verified(
             archive,
             need.folder,
+            ask=self.ask,
             choose=need.choose,
             expected_sha256=sha256,
             invalidates=[need.entry.marker] if need.entry else [],
@@ -257,7 +261,7 @@ class Fetcher:
         wrong = [found for found in verify(manifest) if found.kind != "extra"]
         if not wrong:
             return False
-        repair(manifest, archive, wrong, choose=need.choose, title=f"Mending {need.title}")
+        repair(manifest, archive, wrong, ask=self.ask, choose=need.choose, title=f"Mending {need.title}")
         say(f"{need.title}: mended {', '.join(found.path for found in wrong)} from {archive}")
         return True
 

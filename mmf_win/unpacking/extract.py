@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.archives import open_archive
+from mmf_win.archives import Ask, open_archive
 from mmf_win.console import say
 from mmf_win.errors import ArchiveError, DataError
 from mmf_win.integrity import (
@@ -34,6 +34,7 @@ def extract_verified(
     archive: Path,
     folder: Path,
     *,
+    ask: Ask | None = None,
     choose: Choose = everything,
     expected_sha256: str | None = None,
     check: Callable[[Mapping[str, Entry]], None] | None = None,
@@ -48,8 +49,9 @@ def extract_verified(
     While another process is at work in the folder, this one says so and waits.
 
     Args:
-        archive: of any kind that :mod:`mmf_win.archives` reads without a password, or a folder.
+        archive: of any kind that :mod:`mmf_win.archives` reads, or a folder.
         folder: where to; made when it is not there.
+        ask: answers with the password, if the archive needs one.
         choose: which members, and where to.
         expected_sha256: of the archive, as its publisher says, in hex.
         check: is given what will be in place, and may refuse it by an error of its own.
@@ -58,16 +60,18 @@ def extract_verified(
 
     Raises:
         ArchiveError: the archive is damaged, hostile, none at all, or not the expected one.
+        PasswordError: the password is missing or wrong; nothing was written.
         ResourceError: there is not enough room; nothing was written.
         OSError: a file cannot be written; what was written is gone again.
     """
     if (manifest := _made_of(archive, folder, expected_sha256)) is not None:
         if wrong := verify(manifest):
-            repair(manifest, archive, wrong, choose=choose, title=title)
+            repair(manifest, archive, wrong, ask=ask, choose=choose, title=title)
         else:
             say(f"{folder}: this archive is unpacked here already")
         return manifest
-    with open_archive(archive, listed=False) as opened:
+    with open_archive(archive, ask, listed=False) as opened:
+        opened.check_password()
         source = Source.of(archive)
         purpose = json.dumps([source.name, source.size, source.mtime_ns, expected_sha256])
         require_space(folder, least_size(opened, choose) - left_over(folder, purpose))
@@ -121,6 +125,7 @@ def repair(
     archive: Path,
     wrong: Iterable[Difference],
     *,
+    ask: Ask | None = None,
     choose: Choose = everything,
     title: str = "Mending",
 ) -> None:
@@ -133,6 +138,7 @@ def repair(
         manifest: of the folder.
         archive: where the files came from.
         wrong: what :func:`~mmf_win.integrity.verify` found.
+        ask: answers with the password, if the archive needs one.
         choose: as when they were extracted.
         title: of the progress bar.
 
@@ -146,7 +152,8 @@ def repair(
         name = choose(member)
         return name if name in names else None
 
-    with open_archive(archive, listed=False) as opened, staging(manifest.folder, wait=True) as here:
+    with open_archive(archive, ask, listed=False) as opened, staging(manifest.folder, wait=True) as here:
+        opened.check_password()
         require_space(manifest.folder, manifest.size(names))
         files, _ = unpack_chosen(opened, choose_wrong, here, title, enough=len(names))
         for name in names:

@@ -101,7 +101,7 @@ SLOW: list[Make] = [ae_1, ae_2, encrypted_7z]
 def extract(path: Path, out: Path) -> bool:
     """Extract what can be extracted; whether there was no error."""
     try:
-        with open_archive(path, PASSWORD) as archive:
+        with open_archive(path, lambda: PASSWORD) as archive:
             list(archive.extract({member.name: out / member.name for member in archive.members}))
     except (ArchiveError, PasswordError) as error:
         assert str(path) in str(error)

@@ -47,7 +47,7 @@ def test_7z_with_a_wrong_or_missing_password(
     given: str | None, reason: str, hide_names: bool, user_dir: Path
 ) -> None:
     path = write_7z(user_dir / "a.7z", FILES, "right", hide_names=hide_names)
-    with pytest.raises(PasswordError, match=reason), open_archive(path, given) as archive:
+    with pytest.raises(PasswordError, match=reason), open_archive(path, given and (lambda: given)) as archive:
         archive.check_password()
 
 
@@ -85,7 +85,7 @@ def test_streams_of_a_7z_are_extracted_apart(
         passes.append(set(names))
         unpack_names(self, names, into)
 
-    with open_archive(two_streams, "secret") as archive:
+    with open_archive(two_streams, lambda: "secret") as archive:
         archive.check_password()
         monkeypatch.setattr(sevenzip.SevenZipArchive, "_unpack", noting)
         list(archive.extract({m.name: user_dir / "out" / m.name for m in archive.members}))
@@ -103,7 +103,7 @@ def test_whoever_wants_no_more_of_a_7z_gets_no_more(two_streams: Path, user_dir:
     def interrupt(amount: int) -> None:
         raise KeyboardInterrupt
 
-    with open_archive(two_streams, "secret") as archive, pytest.raises(KeyboardInterrupt):
+    with open_archive(two_streams, lambda: "secret") as archive, pytest.raises(KeyboardInterrupt):
         list(archive.extract({m.name: user_dir / "out" / m.name for m in archive.members}, interrupt))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
     assert tree(user_dir / "out").items() <= TWO_STREAMS.items()
@@ -160,10 +160,30 @@ def test_a_wrong_password_of_a_7z_of_any_codec(codec: str, user_dir: Path) -> No
     filters = [CODECS[codec], {"id": py7zr.FILTER_CRYPTO_AES256_SHA256}]
     with py7zr.SevenZipFile(path, "w", filters=filters, password="secret") as archive:
         archive.writestr(b"words " * 1000, "x")
-    with open_archive(path, "secret") as opened:
+    with open_archive(path, lambda: "secret") as opened:
         opened.check_password()
-    with open_archive(path, "wrong") as opened, pytest.raises(PasswordError, match="the password is wrong"):
+    with (
+        open_archive(path, lambda: "wrong") as opened,
+        pytest.raises(PasswordError, match="the password is wrong"),
+    ):
         opened.check_password()
+
+
+@pytest.mark.parametrize("hide_names", [False, True])
+def test_a_7z_asks_for_its_password_once_and_only_if_it_needs_one(hide_names: bool, user_dir: Path) -> None:
+    asked: list[str] = []
+
+    def ask() -> str:
+        asked.append("")
+        return "right"
+
+    with open_archive(write_7z(user_dir / "open.7z", FILES), ask) as opened:
+        opened.check_password()
+    assert asked == []
+    with open_archive(write_7z(user_dir / "a.7z", FILES, "right", hide_names=hide_names), ask) as opened:
+        opened.check_password()
+        list(opened.extract({member.name: user_dir / "out" / member.name for member in opened.members}))
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
@@ -173,7 +193,7 @@ def test_ppmd_in_a_7z_is_refused_before_it_is_decoded(password: str | None, user
         filters.append({"id": py7zr.FILTER_CRYPTO_AES256_SHA256})
     with py7zr.SevenZipFile(path, "w", filters=filters, password=password and "right") as archive:
         archive.writestr(b"words " * 1000, "x")
-    with open_archive(path, password) as opened:
+    with open_archive(path, None if password is None else lambda: password) as opened:
         opened.check_password()
         with pytest.raises(ArchiveError, match=r"a\.7z: member x: .*PPMd"):
             opened.extract({"x": user_dir / "x"})

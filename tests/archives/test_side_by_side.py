@@ -68,7 +68,7 @@ def either_engine(request: pytest.FixtureRequest, tiny_rounds: None, monkeypatch
 
 
 def extract(path: Path, out: Path, password: str | None = PASSWORD) -> Files:
-    with open_archive(path, password) as archive:
+    with open_archive(path, None if password is None else lambda: password) as archive:
         list(archive.extract({m.name: out / m.name for m in archive.members}))
     return tree(out)
 
@@ -92,7 +92,7 @@ def test_plain_and_encrypted_members_in_one_archive(archive: Path, files: Files,
 @pytest.mark.usefixtures("either_engine")
 def test_progress_and_hash_cover_everything(archive: Path, files: Files, user_dir: Path) -> None:
     digest, written = hashlib.sha256(), []
-    with open_archive(archive, PASSWORD) as opened:
+    with open_archive(archive, lambda: PASSWORD) as opened:
         wanted = {m.name: user_dir / "out" / m.name for m in opened.members}
         done = list(opened.extract(wanted, written.append, digest))
     assert sum(written) == sum(map(len, files.values()))
@@ -115,7 +115,7 @@ def test_a_damaged_member_is_named_and_leaves_no_file(archive: Path, files: File
 
 @pytest.mark.usefixtures("either_engine")
 def test_whoever_wants_no_more_gets_no_more(archive: Path, files: Files, user_dir: Path) -> None:
-    with open_archive(archive, PASSWORD) as opened:
+    with open_archive(archive, lambda: PASSWORD) as opened:
         extracting = opened.extract({m.name: user_dir / "out" / m.name for m in opened.members})
         next(iter(extracting))
         extracting.close()  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def test_ctrl_c_in_the_middle_ends_all_threads(archive: Path, files: Files, user
     def interrupt(amount: int) -> None:
         raise KeyboardInterrupt
 
-    with open_archive(archive, PASSWORD) as opened, pytest.raises(KeyboardInterrupt):
+    with open_archive(archive, lambda: PASSWORD) as opened, pytest.raises(KeyboardInterrupt):
         list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}, interrupt))
     assert no_thread_is_left()
     assert all(files[name] == content for name, content in tree(user_dir / "out").items())
@@ -161,7 +161,7 @@ def test_a_process_that_dies_is_noticed(
 def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> None:
     path = user_dir / "a.zip"
     write_encrypted_zip(path, {"zeros": bytes(100 << 20)}, PASSWORD)
-    with open_archive(path, PASSWORD) as archive:
+    with open_archive(path, lambda: PASSWORD) as archive:
         tracemalloc.start()
         list(archive.extract({"zeros": user_dir / "zeros"}))
         peak = tracemalloc.get_traced_memory()[1]
@@ -171,14 +171,14 @@ def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> N
 
 
 def test_an_archive_that_changes_meanwhile_is_not_believed(archive: Path, user_dir: Path) -> None:
-    with open_archive(archive, PASSWORD) as opened:
+    with open_archive(archive, lambda: PASSWORD) as opened:
         os.utime(archive, (1, 1))
         with pytest.raises(ArchiveError, match="changed while it was read"):
             list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}))
 
 
 def test_an_archive_that_is_cut_meanwhile_is_not_believed(archive: Path, user_dir: Path) -> None:
-    with open_archive(archive, PASSWORD) as opened:
+    with open_archive(archive, lambda: PASSWORD) as opened:
         opened.check_password()
         hostile.cut(archive)
         with pytest.raises(ArchiveError, match="changed while it was read"):
@@ -189,7 +189,7 @@ def test_an_archive_that_is_cut_meanwhile_is_not_believed(archive: Path, user_di
 def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
     archive: Path, files: Files, user_dir: Path
 ) -> None:
-    with open_archive(archive, PASSWORD) as opened:
+    with open_archive(archive, lambda: PASSWORD) as opened:
         extracting = opened.extract({m.name: user_dir / "out" / m.name for m in opened.members})
         next(iter(extracting))
         archive.unlink()

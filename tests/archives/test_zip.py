@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ AES_ZIPS = {
 
 def unpack(path: Path, out: Path, password: str | None = None) -> Files:
     """Everything in the archive, through disk."""
-    with open_archive(path, password) as archive:
+    with open_archive(path, None if password is None else lambda: password) as archive:
         archive.check_password()
         for done in archive.extract({m.name: out / m.name for m in archive.members}):
             assert done.target.stat().st_size == done.size
@@ -113,7 +114,7 @@ def test_zips_of_other_programs(command: list[str], user_dir: Path) -> None:
     password = next((p for p in ("secret", "пароль") if p in " ".join(command)), None)
     assert unpack(user_dir / "a.zip", user_dir / "out", password) == FILES
     if password is not None:
-        with open_archive(user_dir / "a.zip", "wrong") as archive, pytest.raises(PasswordError):
+        with open_archive(user_dir / "a.zip", lambda: "wrong") as archive, pytest.raises(PasswordError):
             archive.check_password()
 
 
@@ -149,7 +150,7 @@ def test_aes_zip_with_a_changed_byte_is_not_authentic(user_dir: Path) -> None:
     data[80] ^= 1
     path = user_dir / "fox.zip"
     path.write_bytes(data)
-    with open_archive(path, "secret") as archive, pytest.raises((ArchiveError, PasswordError)):
+    with open_archive(path, lambda: "secret") as archive, pytest.raises((ArchiveError, PasswordError)):
         list(archive.extract({"fox.txt": user_dir / "fox.txt"}))
     assert not (user_dir / "fox.txt").exists()
 
@@ -176,7 +177,8 @@ def test_a_wrong_password_is_noticed_before_anything_is_written(files: Files, us
     path = user_dir / "a.zip"
     write_encrypted_zip(path, files, "right")
     for number in range(300):  # one header byte alone would let one of 256 through
-        with open_archive(path, f"wrong {number}") as archive, pytest.raises(PasswordError, match="wrong"):
+        ask = partial("wrong {}".format, number)
+        with open_archive(path, ask) as archive, pytest.raises(PasswordError, match="wrong"):
             archive.check_password()
 
 
@@ -185,7 +187,7 @@ def test_one_damaged_header_does_not_make_the_password_wrong(count: int, user_di
     path = user_dir / "a.zip"
     write_encrypted_zip(path, {f"{number}": FOX for number in range(count)}, "right")
     hostile.flip_byte(path, path.read_bytes().index(b"0") + 12)  # the one that is compared
-    with open_archive(path, "right") as archive:
+    with open_archive(path, lambda: "right") as archive:
         (done,) = archive.extract({"1": user_dir / "1"})
         with pytest.raises(PasswordError, match="does not open member 0") as caught:
             list(archive.extract({"0": user_dir / "0"}))
@@ -199,7 +201,7 @@ def test_a_missing_password_is_another_error_than_a_wrong_one(encrypted: Path) -
 
 
 def test_extracting_checks_the_password_itself(encrypted: Path, user_dir: Path) -> None:
-    with open_archive(encrypted, "wrong") as archive, pytest.raises(PasswordError):
+    with open_archive(encrypted, lambda: "wrong") as archive, pytest.raises(PasswordError):
         list(archive.extract({"data/a b.txt": user_dir / "x"}))
     assert not (user_dir / "x").exists()
 

@@ -41,12 +41,12 @@ def test_both_phases_under_any_top_folder(
     phase: dict[str, range], top: str, user_dir: Path, places: Places
 ) -> None:
     files = memes(phase, top=top)
-    convert(encrypted_zip(user_dir / "a.zip", files), places, password=PASSWORD)
+    convert(encrypted_zip(user_dir / "a.zip", files), places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(files)
 
 
 def test_what_a_conversion_tells(archive: Path, places: Places) -> None:
-    result = convert(archive, places, password=PASSWORD)
+    result = convert(archive, places, ask=lambda: PASSWORD)
     assert result.splits == {
         "train": SplitSummary(rows=6, hateful=3, benign=3, missing=0),
         "dev_seen": SplitSummary(rows=3, hateful=2, benign=1, missing=0),
@@ -65,7 +65,7 @@ def test_what_a_conversion_tells(archive: Path, places: Places) -> None:
 def test_images_packed_inside(name: str, user_dir: Path, places: Places) -> None:
     files = memes()
     path = encrypted_zip(user_dir / "a.zip", with_packed_images(files, name=f"hateful_memes/{name}"))
-    convert(path, places, password=PASSWORD)
+    convert(path, places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(files)
 
 
@@ -102,7 +102,7 @@ def test_a_tar_gz(user_dir: Path, places: Places) -> None:
 def test_archives_of_other_programs(command: list[str], user_dir: Path, places: Places) -> None:
     lay_out(memes(), user_dir)
     call(*command, cwd=user_dir)
-    convert(user_dir / "a.bin.zip", places, password="secret")
+    convert(user_dir / "a.bin.zip", places, ask=lambda: "secret")
     assert tree(places.dataset.root) == laid_out(memes())
 
 
@@ -113,20 +113,20 @@ def test_litter_of_macos_is_ignored(user_dir: Path, places: Places) -> None:
         "__MACOSX/hateful_memes/._train.jsonl": b"x",
         "hateful_memes/.DS_Store": b"x",
     }
-    convert(encrypted_zip(user_dir / "a.zip", {**litter, **memes()}), places, password=PASSWORD)
+    convert(encrypted_zip(user_dir / "a.zip", {**litter, **memes()}), places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(memes())
 
 
 def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, places: Places) -> None:
     files = {**memes(), "hateful_memes/img/99999.png": b"extra"}
-    result = convert(encrypted_zip(user_dir / "a.zip", files), places, password=PASSWORD)
+    result = convert(encrypted_zip(user_dir / "a.zip", files), places, ask=lambda: PASSWORD)
     assert (result.images, result.extra_images) == (17, 1)
     assert (places.dataset.images / "img" / "99999.png").read_bytes() == b"extra"
 
 
 def test_the_archive_is_neither_moved_nor_changed(archive: Path, places: Places) -> None:
     before = archive.read_bytes(), archive.stat().st_mtime_ns
-    convert(archive, places, password=PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     assert (archive.read_bytes(), archive.stat().st_mtime_ns) == before
 
 
@@ -144,7 +144,7 @@ def half(user_dir: Path) -> Path:
 
 def test_missing_images_are_counted_for_each_split(half: Path, places: Places) -> None:
     with pytest.raises(DatasetError) as caught:
-        convert(half, places, password=PASSWORD)
+        convert(half, places, ask=lambda: PASSWORD)
     for part in (
         "train 2 of 6",
         "dev_seen 1 of 3",
@@ -159,12 +159,12 @@ def test_missing_images_are_counted_for_each_split(half: Path, places: Places) -
 
 
 def test_memes_without_an_image_can_be_left_out(half: Path, places: Places) -> None:
-    result = convert(half, places, password=PASSWORD, allow_missing=True)
+    result = convert(half, places, ask=lambda: PASSWORD, allow_missing=True)
     assert result.splits["train"] == SplitSummary(4, 2, 2, missing=2, missing_ids=("1", "2"))
     train = places.dataset.split("train").read_bytes()
     assert train == b"".join(memes()["hateful_memes/train.jsonl"].splitlines(keepends=True)[2:])
     assert places.dataset.split("test_seen").read_bytes() == memes()["hateful_memes/test_seen.jsonl"]
-    assert convert(half, places, password=PASSWORD).already_done
+    assert convert(half, places, ask=lambda: PASSWORD).already_done
 
 
 # --- again, and over another dataset ---------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_memes_without_an_image_can_be_left_out(half: Path, places: Places) -> N
 def test_a_second_conversion_does_nothing(
     archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = convert(archive, places, password=PASSWORD)
+    first = convert(archive, places, ask=lambda: PASSWORD)
     monkeypatch.setattr("mmf_win.dataset.convert.open_with_progress", None)  # it is not even opened
     again = convert(archive, places)
     assert again.already_done
@@ -181,35 +181,35 @@ def test_a_second_conversion_does_nothing(
 
 
 def test_a_copied_archive_is_known_by_its_hash(archive: Path, places: Places) -> None:
-    convert(archive, places, password=PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     os.utime(archive, (1, 1))
     assert convert(archive, places).already_done
 
 
 @pytest.mark.parametrize("broken", ["images/img/00003.png", "annotations/dev_seen.jsonl"])
 def test_a_dataset_that_lost_a_file_is_converted_again(broken: str, archive: Path, places: Places) -> None:
-    convert(archive, places, password=PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     (places.dataset.root / broken).unlink()
-    assert not convert(archive, places, password=PASSWORD).already_done
+    assert not convert(archive, places, ask=lambda: PASSWORD).already_done
     assert tree(places.dataset.root) == laid_out(memes())
 
 
 def test_another_dataset_is_replaced_only_by_force(archive: Path, user_dir: Path, places: Places) -> None:
     old = memes(PHASE_1)
-    convert(encrypted_zip(user_dir / "old.zip", old), places, password=PASSWORD)
+    convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
     with pytest.raises(DatasetError) as caught:
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
     assert "--force" in (caught.value.hint or "")
     assert tree(places.dataset.root) == laid_out(old)
 
-    convert(archive, places, password=PASSWORD, force=True)
+    convert(archive, places, ask=lambda: PASSWORD, force=True)
     assert tree(places.dataset.root) == laid_out(memes())  # nothing of phase 1 is left
 
 
 def test_a_conversion_of_mmf_itself_is_not_overwritten(archive: Path, places: Places) -> None:
     lay_out(laid_out(memes(PHASE_1)), places.dataset.root)
     with pytest.raises(DatasetError, match="there is a dataset already"):
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
 
 
 def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: Places) -> None:
@@ -220,17 +220,17 @@ def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: Pl
         "images/hateful_memes.zip": b"MMF has moved somebody's archive here",
     }
     lay_out({**laid_out(memes(PHASE_1)), **others}, places.dataset.root)
-    convert(archive, places, password=PASSWORD, force=True)
+    convert(archive, places, ask=lambda: PASSWORD, force=True)
     assert tree(places.dataset.root) == {**laid_out(memes()), **others}
 
 
 def test_force_that_fails_leaves_the_old_dataset(archive: Path, user_dir: Path, places: Places) -> None:
     old = memes(PHASE_1)
-    convert(encrypted_zip(user_dir / "old.zip", old), places, password=PASSWORD)
+    convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
     data = jsonl([{"id": 1, "img": "img/nowhere.png", "text": ""}])
     bad = encrypted_zip(user_dir / "bad.zip", {**memes(), "hateful_memes/train.jsonl": data})
     with pytest.raises(DatasetError):
-        convert(bad, places, password=PASSWORD, force=True)
+        convert(bad, places, ask=lambda: PASSWORD, force=True)
     assert tree(places.dataset.root) == laid_out(old)
     assert convert(user_dir / "old.zip", places).already_done
 
@@ -239,7 +239,7 @@ def test_a_move_that_fails_puts_everything_back(
     archive: Path, user_dir: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = memes(PHASE_1)
-    convert(encrypted_zip(user_dir / "old.zip", old), places, password=PASSWORD)
+    convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
     rename = Path.rename
 
     def refuse_one(self: Path, target: Path) -> Path:
@@ -249,7 +249,7 @@ def test_a_move_that_fails_puts_everything_back(
 
     monkeypatch.setattr(Path, "rename", refuse_one)
     with pytest.raises(OSError, match="no"):
-        convert(archive, places, password=PASSWORD, force=True)
+        convert(archive, places, ask=lambda: PASSWORD, force=True)
     assert tree(places.dataset.root) == laid_out(old)
     assert convert(user_dir / "old.zip", places).already_done
 
@@ -259,8 +259,8 @@ def test_a_move_that_fails_puts_everything_back(
 
 def test_two_conversions_at_once_do_not_mix(archive: Path, places: Places) -> None:
     with staging(places.dataset.root), pytest.raises(UsageError, match="another mmfw"):
-        convert(archive, places, password=PASSWORD)
-    convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(memes())
 
 
@@ -273,7 +273,7 @@ def test_a_fake_disk_without_locks_is_not_taken_for_another_mmfw(
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     with pytest.raises(OSError, match="No locks available"):
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
 
 
 def test_annotations_of_other_programs_come_out_as_mmf_reads_them(user_dir: Path, places: Places) -> None:

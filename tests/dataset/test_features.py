@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from mmf_win.dataset.features import extract_features
-from mmf_win.errors import ArchiveError, DatasetError, ResourceError
+from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
 from mmf_win.files import read_json
 from mmf_win.integrity import Entry, Manifest, Source
 from mmf_win.paths import Places
 from tests.worlds import hostile
-from tests.worlds.memes import Files, encrypted_zip, lay_out, tar_gz, tree
+from tests.worlds.memes import PASSWORD, Files, encrypted_zip, lay_out, tar_gz, tree
 
 LMDB: Files = {"data.mdb": bytes(range(256)) * 64, "lock.mdb": b"lock"}
 DATA = {"data.mdb": LMDB["data.mdb"]}  # LMDB makes the lock file anew when it wants one
@@ -110,14 +110,15 @@ def test_a_truncated_archive_writes_nothing(user_dir: Path, places: Places) -> N
     assert tree(places.data_dir) == {}
 
 
-def test_an_encrypted_archive_is_refused_without_asking_for_a_password(
-    user_dir: Path, places: Places
-) -> None:
+def test_an_encrypted_archive_needs_its_password(user_dir: Path, places: Places) -> None:
     files = {f"detectron.lmdb/{name}": content for name, content in LMDB.items()}
-    with pytest.raises(ArchiveError, match=r"features\.zip is encrypted") as raised:
-        extract_features(encrypted_zip(user_dir / "features.zip", files), places, version="1")
-    assert raised.value.hint == "decrypt it to a folder, and name that folder instead"
+    archive = encrypted_zip(user_dir / "features.zip", files)
+    for ask in (None, lambda: "wrong"):
+        with pytest.raises(PasswordError, match=r"features\.zip"):
+            extract_features(archive, places, version="1", ask=ask)
     assert tree(places.data_dir) == {}
+    target = extract_features(archive, places, version="1", ask=lambda: PASSWORD)
+    assert (target / "data.mdb").read_bytes() == LMDB["data.mdb"]
 
 
 def test_an_archive_without_features(user_dir: Path, places: Places) -> None:

@@ -45,7 +45,7 @@ def test_ctrl_c_leaves_nothing_that_looks_finished(
 ) -> None:
     interrupt_after(5, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
     assert {path.name for path in places.dataset.root.iterdir()} == {".mmfw-lock", ".mmfw-staging"}
 
 
@@ -57,7 +57,7 @@ def test_ctrl_c_while_bytes_are_written_stops_at_once(
 
     monkeypatch.setattr(Progress, "advance", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
 
 
@@ -66,10 +66,10 @@ def test_an_interrupted_conversion_goes_on_where_it_ended(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(5, patch)
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
 
     again = noted(monkeypatch)
-    result = convert(archive, places, password=PASSWORD)
+    result = convert(archive, places, ask=lambda: PASSWORD)
     assert len(again) == 16 - 5
     assert tree(places.dataset.root) == laid_out(memes())
     assert result.sha256 == hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -90,7 +90,7 @@ def test_what_changed_after_an_interruption_is_extracted_again(
         journal.write('{"name": "img/00004.png", "si')  # torn by a power cut
 
     again = noted(monkeypatch)
-    convert(archive, places, password=PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     assert sorted(again) == ["00001.png", "00002.png", "00003.png"]
     assert tree(places.dataset.root) == laid_out(memes())
 
@@ -103,7 +103,7 @@ def convert_until_it_is_moved(archive: Path, places: Places) -> None:
             raise KeyboardInterrupt
 
         patch.setattr(Staging, "install", interrupt)
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
 
 
 def test_what_another_archive_has_left_is_not_used(
@@ -111,9 +111,9 @@ def test_what_another_archive_has_left_is_not_used(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(5, patch)
-        convert(encrypted_zip(user_dir / "old.zip", memes(PHASE_1)), places, password=PASSWORD)
+        convert(encrypted_zip(user_dir / "old.zip", memes(PHASE_1)), places, ask=lambda: PASSWORD)
     again = noted(monkeypatch)
-    convert(archive, places, password=PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     assert len(again) == 16
     assert tree(places.dataset.root) == laid_out(memes())
 
@@ -124,9 +124,9 @@ def test_packed_images_are_not_unpacked_twice(
     path = encrypted_zip(user_dir / "a.zip", with_packed_images(memes()))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(6, patch)
-        convert(path, places, password=PASSWORD)
+        convert(path, places, ask=lambda: PASSWORD)
     again = noted(monkeypatch)
-    result = convert(path, places, password=PASSWORD)
+    result = convert(path, places, ask=lambda: PASSWORD)
     assert "img.tar.gz" not in again and len(again) == 16 - 5
     assert tree(places.dataset.root) == laid_out(memes())
     assert result.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -158,7 +158,7 @@ def rename(self, target):
 
 Journal.note = noting
 Path.rename = rename
-convert(Path({archive!r}), Places.resolve(Path({data!r}), Path("save")), password={password!r})
+convert(Path({archive!r}), Places.resolve(Path({data!r}), Path("save")), ask=lambda: {password!r})
 """
 
 
@@ -179,7 +179,7 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
     assert (places.dataset.images / "img").exists() == (when == "moving")
 
     again = noted(monkeypatch)
-    result = convert(archive, places, password=PASSWORD)
+    result = convert(archive, places, ask=lambda: PASSWORD)
     assert not result.already_done
     assert len(again) == left
     assert tree(places.dataset.root) == laid_out(memes())
@@ -197,7 +197,7 @@ def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
     call("mkfs.ext4", "-q", str(disk), cwd=tmp_path)
     places = Places.resolve(folder / "data", user_dir / "save", environ={})
     with mounted(disk, folder):
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
         persist_names(places.dataset.root)
         shutil.copyfile(disk, tmp_path / "after the power cut")
     with mounted(tmp_path / "after the power cut", folder):

@@ -214,13 +214,13 @@ def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: Places)
 def test_another_conversion_leaves_a_users_own_split_alone(name: str, archive: Path, places: Places) -> None:
     from tests.worlds.memes import PASSWORD
 
-    convert(archive, places, password=PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     own = jsonl([{"id": 1, "img": "img/00001.png", "text": "x"}])
     places.dataset.split(name).write_bytes(own)
     assert name in splits_on_disk(places.dataset)
     assert verify_dataset(places.dataset) == []
-    assert convert(archive, places, password=PASSWORD).already_done
-    convert(archive, places, password=PASSWORD, force=True)
+    assert convert(archive, places, ask=lambda: PASSWORD).already_done
+    convert(archive, places, ask=lambda: PASSWORD, force=True)
     assert places.dataset.split(name).read_bytes() == own
     assert verify_dataset(places.dataset, full=True) == []
 

@@ -37,7 +37,7 @@ from tests.worlds.tools import call
 @pytest.mark.parametrize("password", [None, "wrong"])
 def test_a_wrong_password_writes_nothing(password: str | None, archive: Path, places: Places) -> None:
     with pytest.raises(PasswordError):
-        convert(archive, places, password=password)
+        convert(archive, places, ask=password and (lambda: password))
     assert not places.data_dir.exists()
 
 
@@ -57,7 +57,7 @@ def test_annotations_without_images(user_dir: Path, places: Places) -> None:
 
 def test_a_truncated_archive(archive: Path, places: Places) -> None:
     with pytest.raises(ArchiveError):
-        convert(hostile.cut(archive), places, password=PASSWORD)
+        convert(hostile.cut(archive), places, ask=lambda: PASSWORD)
     assert not places.data_dir.exists()
 
 
@@ -66,7 +66,7 @@ def test_a_truncated_archive_inside_is_told_by_the_users_own_names(user_dir: Pat
     files["hateful_memes/img.tar.gz"] = files["hateful_memes/img.tar.gz"][:3000]
     path = encrypted_zip(user_dir / "a.zip", files)
     with pytest.raises(ArchiveError) as caught:
-        convert(path, places, password=PASSWORD)
+        convert(path, places, ask=lambda: PASSWORD)
     assert str(caught.value).startswith(f"{path}: member hateful_memes/img.tar.gz: not a whole tar.gz")
     assert tree(places.data_dir) == {}
 
@@ -77,7 +77,7 @@ def test_a_fake_full_disk_is_noticed_before_anything_is_written(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
     with pytest.raises(ResourceError, match="are free"):
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
     assert not places.data_dir.exists()
 
 
@@ -97,7 +97,7 @@ def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: Place
     files["hateful_memes/dev_seen.jsonl"] += b'{"id": "x"}\n'
     path = encrypted_zip(user_dir / "a.zip", files)
     with pytest.raises(DatasetError) as caught:
-        convert(path, places, password=PASSWORD)
+        convert(path, places, ask=lambda: PASSWORD)
     assert str(caught.value).startswith(f"{path}: hateful_memes/dev_seen.jsonl:4: ")
     assert tree(places.data_dir) == {}
 
@@ -118,14 +118,14 @@ def test_a_meme_twice_in_a_split(user_dir: Path, places: Places) -> None:
     files = memes()
     files["hateful_memes/train.jsonl"] += files["hateful_memes/train.jsonl"].splitlines(keepends=True)[1]
     with pytest.raises(DatasetError, match=r"train\.jsonl:7: id 2 is already in line 2"):
-        convert(encrypted_zip(user_dir / "a.zip", files), places, password=PASSWORD)
+        convert(encrypted_zip(user_dir / "a.zip", files), places, ask=lambda: PASSWORD)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
 def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, places: Places) -> None:
     (user_dir / "elsewhere").mkdir()
     places.data_dir.symlink_to(user_dir / "elsewhere")
-    convert(archive, places, password=PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(memes())
 
 
@@ -136,7 +136,7 @@ def test_a_link_where_the_images_belong_is_replaced_not_followed(
     (user_dir / "private").mkdir()
     places.dataset.images.mkdir(parents=True)
     (places.dataset.images / "img").symlink_to(user_dir / "private")
-    convert(archive, places, password=PASSWORD, force=True)
+    convert(archive, places, ask=lambda: PASSWORD, force=True)
     assert tree(places.dataset.root) == laid_out(memes())
     assert list((user_dir / "private").iterdir()) == []
 
@@ -144,7 +144,7 @@ def test_a_link_where_the_images_belong_is_replaced_not_followed(
 def test_a_data_folder_that_cannot_be_made(archive: Path, places: Places) -> None:
     places.data_dir.write_bytes(b"a file")
     with pytest.raises(OSError):
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
     assert places.data_dir.read_bytes() == b"a file"
 
 
@@ -154,7 +154,7 @@ def test_an_archive_that_is_removed_meanwhile(
 ) -> None:
     monkeypatch.setattr(Progress, "advance", lambda self, amount: archive.unlink(missing_ok=True))
     with pytest.raises(FileNotFoundError) as caught:
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
     assert caught.value.filename == str(archive)
     assert tree(places.data_dir) == {}
 
@@ -163,7 +163,7 @@ def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user
     places = Places.resolve(small_disk, user_dir / "save", environ={})
     call("mount", "-o", "remount,ro", str(small_disk), cwd=user_dir)
     with pytest.raises(OSError) as caught:
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
     assert caught.value.errno == errno.EROFS
 
 
@@ -213,11 +213,11 @@ def test_a_disk_that_fills_up_meanwhile(
 
     monkeypatch.setattr(convert_module, "_unpack_images", fill_the_disk_first)
     with pytest.raises(OSError) as caught:
-        convert(archive, places, password=PASSWORD)
+        convert(archive, places, ask=lambda: PASSWORD)
     assert caught.value.errno == errno.ENOSPC
     assert {path.name for path in places.dataset.root.iterdir()} == {".mmfw-lock"}
 
     (small_disk / "filler").unlink()
     monkeypatch.undo()
-    convert(archive, places, password=PASSWORD)
+    convert(archive, places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(memes())

@@ -17,7 +17,7 @@ FILES: Files = {**memes(), "hateful_memes/empty": b""}
 
 def unpack(path: Path, out: Path, password: str | None = None) -> Files:
     """Everything in the archive, through disk."""
-    with open_archive(path, password) as archive:
+    with open_archive(path, None if password is None else lambda: password) as archive:
         archive.check_password()
         done = list(archive.extract({m.name: out / m.name for m in archive.members}))
     assert len(done) == len(tree(out))
