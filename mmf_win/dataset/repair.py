@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mmf_win.archives import Ask
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.record import Record, verify_dataset
 from mmf_win.errors import DatasetError, MissingArchive
 from mmf_win.paths import Places
 
 
-def repair_dataset(places: Places, archive: Path | None = None, *, password: str | None = None) -> list[str]:
+def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
     """Write anew the files of the dataset that are damaged or missing.
 
     Files that mmfw did not write, such as annotations of the user's own, stay as they are.
@@ -18,7 +19,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, password: str
     Args:
         places: where MMF's data folder is.
         archive: what the dataset was converted from; None to look where it lay then.
-        password: of the archive, if it is encrypted.
+        ask: answers with the password; called only for an encrypted archive.
 
     Returns:
         the files that were written, relative to the dataset's root; empty if all were intact.
@@ -39,5 +40,5 @@ def repair_dataset(places: Places, archive: Path | None = None, *, password: str
     source = archive or (Path(record.source.path) if record.source.path else None)
     if source is None or not source.exists():
         raise MissingArchive(f"{paths.root}: the archive {record.source.name} is not where it was")
-    convert(source, places, password=password, force=True, allow_missing=True)
+    convert(source, places, ask=ask, force=True, allow_missing=True)
     return [found.path for found in wrong]
