@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -57,14 +58,14 @@ class Extracted:
         target: the file.
         size: bytes.
         crc32: checksum.
-        sha256: hash in hex, where it was asked for.
+        sha256: hash in hex, made of the bytes as they were written.
     """
 
     name: str
     target: Path
     size: int
     crc32: int
-    sha256: str | None = None
+    sha256: str
 
 
 class Archive(ABC):
@@ -226,6 +227,7 @@ class Output:
     def __init__(self, archive: Path, member: Member, target: Path, progress: Advance) -> None:
         self._archive, self._member, self._target, self._progress = archive, member, target, progress
         self._size = self._crc = 0
+        self._sha256 = hashlib.sha256()
         self._verified = False
         try:
             self._file = target.open("wb")
@@ -264,6 +266,7 @@ class Output:
             error.filename = error.filename or str(self._target)  # a full disk does not say whose file it was
             raise
         self._crc = crc32(block, self._crc)
+        self._sha256.update(block)
         self._progress(len(block))
 
     def finish(self) -> Extracted:
@@ -279,7 +282,7 @@ class Output:
         if member.crc32 not in (None, self._crc):
             raise damaged(self._archive, "its checksum (CRC-32) is wrong", member.name)
         self._verified = True
-        return Extracted(member.name, self._target, self._size, self._crc)
+        return Extracted(member.name, self._target, self._size, self._crc, self._sha256.hexdigest())
 
 
 def _version(path: Path) -> tuple[int, int] | None:

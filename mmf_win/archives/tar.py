@@ -9,7 +9,6 @@ import os
 import tarfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -78,7 +77,7 @@ class TarArchive(Archive):
         progress: Advance = ignore,
         digest: Digest | None = None,
     ) -> Iterator[Extracted]:
-        """Write members as they come in one pass over the archive, each with its SHA-256 and its time.
+        """Write members as they come in one pass over the archive, each with its time.
 
         Args:
             choose: asked for each member, says which file to write; None leaves the member out.
@@ -93,12 +92,11 @@ class TarArchive(Archive):
         """
         with self._damage_told():
             for member, target, mtime, content in self._pass(choose, progress, digest):
-                sha256 = hashlib.sha256()
-                done = self._write(member, target, _observed(content, sha256), ignore)
+                done = self._write(member, target, content, ignore)
                 # Else a file would look as if it were changed while it was hashed, and be hashed once more.
                 with suppress(OSError, OverflowError, ValueError):
                     os.utime(target, (mtime, mtime))
-                yield replace(done, sha256=sha256.hexdigest())
+                yield done
 
     def hash_in_order(
         self, choose: Callable[[Member], T | None], progress: Advance = ignore, digest: Digest | None = None
@@ -119,7 +117,10 @@ class TarArchive(Archive):
         with self._damage_told():
             for _, chosen, _, content in self._pass(choose, progress, digest):
                 sha256 = hashlib.sha256()
-                size = sum(len(block) for block in _observed(content, sha256))
+                size = 0
+                for block in content:
+                    sha256.update(block)
+                    size += len(block)
                 yield chosen, size, sha256.hexdigest()
 
     def least_size(self) -> int:
@@ -271,12 +272,6 @@ class _Forward:
             raise tarfile.StreamError("there is no way back")
         while self._at < position and self.take(min(position - self._at, BLOCK)):
             pass
-
-
-def _observed(blocks: Iterator[bytes | memoryview], digest: Digest) -> Iterator[bytes | memoryview]:
-    for block in blocks:
-        digest.update(block)
-        yield block
 
 
 def _blocks(tar: tarfile.TarFile, forward: _Forward, info: tarfile.TarInfo) -> Iterator[bytes | memoryview]:

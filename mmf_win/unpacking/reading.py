@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from mmf_win.archives.names import folded
 from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
-from mmf_win.integrity import Entry, file_digest
+from mmf_win.integrity import Entry
 from mmf_win.unpacking.flushing import Flushing
 from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.staging import Staging, require_space
@@ -71,7 +71,6 @@ def unpack_chosen(
 
         with closing(_written(archive, target, digest, title)) as written:
             for done in written:
-                assert done.sha256 is not None
                 journal.note(done)
                 files[done.target.relative_to(here.new).as_posix()] = Entry(done.sha256, done.size)
                 if len(files) == enough:
@@ -97,7 +96,7 @@ def hash_chosen(archive: Archive, choose: Choose, title: str) -> tuple[dict[str,
 def _written(
     archive: Archive, target: Callable[[Member], Path | None], digest: Digest | None, title: str
 ) -> Generator[Extracted, None, None]:
-    """Each member that has a target, once it is there, with its SHA-256."""
+    """Each member that has a target, once it is there."""
     if isinstance(archive, TarArchive):
         with Progress(title, archive.path.stat().st_size) as bar, Flushing() as flushing:
 
@@ -114,8 +113,11 @@ def _written(
     wanted = {member: path for member in archive.members if (path := target(member)) is not None}
     with Progress(title, sum(member.size for member in wanted)) as bar:
         targets = {member.name: path for member, path in wanted.items()}
+        mtime_ns = archive.path.stat().st_mtime_ns
         for done in archive.extract(targets, bar.advance, digest):
-            yield replace(done, sha256=file_digest(done.target).hex())
+            # A file that looks as if it changed while it was hashed would be hashed again at the next check.
+            os.utime(done.target, ns=(mtime_ns, mtime_ns))
+            yield done
 
 
 class _Names:
