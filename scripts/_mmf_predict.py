@@ -1,4 +1,4 @@
-"""MMF's own ``mmf_predict`` on a run's checkpoint, with nothing of mmfw but the cures that let it start.
+"""MMF's own ``mmf_predict`` on a run's checkpoint, with nothing of mmfw but the patches that let it start.
 
 python scripts/_mmf_predict.py RUN SPLIT REPORT_DIR [KEY=VALUE ...]
 """

@@ -3,7 +3,7 @@
 python scripts/bench_predict.py                   the demo's dataset and model, on this machine's device
 python scripts/bench_predict.py --rows 2000 --runs 5
 
-MMF's own mmf_predict runs with its own defaults, and with nothing of mmfw but the cures that let it start.
+MMF's own mmf_predict runs with its own defaults, and with nothing of mmfw but the patches that let it start.
 mmfw also scores its predictions and writes their record, but makes no page. Both files are compared.
 """
 

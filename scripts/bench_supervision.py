@@ -8,7 +8,7 @@ them weighs most. Three contestants take turns:
 
 supervised    `mmfw train`: the parent watches, and a keeper stands between it and the worker
 bare worker   the same request in a worker that nobody watches
-MMF alone     the same configuration in MMF's own `run`, with our cures but without our hooks
+MMF alone     the same configuration in MMF's own `run`, with our patches but without our hooks
 
 Each counts its updates by a hook on the optimizer and is measured between the first and the last, so that
 imports do not count. What supervision adds is also measured by itself – the processor time of the parent and
@@ -154,7 +154,7 @@ class Bench:
         return self._cost()
 
     def mmf_alone(self) -> Cost:
-        """MMF with nothing of ours in it but the cures."""
+        """MMF with nothing of ours in it but the patches."""
         run, request = self._again()
         training = {**request.settings["training"]}
         training.pop("trainer", None)

@@ -36,7 +36,7 @@ Examples:
 @data_dir
 @save_dir
 @as_json
-@click.option("--compat", is_flag=True, help="List what is mended in MMF for today's libraries, and no more.")
+@click.option("--compat", is_flag=True, help="List only the patches to MMF for today's libraries.")
 def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat: bool) -> int:
     """Show versions and every resolved path, and the command that brings what is missing.
 
@@ -114,17 +114,17 @@ def _machine_lines(machine: Machine) -> Iterator[str]:
 
 
 def _show_compat(as_json: bool) -> None:
-    cures = _survey_compat()
+    patches = _survey_compat()
     if as_json:
-        print_json(cures)
+        print_json(patches)
         return
     state = {True: "active", False: "not needed"}
-    rows = [(cure["name"], state[cure["active"]], cure["library"], cure["cures"]) for cure in cures]
-    print(table(("cure", "state", "for", "what it cures"), rows), flush=True)
+    rows = [(patch["name"], state[patch["active"]], patch["library"], patch["problem"]) for patch in patches]
+    print(table(("patch", "state", "for", "what goes wrong without it"), rows), flush=True)
 
 
 def _survey_compat() -> list[dict[str, Any]]:
-    """The cures, surveyed in a child: they may import what the parent must not."""
+    """The patches, surveyed in a child: they may import what the parent must not."""
     from mmf_win.upstream.install import find
 
     installed = find()
@@ -138,6 +138,6 @@ def _survey_compat() -> list[dict[str, Any]]:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise MmfError(f"the survey of the cures failed: {last}", hint="`mmfw doctor` shows what is missing")
-    cures: list[dict[str, Any]] = json.loads(done.stdout)
-    return cures
+        raise MmfError(f"the patches cannot be listed: {last}", hint="`mmfw doctor` shows what is missing")
+    patches: list[dict[str, Any]] = json.loads(done.stdout)
+    return patches

@@ -1,8 +1,8 @@
-"""The child's entry: request.json → cures → hooks → MMF's own ``run`` → exit.json.
+"""The child's entry: request.json → patches → hooks → MMF's own ``run`` → exit.json.
 
 Run as ``python -m mmf_win.worker.entry <attempt>/request.json``. A DataLoader under ``spawn`` starts one
 more process a worker, and MMF one a GPU where there are several. Each of them imports this module as
-``__mp_main__`` before it unpickles anything of MMF, and so gets the cures and hooks too.
+``__mp_main__`` before it unpickles anything of MMF, and so gets the patches and hooks too.
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ def prepare(request: AttemptRequest, stop: Stop) -> None:
 
     root = Path(request.mmf)
     version = read_version(root)
-    compat.install(root, version)
-    compat.anomaly.wanted = request.detect_anomaly
+    compat.install(root, version, detect_anomaly=request.detect_anomaly)
     from mmf_win.worker import hooks
 
     hooks.register(request, version, stop)

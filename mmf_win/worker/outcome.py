@@ -26,7 +26,6 @@ _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
 _LOADER_WORKER_KILLED = re.compile(r"^DataLoader worker .* is killed by signal: (Killed|Bus error)")
 # What a DataLoader's worker raised arrives as the same class, with its traceback in words as the message.
 _LOADER_WORKER = re.compile(r"^Caught \w+ in DataLoader worker.*\nOriginal Traceback")
-_KILLED = (-9, -7)  # SIGKILL and SIGBUS, as Linux's exit codes say them
 # torch.multiprocessing.spawn hands a rank's error on as its traceback in words, the error itself last.
 _RANK = re.compile(r"-- Process \d+ terminated with the following error:\n")
 _OF_RANK: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
@@ -136,19 +135,14 @@ def _lacks_memory(error: BaseException) -> bool:
 def _lost_a_loader_worker(error: BaseException) -> bool:
     """Whether the system killed a DataLoader's worker, as it does when memory or /dev/shm run out.
 
-    Torch says so from within a signal handler. What that interrupts may stumble over it and raise an error of
-    its own, or swallow it; then torch names only those that it misses.
+    torch raises this in a signal handler; the interrupted code may then fail with another error on top of it.
     """
     below: BaseException | None = error
     while below is not None:
         if _LOADER_WORKER_KILLED.search(str(below)):
             return True
         below = below.__cause__ or below.__context__
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    missed = trace.tb_frame.f_locals.get("failed_workers", ()) if trace else ()
-    return any(worker.exitcode in _KILLED for worker in missed)
+    return False
 
 
 def _is_of_network(error: BaseException) -> bool:

@@ -105,11 +105,11 @@ def test_people_read_the_same_as_scripts(
 
 
 @pytest.mark.torch
-def test_the_cures_are_listed_with_whether_they_are_active(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_patches_are_listed_with_whether_they_are_active(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--compat", "--json"]) == 0
-    cures = {cure["name"]: cure for cure in json.loads(capsys.readouterr().out)}
-    assert cures["adamw"]["active"]
-    assert all(cure["cures"] and cure["library"] for cure in cures.values())
+    patches = {patch["name"]: patch for patch in json.loads(capsys.readouterr().out)}
+    assert patches["adamw"]["active"]
+    assert all(patch["problem"] and patch["library"] for patch in patches.values())
     assert main(["doctor", "--compat"]) == 0
     assert "adamw" in capsys.readouterr().out
 

@@ -57,7 +57,7 @@ def test_transformers_knows_every_weight_and_word_of_it(user_dir: Path) -> None:
 
     folder = user_dir / "bert-demo"
     write_bert(folder, ["love", "peace"], seed=1)
-    # In a process of its own, since the cures change it.
+    # In a process of its own, since the patches change it.
     answer = subprocess.check_output([sys.executable, "-c", _BERT_OF_TRANSFORMERS, str(folder)], text=True)
     shapes, tokens = json.loads(answer.splitlines()[-1])
     weights = load_file(folder / "model.safetensors")

@@ -69,7 +69,7 @@ def test_the_users_own_words_win_and_may_hold_an_equals_sign(tool: Tool) -> None
     assert config.training.experiment_name == "lr=high"
 
 
-def test_data_loader_workers_that_are_spawned_find_mmf_and_its_cures(tool: Tool) -> None:
+def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Tool) -> None:
     """Windows has no fork: each worker is a new Python that unpickles MMF's dataset."""
     preset = tool.preset("vilbert")
     values = json.loads(Path(preset).read_text(encoding="utf-8"))

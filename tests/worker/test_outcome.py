@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import urllib.error
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,19 +97,6 @@ def test_how_a_loaders_worker_died_may_stand_below_an_error_of_what_that_interru
             del threads["of a queue"]
     except KeyError as error:
         assert classify(error).outcome == "host_oom"
-
-
-@pytest.mark.parametrize(("exit_code", "outcome"), [(-9, "host_oom"), (-7, "host_oom"), (-11, "internal")])
-def test_a_loaders_worker_that_is_missed_is_asked_how_it_died(exit_code: int, outcome: Outcome) -> None:
-    """Where torch's own words about it got lost in a signal handler."""
-
-    def _try_get_data() -> None:
-        failed_workers = [SimpleNamespace(exitcode=exit_code)]
-        raise RuntimeError(f"DataLoader worker (pid(s) {len(failed_workers)}) exited unexpectedly")
-
-    with pytest.raises(RuntimeError) as error:
-        _try_get_data()
-    assert classify(error.value).outcome == outcome
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""MMF's own downloader, in a process of its own, with nothing of mmfw's in its way but the cures.
+"""MMF's own downloader, in a process of its own, with nothing of mmfw's in its way but the patches.
 
 ``python -m tests.worlds.mmf_download MMF_ROOT FOLDER ENTRY [LARGEST]`` downloads and unpacks an entry of a
 zoo, given as JSON, to FOLDER as MMF does when a run starts. With LARGEST, the system kills the process when

@@ -1,4 +1,4 @@
-"""``python -m mmf_win.worker.compat ROOT VERSION``: the cures for a copy of MMF, as JSON."""
+"""``python -m mmf_win.worker.compat ROOT VERSION``: the patches for a copy of MMF, as JSON."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from mmf_win.worker.compat import survey
 
 
 def main(root: str, version: str) -> None:
-    """Print the cures for the MMF of this version in ``root``."""
+    """Print the patches for the MMF of this version in ``root``."""
     print_json(
         [
             {
-                "name": cure.name,
+                "name": patch.name,
                 "active": active,
-                "cures": cure.cures,
-                "mmf": sorted(cure.mmf),
-                "library": cure.library,
+                "problem": patch.problem,
+                "mmf": sorted(patch.mmf),
+                "library": patch.library,
             }
-            for cure, active in survey(Path(root), version)
+            for patch, active in survey(Path(root), version)
         ]
     )
 

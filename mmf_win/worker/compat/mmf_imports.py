@@ -1,4 +1,4 @@
-"""MMF imports every file of its own before it starts: slow, fragile, and in rc10 misled by folder names."""
+"""A patch for the imports of MMF: it imports all of its files first, which is slow and fails easily."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from mmf_win.worker.compat import importing
-from mmf_win.worker.compat.cure import BOTH, Context, Cure
+from mmf_win.worker.compat.patch import BOTH, Patch, contains
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def setup_imports() -> None:
 
 @cache  # once a process
 def import_everything() -> tuple[str, ...]:
-    """Import every module of MMF that registers something, as MMF does, but past those that fail.
+    """Import every module of MMF that registers something, as MMF does, but skip those that fail.
 
     Returns:
         the modules that could not be imported, for want of a package or because they are too old.
@@ -92,16 +92,13 @@ def _ready(registry: Any) -> bool:
     return bool(registry.get("imports_setup", no_warning=True))
 
 
-def _apply(context: Context) -> None:
-    importing.after_import("mmf.utils.env", _replace)
-    importing.after_import("mmf.common.registry", _look_further)
-
-
-CURE = Cure(
-    name="setup-imports",
-    cures="setup_imports: imports pandas, video and Lightning (rc12); fails in a folder named models (rc10)",
-    mmf=BOTH,
-    library="any",
-    needed=lambda context: "def setup_imports" in context.source("mmf.utils.env"),
-    apply=_apply,
+PATCHES = (
+    Patch(
+        name="setup-imports",
+        problem="setup_imports: imports pandas and Lightning (rc12); fails in a folder named models (rc10)",
+        mmf=BOTH,
+        library="any",
+        after_import={"mmf.utils.env": _replace, "mmf.common.registry": _look_further},
+        needed=contains("mmf.utils.env", "def setup_imports"),
+    ),
 )

@@ -1,15 +1,18 @@
-"""For ``torchtext.vocab``: torchtext ended with torch 2.3, and it downloads 2 GB without asking.
+"""What MMF imports instead of packages that are gone or were never needed.
 
-Only what ``mmf.utils.vocab`` asks for: ``pretrained_aliases``, and the classes ``GloVe`` and ``FastText``.
-The files are the ones that torchtext would have left behind: one word and its numbers a line.
+:class:`AdamW` is for ``transformers.optimization``, and Lightning's two classes for ``pytorch_lightning``.
+
+The rest is for ``torchtext.vocab``, as far as ``mmf.utils.vocab`` needs it: torchtext ended with torch 2.3,
+and it downloads 2 GB without asking. The files are those that torchtext would leave: one word and its numbers
+a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +21,49 @@ from mmf_win import console
 from mmf_win.errors import DatasetError
 
 _DIMENSIONS = {"42B": (300,), "840B": (300,), "twitter.27B": (25, 50, 100, 200), "6B": (50, 100, 200, 300)}
+
+
+class AdamW(torch.optim.AdamW):
+    """Adam with decoupled weight decay (arXiv:1711.05101), with the defaults MMF was written for.
+
+    MMF's configurations were tuned without weight decay and with eps 1e-6. torch's optimizer of the same name
+    decays by 0.01 unless told otherwise.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: step size.
+        betas: decay rates of the two running averages.
+        eps: added to the denominator.
+        weight_decay: per step, times ``lr``.
+        correct_bias: transformers' option; only True is to be had.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        correct_bias: bool = True,
+    ) -> None:
+        if not correct_bias:
+            raise ValueError("AdamW without bias correction is not available; leave correct_bias out")
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+
+class LightningModule(torch.nn.Module):
+    """A plain module; MMF's models use nothing else of Lightning's unless Lightning trains them."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Called by Lightning's trainer only."""
+
+
+class LightningDataModule:
+    """MMF's dataset builders inherit it to be usable by Lightning's trainer."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__()
 
 
 class Vectors(NamedTuple):

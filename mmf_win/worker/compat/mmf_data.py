@@ -1,0 +1,164 @@
+"""Patches for how MMF reads annotations, pictures and region features."""
+
+from __future__ import annotations
+
+import errno
+from functools import cache, wraps
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from mmf_win.dataset.annotations import objects_for_mmf
+from mmf_win.errors import UnreadableImage
+from mmf_win.worker.compat.importing import Edit
+from mmf_win.worker.compat.patch import BOTH, Patch, contains
+
+_ANNOTATIONS = "mmf.datasets.databases.annotation_database"
+_IMAGES = "mmf.datasets.databases.image_database"
+_FEATURES = "mmf.datasets.databases.readers.feature_readers"
+_CHECK = "PathManager.exists(test_path)"
+_NAMED = "PathManager.exists(os.path.join(config.data_dir, config.annotations.train[0]))"
+# Errors that say nothing about the file.
+_OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+def load_jsonl(self: Any, path: str) -> None:
+    """In the place of ``AnnotationDatabase._load_jsonl``."""
+    self.data, self.start_idx = objects_for_mmf(Path(path)), 0
+
+
+def _replace_load_jsonl(module: ModuleType) -> None:
+    module.AnnotationDatabase._load_jsonl = load_jsonl
+
+
+def _remember_annotation_file(module: ModuleType) -> None:
+    database: Any = module.AnnotationDatabase
+    init = database.__init__
+
+    @wraps(init)
+    def remembered(self: Any, config: Any, path: str, *args: Any, **kwargs: Any) -> None:
+        self.mmfw_file = path
+        init(self, config, path, *args, **kwargs)
+
+    database.__init__ = remembered
+
+
+def _keep_suffixes(module: ModuleType) -> None:
+    database: Any = module.ImageDatabase
+    by_other_suffixes, load = module.get_possible_image_paths, database.from_path
+
+    @wraps(by_other_suffixes)
+    def existing_or_similar(path: str) -> str:
+        return path if Path(path).is_file() else str(by_other_suffixes(path))
+
+    @wraps(load)
+    def from_path(self: Any, paths: Any, use_transforms: bool = True) -> Any:
+        # 1.0.0rc10 looks for relative paths in whatever folder the process runs in.
+        paths = [paths] if isinstance(paths, str) else paths
+        return load(self, [str(Path(self.base_path, path)) for path in paths], use_transforms)
+
+    module.get_possible_image_paths = existing_or_similar  # type: ignore[attr-defined]
+    database.from_path = from_path
+
+
+def _name_files_and_rows(module: ModuleType) -> None:
+    database: Any = module.ImageDatabase
+    open_image, item = database.open_image, database.__getitem__
+
+    @wraps(open_image)
+    def named(self: Any, path: str) -> Any:
+        try:
+            return open_image(self, path)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow raises whatever a broken file leads it to
+            if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+                raise
+            missing = isinstance(error, FileNotFoundError)
+            what = "there is no such picture" if missing else f"the picture cannot be read ({_reason(error)})"
+            raise UnreadableImage(f"{path}: {what}") from None
+
+    @wraps(item)
+    def with_row(self: Any, index: int) -> Any:
+        try:
+            return item(self, index)
+        except UnreadableImage as error:
+            row = self.annotation_db[index]
+            meme = row.get("own_id", row.get("id"))
+            where = f"row {index + 1} of {self.annotation_db.mmfw_file}"
+            raise UnreadableImage(f"{error}; it is that of meme {meme}, in {where}") from None
+
+    database.open_image, database.__getitem__ = named, with_row
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def open_shared(path: str, **options: Any) -> Any:
+    """A read-only environment on ``path``, the same one for the whole process and its forked children.
+
+    LMDB forbids to carry an environment over a fork for the sake of its lock file. MMF opens without one,
+    so nothing is carried but a map of the file; and lmdb would refuse to open it again in the child.
+    """
+    return _open(Path(path).resolve(), tuple(sorted(options.items())))
+
+
+@cache
+def _open(path: Path, options: tuple[tuple[str, Any], ...]) -> Any:
+    import lmdb
+
+    return lmdb.open(str(path), **dict(options))
+
+
+def _share_environments(module: ModuleType) -> None:
+    module.lmdb = SimpleNamespace(open=open_shared)  # type: ignore[attr-defined]
+
+
+PATCHES = (
+    Patch(
+        name="annotation-files",
+        problem="AnnotationDatabase: fails at a byte order mark, blank lines, a JSON list and labels of null",
+        mmf=BOTH,
+        library="any",
+        after_import={_ANNOTATIONS: _replace_load_jsonl},
+        needed=contains(_ANNOTATIONS, "def _load_jsonl"),
+    ),
+    Patch(
+        name="data-elsewhere",
+        problem="HatefulMemesBuilder: wants train.jsonl in its data folder, whatever annotations are named",
+        mmf=BOTH,
+        library="own memes without the dataset",
+        edits=(
+            Edit(
+                "mmf.datasets.builders.hateful_memes.builder",
+                f"assert {_CHECK}",
+                f"assert {_CHECK} or {_NAMED}",
+            ),
+        ),
+    ),
+    Patch(
+        name="image-paths",
+        problem="ImageDatabase: loads cat.jpg for cat.png where both exist; rc10 looks in the current folder",
+        mmf=BOTH,
+        library="any",
+        after_import={_IMAGES: _keep_suffixes},
+        needed=contains(_IMAGES, "def get_possible_image_paths"),
+    ),
+    Patch(
+        name="image-errors",
+        problem="ImageDatabase: an error about a picture names neither its file nor the meme",
+        mmf=BOTH,
+        library="any",
+        after_import={_IMAGES: _name_files_and_rows, _ANNOTATIONS: _remember_annotation_file},
+        needed=contains(_IMAGES, "def open_image"),
+    ),
+    Patch(
+        name="lmdb-handles",
+        problem="LMDBFeatureReader: the feature file is opened again for each split, which lmdb refuses",
+        mmf=BOTH,
+        library="lmdb >= 1.4",
+        after_import={_FEATURES: _share_environments},
+        needed=contains(_FEATURES, "lmdb.open("),
+    ),
+)

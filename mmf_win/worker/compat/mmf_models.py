@@ -1,0 +1,72 @@
+"""Patches for mistakes in MMF's models and their training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mmf_win.worker.compat.importing import Edit
+from mmf_win.worker.compat.patch import BOTH, RC12, Patch
+
+_TRAINING = "mmf.trainers.core.training_loop"
+
+
+def is_bert(name: str) -> bool:
+    """Whether a model's name, or the folder that holds one in transformers' format, means a BERT."""
+    config = Path(name, "config.json")
+    if config.is_file():
+        return bool(json.loads(config.read_text(encoding="utf-8")).get("model_type") == "bert")
+    return name.startswith("bert-")
+
+
+PATCHES = (
+    Patch(
+        name="bert-names",
+        problem="TransformerEncoder: a BERT in a folder is loaded as a class that the fusions cannot use",
+        mmf=RC12,
+        library="any",
+        edits=(
+            Edit(
+                "mmf.modules.encoders",
+                'self.config.bert_model_name.startswith("bert-")',
+                "is_bert(self.config.bert_model_name)",
+                {"is_bert": is_bert},
+            ),
+        ),
+    ),
+    Patch(
+        # The last batch of an epoch may have one or two rows.
+        name="batch-of-one",
+        problem="TextEmbeddingEncoder fails on one row; FusionBase, UnimodalBase (rc10) take one of two rows",
+        mmf=BOTH,
+        library="any",
+        edits=(
+            Edit("mmf.modules.encoders", "return x.squeeze()", "return x.squeeze(tuple(range(1, x.dim())))"),
+            # A pair of (sequence, pooled) is told from a tensor of two rows by its length alone.
+            Edit(
+                "mmf.models.fusions", "if len(text) == 2:", "if len(text) == 2 and not torch.is_tensor(text):"
+            ),
+            Edit("mmf.models.unimodal", "if len(x) == 2:", "if len(x) == 2 and not torch.is_tensor(x):"),
+        ),
+    ),
+    Patch(
+        name="accumulation",
+        problem="run_training_epoch: with training.update_frequency, an epoch's last update divides by zero",
+        mmf=RC12,
+        library="any",
+        edits=(
+            # It ends an epoch's last update at the first of its batches, and has none left for the others.
+            Edit(
+                _TRAINING,
+                "and num_remaining_batches != num_batches_for_this_update",
+                "and idx % self.training_config.update_frequency + 1 != num_batches_for_this_update",
+            ),
+            # A run that resumes within an epoch has fewer batches left of it; see hooks/callback.py.
+            Edit(
+                _TRAINING,
+                "else len(self.train_loader)",
+                'else getattr(self, "batches_left", self.train_loader.__len__)()',
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,80 @@
+"""Patches for what Python 3.10 removed, and for what Windows does not allow."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mmf_win.files import replacing
+from mmf_win.upstream.versions import follow_text_links
+from mmf_win.worker.compat.importing import Edit
+from mmf_win.worker.compat.patch import BOTH, RC10, Patch, contains
+
+_CONFIGURATION = "mmf.utils.configuration"
+_REPORTER = "mmf.common.test_reporter"
+
+
+def csv_dump(self: Any, filepath: str) -> None:
+    """In the place of ``TestReporter.csv_dump``: the same rows, by a temporary file and a rename."""
+    with replacing(Path(filepath)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, self.report[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.report)
+
+
+def _replace_csv_dump(module: ModuleType) -> None:
+    module.TestReporter.csv_dump = csv_dump
+
+
+def follow(path: str) -> str:
+    """The file that ``path`` stands for, so that its includes are looked for beside the real one."""
+    real = follow_text_links(Path(path))
+    return path if real == Path(path) else str(real)  # MMF also speaks of URLs, which are no paths
+
+
+PATCHES = (
+    Patch(
+        name="logger-mapping",
+        problem="Logger.log_progress: collections.Mapping moved to collections.abc",
+        mmf=RC10,
+        library="Python >= 3.10",
+        edits=(Edit("mmf.utils.logger", "collections.Mapping", "collections.abc.Mapping"),),
+    ),
+    Patch(
+        name="timer",
+        problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders have colons",
+        mmf=BOTH,
+        library="Windows",
+        edits=(
+            Edit(
+                "mmf.utils.timer",
+                "return time.strftime(format)",
+                'return time.strftime(format).replace(":", "-")',
+            ),
+        ),
+    ),
+    Patch(
+        name="csv-report",
+        problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
+        mmf=BOTH,
+        library="Windows",
+        after_import={_REPORTER: _replace_csv_dump},
+        needed=contains(_REPORTER, 'PathManager.open(filepath, "w")'),
+    ),
+    Patch(
+        name="text-symlinks",
+        problem="load_yaml: fifteen configurations of Hateful Memes are symlinks, or text where git has none",
+        mmf=BOTH,
+        library="Windows",
+        edits=tuple(
+            Edit(_CONFIGURATION, f"{name} = {path}", f"{name} = follow({path})", {"follow": follow})
+            for name, path in (
+                ("abs_f", "get_absolute_path(f)"),
+                ("relative", "os.path.abspath(os.path.join(get_mmf_root(), f))"),
+                ("include", "os.path.join(mmf_root_dir, include)"),
+            )
+        ),
+    ),
+)

@@ -1,0 +1,156 @@
+"""Patches for torch and what is built on it: torchvision, torchaudio, torchtext and Lightning."""
+
+from __future__ import annotations
+
+import sys
+from functools import wraps
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mmf_win.worker.compat import importing
+from mmf_win.worker.compat.importing import Edit
+from mmf_win.worker.compat.patch import BOTH, RC10, RC12, Context, Patch, missing
+
+_OPERATORS = "torchvision._meta_registrations"
+_KILLED = (-9, -7)  # SIGKILL and SIGBUS, as multiprocessing's exit codes say them
+_CUDA_CALLERS = ("mmf.models.visual_bert", "mmf.models.vilbert", "mmf.modules.embeddings")
+_LIGHTNING_USERS = (
+    "mmf.common.test_reporter",
+    "mmf.datasets.base_dataset_builder",
+    "mmf.datasets.multi_datamodule",
+    "mmf.models.base_model",
+    "mmf.utils.build",
+    "mmf.common.registry",
+)
+
+
+def _operators_fail(context: Context) -> bool:
+    """Whether torchvision was built for another torch, such as one with CUDA."""
+    package = importing.source_path("torchvision")
+    if package is None or importing.source_path(_OPERATORS) is None or find_spec("torch") is None:
+        return False
+    import torch
+
+    # The very call with which torchvision.extension loads them; once loaded, a second time is nothing.
+    library = next(filter(Path.is_file, (package.with_name("_C" + s) for s in EXTENSION_SUFFIXES)), None)
+    if library is None:
+        return True
+    try:
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    except OSError:
+        return True
+    return False
+
+
+def _leave_out_operators() -> None:
+    # Only tells torch.compile the shapes of operators that are not there. Models and transforms need none.
+    sys.modules[_OPERATORS] = ModuleType(_OPERATORS)
+
+
+def say_how_workers_died(module: ModuleType) -> None:
+    """Let a DataLoader raise MemoryError where the system killed one of its workers.
+
+    The system does so when memory or /dev/shm run out. torch's signal handler says that it happened, but
+    what the handler interrupts may swallow its error; torch then only names the workers that are missing.
+    """
+    iterator: Any = module._MultiProcessingDataLoaderIter
+    try_get_data = iterator._try_get_data
+
+    @wraps(try_get_data)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return try_get_data(self, *args, **kwargs)
+        except RuntimeError as error:
+            if any(worker.exitcode in _KILLED for worker in self._workers):
+                raise MemoryError(f"{error}: killed by the system") from error
+            raise
+
+    iterator._try_get_data = checked
+
+
+PATCHES = (
+    Patch(
+        name="torchvision-operators",
+        problem="import torchvision: operator torchvision::nms does not exist",
+        mmf=BOTH,
+        library="torchvision for another torch",
+        before_import=_leave_out_operators,
+        needed=_operators_fail,
+    ),
+    Patch(
+        name="torchaudio",
+        problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
+        mmf=RC12,
+        library="torchaudio not installed",
+        edits=(
+            Edit(
+                "mmf.datasets.processors.image_processors",
+                "from torchaudio import transforms as torchaudio_transforms",
+                "torchaudio_transforms = None",
+            ),
+        ),
+        needed=missing("torchaudio"),
+    ),
+    Patch(
+        name="torchtext",
+        problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of GloVe",
+        mmf=BOTH,
+        library="torchtext",
+        edits=(
+            Edit(
+                "mmf.utils.vocab",
+                "from torchtext import vocab",
+                "from mmf_win.worker.compat import stand_ins as vocab",
+            ),
+        ),
+    ),
+    Patch(
+        name="lightning",
+        problem="base_model, base_dataset_builder, ...: import pytorch_lightning to inherit from two classes",
+        mmf=RC12,
+        library="pytorch_lightning not installed",
+        edits=tuple(
+            Edit(
+                module,
+                "import pytorch_lightning as pl",
+                "from mmf_win.worker.compat import stand_ins as pl",
+            )
+            for module in _LIGHTNING_USERS
+        ),
+        needed=missing("pytorch_lightning"),
+    ),
+    Patch(
+        name="anomaly",
+        problem="BaseTrainer.train: autograd's anomaly detection is always on, which is slow",
+        mmf=RC10,
+        library="torch",
+        edits=(
+            Edit(
+                "mmf.trainers.base_trainer",
+                "torch.autograd.set_detect_anomaly(True)",
+                "torch.autograd.set_detect_anomaly(False)",
+            ),
+        ),
+        needed=lambda context: not context.detect_anomaly,
+    ),
+    Patch(
+        name="cuda-calls",
+        problem="visual_bert, vilbert, embeddings: .cuda() is called even where there is no GPU",
+        mmf=RC10,
+        library="a computer without CUDA",
+        edits=tuple(
+            Edit(module, ".cuda()", '.to("cuda" if torch.cuda.is_available() else "cpu")')
+            for module in _CUDA_CALLERS
+        ),
+    ),
+    Patch(
+        name="loader-workers",
+        problem="DataLoader: says that a worker ended, and not that the system killed it for want of memory",
+        mmf=BOTH,
+        library="torch",
+        after_import={"torch.utils.data.dataloader": say_how_workers_died},
+    ),
+)
