@@ -131,8 +131,8 @@ class DatasetPaths:
         return self.root / "features"
 
     @property
-    def record(self) -> Path:
-        """What was converted from where; written last, so its presence means a finished conversion."""
+    def old_record(self) -> Path:
+        """What mmfw 0.1.0 wrote instead of a manifest when a conversion had finished."""
         return self.root / "mmfw-dataset.json"
 
     def split(self, name: str) -> Path:

@@ -89,7 +89,7 @@ def _left_out(places: Places, split: str) -> list[str]:
         return []
     if len(summary.missing_ids) < summary.missing:
         raise DataError(
-            f"{places.dataset.record}: an earlier mmfw left out {summary.missing} memes of {split} without "
+            f"{places.dataset.root}: an earlier mmfw left out {summary.missing} memes of {split} without "
             "recording which, so it is not known what a full submission needs",
             hint=f"convert the same copy again: {_convert(places, '--allow-missing', '--force')}",
         )

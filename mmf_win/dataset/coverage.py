@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mmf_win.crc import crc32
 from mmf_win.dataset.annotations import count_rows
 from mmf_win.dataset.check import SplitSummary
-from mmf_win.dataset.record import Record
-from mmf_win.integrity import Checksum
+from mmf_win.dataset.manifest import load_manifest
+from mmf_win.errors import DataError
+from mmf_win.integrity import Manifest, file_digest
 from mmf_win.paths import DatasetPaths
 
 
@@ -61,7 +61,7 @@ class Coverage:
 
 
 def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
-    """What the conversion remembers of a split.
+    """What the conversion found in a split.
 
     Args:
         paths: where the dataset is.
@@ -70,27 +70,34 @@ def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
     Returns:
         None where no conversion wrote the annotation file, or it was changed since then.
     """
-    record, file = Record.load(paths.record), paths.split(split)
+    manifest, file = _manifest(paths), paths.split(split)
     try:
-        content = file.read_bytes()
+        sha256 = file_digest(file).hex()
     except OSError:
         return None
-    written = record and record.files.get(f"annotations/{file.name}")
-    if record is None or written not in (Checksum(len(content), crc32(content)), Checksum(len(content))):
+    entry = manifest.files.get(f"annotations/{file.name}") if manifest else None
+    if manifest is None or entry is None or entry.sha256 != sha256:
         return None
     try:
-        return SplitSummary.from_json(record.result["splits"][split])
+        return SplitSummary.from_json(manifest.result["splits"][split])
     except (KeyError, TypeError, AttributeError):
         return None
 
 
 def is_own_set(paths: DatasetPaths) -> bool:
     """Whether the dataset was converted from tables of the user's own, whatever its splits are called."""
-    record = Record.load(paths.record)
+    manifest = _manifest(paths)
     try:
-        return record is not None and any(summary.get("own") for summary in record.result["splits"].values())
-    except (KeyError, AttributeError):
+        return manifest is not None and any(s.get("own") for s in manifest.result["splits"].values())
+    except (KeyError, TypeError, AttributeError):
         return False
+
+
+def _manifest(paths: DatasetPaths) -> Manifest | None:
+    try:
+        return load_manifest(paths)
+    except DataError:
+        return None
 
 
 def coverage(paths: DatasetPaths, split: str) -> Coverage:

@@ -57,7 +57,7 @@ def extract_features(
         choose=choose_features,
         expected_sha256=expected_sha256,
         check=lambda files: _require_data(archive, files),
-        invalidates=[marker],
+        replaces=[marker],
     )
     if version is not None:
         mark_built(marker, version)

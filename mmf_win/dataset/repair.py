@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from mmf_win.archives import Ask
-from mmf_win.dataset.convert import convert
-from mmf_win.dataset.record import Record, verify_dataset
+from mmf_win.dataset.layout import find_layout
+from mmf_win.dataset.manifest import load_manifest
+from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DatasetError, MissingArchive
+from mmf_win.integrity import verify
 from mmf_win.paths import Places
+from mmf_win.unpacking.extract import install_repaired
+from mmf_win.unpacking.reading import open_with_progress
+from mmf_win.unpacking.staging import require_space, staging
+
+_log = logging.getLogger(__name__)
 
 
 def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
@@ -32,13 +40,22 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         ResourceError: there is not enough room; nothing was changed.
     """
     paths = places.dataset
-    wrong, record = verify_dataset(paths), Record.load(paths.record)
-    if wrong is None or record is None:
+    manifest = load_manifest(paths)
+    if manifest is None or manifest.source is None:
         raise DatasetError(f"{paths.root}: no dataset was converted here")
-    if not wrong:
+    names = [found.path for found in verify(manifest, title="Verifying the dataset")]
+    if not names:
         return []
-    source = archive or (Path(record.source.path) if record.source.path else None)
+    source = archive or (Path(manifest.source.path) if manifest.source.path else None)
     if source is None or not source.exists():
-        raise MissingArchive(f"{paths.root}: the archive {record.source.name} is not where it was")
-    convert(source, places, ask=ask, force=True, allow_missing=True)
-    return [found.path for found in wrong]
+        raise MissingArchive(f"{paths.root}: the archive {manifest.source.name} is not where it was")
+    _log.info("%s: %d files are missing or damaged, such as %s", paths.root, len(names), names[0])
+    with open_with_progress(source, ask) as opened:
+        layout = find_layout(source, opened.members)
+        opened.check_password()
+        require_space(paths.root, manifest.size(names))
+        with staging(paths.root) as here:
+            unpacked = unpack(opened, layout, here, allow_missing=True, only=set(names))
+            install_repaired(here, manifest, unpacked.files, names, source)
+    _log.info("%s: %d files were written anew from %s", paths.root, len(names), source)
+    return names

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from mmf_win.console import as_typed
-from mmf_win.dataset.record import Record, verify_dataset
+from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DataError, MmfError
 from mmf_win.inputs.added import remedy
 from mmf_win.inputs.caches import git_id_in_name, hash_in_name, hub_cache
@@ -67,27 +67,21 @@ def verify_all(places: Places, *, full: bool = False) -> Iterator[Part]:
 def _dataset(places: Places, full: bool) -> Iterator[Part]:
     paths = places.dataset
     what, where = "dataset", str(paths.root)
-    record = Record.load(paths.record)
-    archive = record.source.name if record else "ARCHIVE"
-    cure = as_typed("mmfw", "convert", "--zip", archive, *places.data_option)
     try:
-        wrong = verify_dataset(paths, full=full)
-        manifest = Manifest.load(paths.root)
+        manifest = load_manifest(paths)
+        wrong = verify(manifest, full=full, title="Verifying the dataset") if manifest else []
     except DataError as error:
         yield Part(what, where, "broken", _NOTHING, (str(error),), error.hint)
         return
-    if wrong is None:
+    if manifest is None:
         if paths.annotations.is_dir():
             yield Part(what, where, "not vouched for", _NOTHING)
     elif wrong:
-        against = manifest.verified_against if manifest else f"the archive {archive}"
-        yield Part(what, where, "broken", against, tuple(map(str, wrong)), cure)
-    elif manifest is not None:
-        yield _right(what, where, manifest)
-    elif record is not None and record.basis == "archive":  # and the folder is read-only
-        yield Part(what, where, "ok", f"the archive {archive}")
+        archive = manifest.source.name if manifest.source else "ARCHIVE"
+        cure = as_typed("mmfw", "convert", "--zip", archive, *places.data_option)
+        yield Part(what, where, "broken", manifest.verified_against, tuple(map(str, wrong)), cure)
     else:
-        yield Part(what, where, "not vouched for", _NOTHING)
+        yield _right(what, where, manifest)
 
 
 def _downloads(places: Places, full: bool) -> Iterator[Part]:

@@ -247,7 +247,7 @@ class Fetcher:
             ask=self.ask,
             choose=need.choose,
             expected_sha256=sha256,
-            invalidates=[need.entry.marker] if need.entry else [],
+            replaces=[need.entry.marker] if need.entry else [],
             title=f"Unpacking {need.title}",
         )
         if not need.is_there:

@@ -11,6 +11,7 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import (
     FIRST_READING,
     SUMS,
+    UNKNOWN,
     Basis,
     Check,
     Entry,
@@ -21,12 +22,9 @@ from mmf_win.integrity.manifest import (
 from mmf_win.integrity.tree import Difference, differences
 from mmf_win.integrity.verify import (
     LOCK,
-    Checksum,
-    adopt,
     last_check,
     mark_intact,
     record,
-    resized,
     verify,
     write_manifest,
 )
@@ -35,21 +33,19 @@ __all__ = [
     "FIRST_READING",
     "LOCK",
     "SUMS",
+    "UNKNOWN",
     "Basis",
     "Check",
-    "Checksum",
     "Difference",
     "Entry",
     "Manifest",
     "Source",
-    "adopt",
     "differences",
     "file_digest",
     "last_check",
     "manifest_files",
     "mark_intact",
     "record",
-    "resized",
     "verify",
     "write_manifest",
 ]

@@ -45,6 +45,9 @@ themselves. ``archive``: they came whole out of an archive of which nobody has p
 FIRST_READING = "its first reading"
 """What the user is told that files were verified against which have no better basis."""
 
+UNKNOWN = "0" * 64
+"""In place of the hash of a file that was damaged when the manifest was made; no file has this one."""
+
 _NOTES = "SHA256SUMS.json"
 _FORMAT = 1
 _LINE = re.compile(r"(\\?)([0-9a-f]{64}) [ *](.+)")

@@ -5,35 +5,19 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mmf_win.console import Progress
-from mmf_win.crc import crc32
-from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Basis, Check, Entry, Manifest, Source
-from mmf_win.integrity.parallel import hash_files, read_files
+from mmf_win.integrity.parallel import hash_files
 from mmf_win.integrity.tree import Difference
 from mmf_win.locking import locked
 
 LOCK = ".mmfw-lock"
 """The file in a folder that whoever changes the folder holds locked."""
-
-
-@dataclass(frozen=True)
-class Checksum:
-    """What an archive knows of a file.
-
-    Attributes:
-        size: bytes.
-        crc32: None where only the size is known.
-    """
-
-    size: int
-    crc32: int | None = None
 
 
 def verify(
@@ -73,11 +57,6 @@ def verify(
         if manifest.checks != before:
             _remember(manifest)
     return [wrong[name] for name in names if name in wrong]
-
-
-def resized(folder: Path, sizes: Mapping[str, int]) -> list[Difference]:
-    """Which of the files below ``folder`` are gone or have another size than they should; none is read."""
-    return list(_seen(folder, sizes)[1].values())
 
 
 def last_check(manifest: Manifest) -> float | None:
@@ -123,58 +102,6 @@ def record(
     manifest = Manifest(folder, {name: files[name] for name in paths}, basis, source, checks=checks)
     manifest.save()
     return manifest
-
-
-def adopt(
-    folder: Path,
-    expected: Mapping[str, Checksum],
-    *,
-    basis: Basis,
-    source: Source | None = None,
-    title: str = "Verifying",
-) -> list[Difference]:
-    """Read files of which no hashes are known yet, and write their manifest if all of them are right.
-
-    Args:
-        folder: where they are.
-        expected: path relative to the folder, with ``/`` → what is known of that file.
-        basis: where that comes from.
-        source: what the files were made of.
-        title: of the bar.
-
-    Returns:
-        what is wrong, as :func:`verify` does; then there is no manifest.
-    """
-    stats, wrong = _seen(folder, {name: checksum.size for name, checksum in expected.items()})
-    to_read = sorted(stats.keys() - wrong.keys(), key=lambda name: -stats[name].st_size)
-    manifest = Manifest(folder, {}, basis, source)
-    files: dict[str, Entry] = {}
-    with Progress(title, sum(stats[name].st_size for name in to_read)) as bar:
-        paths = {name: manifest.path(name) for name in to_read}
-        for name, found, check in read_files(paths, _checksums, bar.advance):
-            if isinstance(found, OSError):
-                wrong[name] = _unreadable(name, found)
-            elif expected[name].crc32 not in (None, found[1]):
-                wrong[name] = Difference("changed", name, "other content")
-            else:
-                files[name] = Entry(found[0], expected[name].size)
-                if check is not None:
-                    manifest.checks[name] = check
-    if not wrong:
-        with suppress(OSError), locked(folder / LOCK):
-            replace(manifest, files={name: files[name] for name in sorted(files)}).save()
-    return [wrong[name] for name in expected if name in wrong]
-
-
-def _checksums(path: Path, advance: Callable[[int], None]) -> tuple[str, int]:
-    """The SHA-256 and the CRC-32 of a file."""
-    checksum = 0
-
-    def observe(piece: bytes) -> None:
-        nonlocal checksum
-        checksum = crc32(piece, checksum)
-
-    return file_digest(path, progress=advance, observe=observe).hex(), checksum
 
 
 def write_manifest(

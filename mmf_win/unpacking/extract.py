@@ -1,21 +1,24 @@
 """An archive unpacked to a folder, with a manifest of every file: all of it, or nothing that looks like it.
 
-A tar is read once. While its members are written to a staging folder, they and the archive itself are hashed;
-only then everything moves to its place, the manifest last. What an interrupted extraction has finished is not
-written again.
+Chosen members are written to a staging folder; they and the archive itself are hashed meanwhile. Only then
+everything moves to its place, the manifest last. What an interrupted extraction has finished is not written
+again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mmf_win.archives import Ask, open_archive
-from mmf_win.console import say
 from mmf_win.errors import ArchiveError, DataError
 from mmf_win.integrity import (
+    UNKNOWN,
     Basis,
     Difference,
     Entry,
@@ -24,10 +27,11 @@ from mmf_win.integrity import (
     manifest_files,
     mark_intact,
     verify,
-    write_manifest,
 )
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
-from mmf_win.unpacking.staging import flush_all, left_over, require_space, staging
+from mmf_win.unpacking.staging import Staging, flush_all, left_over, require_space, staging
+
+_log = logging.getLogger(__name__)
 
 
 def extract_verified(
@@ -38,7 +42,7 @@ def extract_verified(
     choose: Choose = everything,
     expected_sha256: str | None = None,
     check: Callable[[Mapping[str, Entry]], None] | None = None,
-    invalidates: Sequence[Path] = (),
+    replaces: Collection[Path] = (),
     title: str = "Extracting",
 ) -> Manifest:
     """Unpack an archive to a folder and write the manifest of what came out of it.
@@ -55,7 +59,7 @@ def extract_verified(
         choose: which members, and where to.
         expected_sha256: of the archive, as its publisher says, in hex.
         check: is given what will be in place, and may refuse it by an error of its own.
-        invalidates: files that vouch for what was there before; taken away before anything moves.
+        replaces: files about what was there before; removed before anything moves.
         title: of the progress bar.
 
     Raises:
@@ -68,7 +72,7 @@ def extract_verified(
         if wrong := verify(manifest):
             repair(manifest, archive, wrong, ask=ask, choose=choose, title=title)
         else:
-            say(f"{folder}: this archive is unpacked here already")
+            _log.info("%s: this archive is unpacked here already", folder)
         return manifest
     with open_archive(archive, ask, listed=False) as opened:
         opened.check_password()
@@ -79,17 +83,48 @@ def extract_verified(
             manifest = _made_of(archive, folder, expected_sha256)
             if manifest is not None and not verify(manifest):
                 return manifest  # thanks to the process that was at work here until now
-            files, sha256 = unpack_chosen(opened, choose, here, title)
+            digest = hashlib.sha256() if archive.is_file() else None
+            files = unpack_chosen(opened, choose, here, title, digest)
+            sha256 = None if digest is None else digest.hexdigest()
             _require_published(archive, sha256, expected_sha256)
             if check is not None:
                 check(files)
-            # A check that is remembered must not outlive the bytes that it saw, not even in a power cut.
-            flush_all([here.new / name for name in files])
-            stale = [*manifest_files(folder), *invalidates]
-            here.install([*((None, path) for path in stale), *_moves(here.new, folder)])
-            return write_manifest(
-                folder, files, _basis(sha256, expected_sha256), replace(source, sha256=sha256)
-            )
+            basis = _basis(sha256, expected_sha256)
+            return install(here, folder, files, basis, replace(source, sha256=sha256), replaces=replaces)
+
+
+def install(
+    here: Staging,
+    folder: Path,
+    files: Mapping[str, Entry],
+    basis: Basis,
+    source: Source,
+    *,
+    result: Mapping[str, Any] | None = None,
+    replaces: Collection[Path] = (),
+) -> Manifest:
+    """Move staged files to their folder and write their manifest: all together, the manifest last.
+
+    Args:
+        here: holds the files below ``new``, and nothing else.
+        folder: where to.
+        files: what they are.
+        basis: where the hashes come from.
+        source: what the files were made of.
+        result: what the manifest is to remember.
+        replaces: files and folders that are removed first.
+    """
+    manifest = Manifest(here.folder, dict(sorted(files.items())), basis, source, result or {})
+    manifest.save()
+    # Else a power cut might leave the manifest and lose the files. Their sizes would not always tell: NTFS
+    # may keep a size and lose the content. The moves need no more than that: file systems keep their order.
+    flush_all([here.new / name for name in files])
+    stale = [*manifest_files(folder), *replaces]
+    moves = [*((None, path) for path in stale), *_moves(here.new, folder, stale)]
+    here.install([*moves, *((path, folder / path.name) for path in reversed(manifest_files(here.folder)))])
+    manifest = replace(manifest, folder=folder)
+    mark_intact(manifest, files)
+    return manifest
 
 
 def manifest_of(
@@ -127,7 +162,7 @@ def repair(
     *,
     ask: Ask | None = None,
     choose: Choose = everything,
-    title: str = "Mending",
+    title: str = "Repairing",
 ) -> None:
     """Unpack again the files that are wrong, and only these.
 
@@ -155,16 +190,37 @@ def repair(
     with open_archive(archive, ask, listed=False) as opened, staging(manifest.folder, wait=True) as here:
         opened.check_password()
         require_space(manifest.folder, manifest.size(names))
-        files, _ = unpack_chosen(opened, choose_wrong, here, title, enough=len(names))
-        for name in names:
-            if name not in files or files[name].sha256 != manifest.files[name].sha256:
-                what = "other content in" if name in files else "no"
-                raise ArchiveError(
-                    f"{archive}: there is {what} {name}", hint="this is another archive, or a damaged one"
-                )
-        flush_all([here.new / name for name in files])
-        here.install(list(_moves(here.new, manifest.folder)))
-        mark_intact(manifest, names)
+        files = unpack_chosen(opened, choose_wrong, here, title, enough=len(names))
+        install_repaired(here, manifest, files, names, archive)
+
+
+def install_repaired(
+    here: Staging, manifest: Manifest, files: Mapping[str, Entry], names: Collection[str], archive: Path
+) -> None:
+    """Move the staged files ``names`` to their places, if they are what the manifest says.
+
+    Args:
+        here: holds the files below ``new``.
+        manifest: of the folder.
+        files: what is staged.
+        names: what is to be replaced.
+        archive: where the files come from, for messages.
+
+    Raises:
+        ArchiveError: a file is not there, or has other content; nothing was changed.
+    """
+    for name in names:
+        if name not in files or manifest.files[name].sha256 not in (files[name].sha256, UNKNOWN):
+            what = "other content in" if name in files else "no"
+            raise ArchiveError(
+                f"{archive}: there is {what} {name}", hint="this is another archive, or a damaged one"
+            )
+    flush_all([here.new / name for name in names])
+    here.install([(here.new / name, manifest.path(name)) for name in names])
+    if any(manifest.files[name].sha256 == UNKNOWN for name in names):
+        manifest = replace(manifest, files={**manifest.files, **{name: files[name] for name in names}})
+        manifest.save()
+    mark_intact(manifest, names)
 
 
 def _made_of(archive: Path, folder: Path, expected_sha256: str | None) -> Manifest | None:
@@ -192,11 +248,11 @@ def _basis(sha256: str | None, expected: str | None) -> Basis:
     return "archive" if sha256 is not None else "recorded"
 
 
-def _moves(new: Path, target: Path) -> Iterator[tuple[Path | None, Path]]:
+def _moves(new: Path, target: Path, removed: Collection[Path]) -> Iterator[tuple[Path | None, Path]]:
     """What to move to bring all that is in ``new`` into ``target``, with the fewest moves."""
     for entry in sorted(new.iterdir()):
         to = target / entry.name
-        if entry.is_dir() and to.is_dir():
-            yield from _moves(entry, to)
+        if entry.is_dir() and to.is_dir() and to not in removed:
+            yield from _moves(entry, to, removed)
         else:
             yield entry, to

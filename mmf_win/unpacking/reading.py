@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TypeAlias
 
-from mmf_win.archives import Archive, Digest, Extracted, Member
+from mmf_win.archives import Archive, Ask, Digest, Extracted, Member, open_archive
 from mmf_win.archives.names import folded
 from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
@@ -37,29 +37,55 @@ def least_size(archive: Archive, choose: Choose) -> int:
     return sum(member.size for member in archive.members if choose(member.name) is not None)
 
 
+def open_with_progress(path: Path, ask: Ask | None = None) -> Archive:
+    """Open an archive, with a bar if it has to be read to be listed, as a compressed tar has.
+
+    Raises:
+        ArchiveError: see :func:`mmf_win.archives.open_archive`.
+        PasswordError: likewise.
+    """
+    with ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def advance(amount: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(Progress("Listing", path.stat().st_size)))
+            bars[0].advance(amount)
+
+        return open_archive(path, ask, progress=advance)
+
+
 def unpack_chosen(
-    archive: Archive, choose: Choose, here: Staging, title: str, *, enough: int | None = None
-) -> tuple[dict[str, Entry], str | None]:
+    archive: Archive,
+    choose: Choose,
+    here: Staging,
+    title: str,
+    digest: Digest | None = None,
+    *,
+    enough: int | None = None,
+) -> dict[str, Entry]:
     """Write the chosen members below ``here.new``, but for those that an earlier start has finished.
 
     Args:
-        archive: opened, and not listed if it is a tar.
+        archive: opened; a tar that is not listed is read only once.
         choose: which members, and where to.
         here: the staging folder.
         title: of the progress bar.
-        enough: stop after so many.
+        digest: is fed with the archive itself; complete when this has ended.
+        enough: stop after so many; the digest is incomplete then.
 
     Returns:
-        what is there now; and the archive's SHA-256, None for a folder and when this has stopped early.
+        path below ``here.new``, with ``/`` → what is there now.
 
     Raises:
         ArchiveError: the archive is damaged or hostile, or two members are for one file.
-        ResourceError: a member does not fit on the disk.
+        ResourceError: the members do not fit on the disk.
     """
-    digest = hashlib.sha256() if archive.path.is_file() else None
+    names = _Names(archive.path, choose)
+    sizes = {name: m.size for m in archive.members if (name := choose(m.name)) is not None}
     with Journal(here.journal, here.new) as journal:
-        files = {e.name: Entry(e.sha256, e.size) for e in journal.still_good() if e.sha256 is not None}
-        names = _Names(archive.path, choose)
+        files = journal.intact(sizes if archive.members else None)
+        require_space(here.new, sum(size for name, size in sizes.items() if name not in files))
 
         def target(member: Member) -> Path | None:
             name = names.of(member.name)
@@ -74,8 +100,8 @@ def unpack_chosen(
                 journal.note(done)
                 files[done.target.relative_to(here.new).as_posix()] = Entry(done.sha256, done.size)
                 if len(files) == enough:
-                    return files, None
-    return files, None if digest is None else digest.hexdigest()
+                    break
+    return files
 
 
 def hash_chosen(archive: Archive, choose: Choose, title: str) -> tuple[dict[str, Entry], str]:

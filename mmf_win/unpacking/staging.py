@@ -8,6 +8,7 @@
         ├── purpose             the step that it belongs to, if that one can go on after an interruption
         ├── journal             what of it was verified
         ├── new/                files being written
+        ├── SHA256SUMS          their manifest, once all of them are complete
         ├── old/                what they replace, until all of them are in place
         └── installing          an empty file, there while files are moved
 """
@@ -37,15 +38,16 @@ class Staging:
     """A folder for unfinished files, of which there is one at a time.
 
     Attributes:
+        folder: the staging folder itself.
         new: write here.
         journal: for notes on what is complete in it.
     """
 
     def __init__(self, root: Path) -> None:
-        self._folder = staging_folder(root)
-        self._old = self._folder / "old"
-        self.new = self._folder / "new"
-        self.journal = self._folder / "journal"
+        self.folder = staging_folder(root)
+        self._old = self.folder / "old"
+        self.new = self.folder / "new"
+        self.journal = self.folder / "journal"
 
     def install(self, moves: Sequence[tuple[Path | None, Path]]) -> None:
         """Move each new file or folder to its target, in this order; None only takes the target away.
@@ -53,7 +55,7 @@ class Staging:
         What was at the targets is kept until all moves have succeeded, and put back when one fails.
         """
         self._old.mkdir(exist_ok=True)
-        (self._folder / "installing").touch()
+        (self.folder / "installing").touch()
         with ExitStack() as undo:
             for number, (new, target) in enumerate(moves):
                 target.parent.mkdir(parents=True, exist_ok=True)

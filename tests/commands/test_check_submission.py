@@ -148,7 +148,8 @@ def test_the_hint_says_what_to_convert_and_that_helps(
 def test_a_record_without_the_ids_cannot_tell_and_says_how_to_get_one_that_can(
     copy: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = Places.resolve(copy).dataset.record
+    dataset = Places.resolve(copy).dataset.root
+    file = dataset / "SHA256SUMS.json"
     value = read_json(file)
     for summary in value["result"]["splits"].values():
         del summary["missing_ids"]
@@ -156,7 +157,7 @@ def test_a_record_without_the_ids_cannot_tell_and_says_how_to_get_one_that_can(
     assert check(copy, csv_of([12, 13]), split="test_seen") == 0, "nothing was left out of it"
     assert check(copy, csv_of([14]), split="test_unseen") == 3
     said = capsys.readouterr().err
-    assert file.name in said and "2 memes of test_unseen" in said
+    assert str(dataset) in said and "2 memes of test_unseen" in said
     assert main(hinted(said, user_dir / "copy.zip")) == 0
     capsys.readouterr()
     assert checked(capsys, copy, csv_of([14, 15, 16]), 0)["usable"]

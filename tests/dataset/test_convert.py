@@ -13,7 +13,7 @@ import pytest
 
 from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.convert import Conversion, convert
-from mmf_win.dataset.record import verify_dataset
+from mmf_win.dataset.manifest import verify_dataset
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging
@@ -187,7 +187,7 @@ def test_a_copied_archive_is_known_by_its_hash(archive: Path, places: Places) ->
 
 
 @pytest.mark.parametrize("broken", ["images/img/00003.png", "annotations/dev_seen.jsonl"])
-def test_a_dataset_that_lost_a_file_is_converted_again(broken: str, archive: Path, places: Places) -> None:
+def test_a_dataset_that_lost_a_file_gets_it_back(broken: str, archive: Path, places: Places) -> None:
     convert(archive, places, ask=lambda: PASSWORD)
     (places.dataset.root / broken).unlink()
     assert not convert(archive, places, ask=lambda: PASSWORD).already_done

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage, converted, coverage
 from mmf_win.errors import DatasetError
-from mmf_win.files import read_json, write_json
+from mmf_win.integrity import Manifest
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
 from tests.worlds.memes import PHASE_1, laid_out, lay_out, memes, public_copy, without_images
@@ -87,19 +89,37 @@ def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
         coverage(by_mmf, "nobody")
 
 
-def test_a_record_of_an_earlier_mmfw_has_the_counts_alone(dataset: DatasetPaths) -> None:
-    value = read_json(dataset.record)
-    for summary in value["result"]["splits"].values():
-        del summary["missing_ids"]
-    write_json(dataset.record, value)
+def remembered(dataset: DatasetPaths) -> dict[str, Any]:
+    """What the manifest says about each split."""
+    manifest = Manifest.load(dataset.root)
+    assert manifest is not None
+    splits: dict[str, Any] = manifest.result["splits"]
+    return splits
+
+
+def remember(dataset: DatasetPaths, result: dict[str, Any]) -> None:
+    """Replace what the manifest says about the conversion."""
+    manifest = Manifest.load(dataset.root)
+    assert manifest is not None
+    replace(manifest, result=result).save()
+
+
+def without_ids(summary: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in summary.items() if key != "missing_ids"}
+
+
+def test_a_result_of_an_earlier_mmfw_has_the_counts_alone(dataset: DatasetPaths) -> None:
+    remember(dataset, {"splits": {s: without_ids(summary) for s, summary in remembered(dataset).items()}})
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
     summary = converted(dataset, "dev_seen")
     assert summary is not None and (summary.missing, summary.missing_ids) == (2, ())
 
 
 @pytest.mark.parametrize("result", [{}, {"splits": {}}, {"splits": {"dev_seen": {"of": "a later mmfw"}}}])
-def test_a_record_that_says_nothing_of_a_split_is_no_trouble(dataset: DatasetPaths, result: object) -> None:
-    write_json(dataset.record, {**read_json(dataset.record), "result": result})
+def test_a_result_that_says_nothing_of_a_split_is_no_trouble(
+    dataset: DatasetPaths, result: dict[str, Any]
+) -> None:
+    remember(dataset, result)
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, None)
 
 

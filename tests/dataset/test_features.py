@@ -59,13 +59,14 @@ def test_the_marker_can_be_added_later(user_dir: Path, places: Places) -> None:
 
 
 def test_a_second_extraction_does_nothing(
-    user_dir: Path, places: Places, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level("INFO")
     archive = packed(user_dir / "features.tar.gz")
     extract_features(archive, places, version="1")
     monkeypatch.setattr("mmf_win.unpacking.extract.open_archive", None)  # it is not even opened
     extract_features(archive, places, version="1")
-    assert "unpacked here already" in capsys.readouterr().err
+    assert "unpacked here already" in caplog.text
 
 
 def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: Places) -> None:

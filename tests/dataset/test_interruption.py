@@ -17,6 +17,7 @@ import pytest
 from mmf_win.archives import Extracted
 from mmf_win.console import Progress
 from mmf_win.dataset.convert import convert
+from mmf_win.integrity import Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.staging import Staging, staging_folder
@@ -82,12 +83,12 @@ def test_what_changed_after_an_interruption_is_extracted_again(
     with pytest.raises(KeyboardInterrupt):
         convert_until_it_is_moved(archive, places)
     here = staging_folder(places.dataset.root)
-    images = here / "new" / "img"
+    images = here / "new" / "images" / "img"
     hostile.flip_byte(images / "00001.png", 100)
     hostile.cut(images / "00002.png")
     (images / "00003.png").unlink()
     with (here / "journal").open("a", encoding="utf-8") as journal:
-        journal.write('{"name": "img/00004.png", "si')  # torn by a power cut
+        journal.write('{"name": "images/img/00004.png", "si')  # torn by a power cut
 
     again = noted(monkeypatch)
     convert(archive, places, ask=lambda: PASSWORD)
@@ -152,7 +153,7 @@ def noting(self, done):
     note(self, done)
 
 def rename(self, target):
-    if {when!r} == "moving" and target.name == "train.jsonl":
+    if {when!r} == "moving" and target.name == "images":
         die()
     os.rename(self, target)
 
@@ -174,9 +175,9 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
         check=False,
     )
     assert killed.returncode != 0
-    assert not places.dataset.record.exists()
-    assert not places.dataset.split("train").exists()
-    assert (places.dataset.images / "img").exists() == (when == "moving")
+    assert Manifest.load(places.dataset.root) is None
+    assert not places.dataset.images.exists()
+    assert places.dataset.split("train").exists() == (when == "moving")
 
     again = noted(monkeypatch)
     result = convert(archive, places, ask=lambda: PASSWORD)

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.record import verify_dataset
+from mmf_win.dataset.manifest import verify_dataset
 from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
 from tests.worlds.hostile import plain_zip
@@ -89,9 +89,7 @@ def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: Places)
     assert (places.dataset.images / "img/photos/cat.jpg").read_bytes() == image(0)
     assert convert(source, places).already_done
     assert verify_dataset(places.dataset, full=True) == []
-    assert {path.parts[0] for path in map(Path, tree(places.dataset.root))} == {
-        *("annotations", "images", "SHA256SUMS", "SHA256SUMS.json")
-    }
+    assert {path.parts[0] for path in map(Path, tree(places.dataset.root))} == {"annotations", "images"}
 
 
 @pytest.mark.parametrize("options", [{"encoding": "utf-8-sig"}, {"sep": ";"}, {"lineterminator": "\r\n"}])
@@ -129,12 +127,12 @@ def test_csv_and_json_lines_may_be_mixed(user_dir: Path, places: Places) -> None
 
 
 def test_a_csv_beside_the_same_split_as_json_lines_is_left_aside(
-    user_dir: Path, places: Places, capsys: pytest.CaptureFixture[str]
+    user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = memes(PHASE_1, top="") | {"train.csv": b"predictions"}
     convert(lay_out(files, user_dir / "a"), places)
     assert len(rows_of(places, "train")) == 6
-    assert "train.csv is left aside" in capsys.readouterr().err
+    assert "train.csv is left aside" in caplog.text
 
 
 @pytest.mark.parametrize("packed", [True, False])

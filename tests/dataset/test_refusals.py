@@ -16,9 +16,10 @@ import py7zr
 import pytest
 
 from mmf_win.console import Progress
-from mmf_win.dataset import convert as convert_module
+from mmf_win.dataset import unpack as unpack_module
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
+from mmf_win.integrity import Entry
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import (
@@ -153,10 +154,9 @@ def test_an_archive_that_is_removed_meanwhile(
     archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Progress, "advance", lambda self, amount: archive.unlink(missing_ok=True))
-    with pytest.raises(FileNotFoundError) as caught:
-        convert(archive, places, ask=lambda: PASSWORD)
-    assert caught.value.filename == str(archive)
-    assert tree(places.data_dir) == {}
+    convert(archive, places, ask=lambda: PASSWORD)  # which has it open
+    assert not archive.exists()
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:
@@ -201,17 +201,17 @@ def test_a_disk_that_fills_up_meanwhile(
     archive: Path, small_disk: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = Places.resolve(small_disk, user_dir / "save", environ={})
-    unpack = convert_module._unpack_images
+    unpack = unpack_module.unpack_chosen
 
-    def fill_the_disk_first(*arguments: Any) -> dict[str, int]:
+    def fill_the_disk_first(*arguments: Any) -> dict[str, Entry]:
         filler = (small_disk / "filler").open("wb", buffering=0)
         with filler, contextlib.suppress(OSError):
             while True:
                 filler.write(bytes(1000))
-        monkeypatch.setattr(convert_module, "require_space", lambda *_: None)
+        monkeypatch.setattr("mmf_win.unpacking.reading.require_space", lambda *_: None)
         return unpack(*arguments)
 
-    monkeypatch.setattr(convert_module, "_unpack_images", fill_the_disk_first)
+    monkeypatch.setattr(unpack_module, "unpack_chosen", fill_the_disk_first)
     with pytest.raises(OSError) as caught:
         convert(archive, places, ask=lambda: PASSWORD)
     assert caught.value.errno == errno.ENOSPC

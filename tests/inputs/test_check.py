@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ import pytest
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.dataset.record import Record
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import without_features
-from mmf_win.integrity import Checksum, Manifest, Source, record
+from mmf_win.integrity import record
 from mmf_win.paths import Places
 from tests.worlds import hostile, tiny_mmf
 
@@ -306,23 +304,6 @@ def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
     dataset.places.dataset.split("train").write_text(lines, encoding="utf-8")
     with pytest.raises(DatasetError, match=r"changed: annotations/train\.jsonl"):
         dataset.check()
-
-
-def test_a_conversion_that_nobody_has_hashed_yet_is_held_to_the_checksums_of_its_archive(
-    dataset: Dataset,
-) -> None:
-    places = dataset.places
-    root = places.dataset.root
-    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*.*")}
-    files = {name: Checksum(len(content), zlib.crc32(content)) for name, content in found.items()}
-    Record(Source("memes.zip", 1, 1, "0" * 64), files, {}).save(places.dataset.record)
-    image = root / "images" / dataset.rows("train")[0].img
-    hostile.flip_byte(image, 50)
-    with pytest.raises(DatasetError, match=f"changed: images/img/{image.name}"):
-        dataset.check(regions=False)
-    hostile.flip_byte(image, 50)
-    dataset.check(regions=False)
-    assert Manifest.load(root) is not None
 
 
 def test_features_are_found_by_the_names_that_mmf_asks_for() -> None:

@@ -61,11 +61,6 @@ def packed(path: Path, files: Files) -> Path:
     return path
 
 
-def content(folder: Path) -> Files:
-    """What is in ``folder``, but for the manifest."""
-    return {name: data for name, data in tree(folder).items() if name not in OURS}
-
-
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -82,7 +77,7 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
 
 def test_every_file_is_there_with_its_hash(archive: Path, folder: Path) -> None:
     manifest = extract_verified(archive, folder)
-    assert content(folder) == FILES
+    assert tree(folder) == FILES
     assert manifest.files == ENTRIES
     assert (manifest.basis, manifest.source) == ("archive", Source.of(archive, sha256(archive)))
     assert Manifest.load(folder) == manifest
@@ -109,25 +104,25 @@ def test_every_kind_of_tar(pack: Callable[[bytes], bytes], user_dir: Path, folde
     files = {name: data for name, data in FILES.items() if len(data) < 100_000}
     (user_dir / "archive").write_bytes(pack(gzip.decompress(tar_gz(files))))
     extract_verified(user_dir / "archive", folder)
-    assert content(folder) == files
+    assert tree(folder) == files
 
 
 def test_a_zip_and_a_folder_get_a_manifest_too(user_dir: Path, folder: Path) -> None:
     extract_verified(hostile.plain_zip(user_dir / "a.zip", FILES), folder / "zip")
     manifest = extract_verified(lay_out(FILES, user_dir / "mine"), folder / "copy")
-    assert content(folder / "zip") == content(folder / "copy") == FILES
+    assert tree(folder / "zip") == tree(folder / "copy") == FILES
     assert (manifest.files, manifest.basis) == (ENTRIES, "recorded")
 
 
 def test_members_are_chosen_and_renamed(archive: Path, folder: Path) -> None:
     extract_verified(archive, folder, choose=lambda name: {"z/last": "first"}.get(name))
-    assert content(folder) == {"first": FILES["z/last"]}
+    assert tree(folder) == {"first": FILES["z/last"]}
 
 
 def test_other_files_in_the_folder_stay(archive: Path, folder: Path) -> None:
     lay_out({"mine.txt": b"mine", "z/mine.txt": b"mine", "fc7_w.pkl": b"old"}, folder)
     extract_verified(archive, folder)
-    assert content(folder) == {**FILES, "mine.txt": b"mine", "z/mine.txt": b"mine"}
+    assert tree(folder) == {**FILES, "mine.txt": b"mine", "z/mine.txt": b"mine"}
 
 
 def test_a_second_extraction_writes_nothing(archive: Path, folder: Path, written: list[str]) -> None:
@@ -183,9 +178,9 @@ def test_a_flipped_byte_anywhere_in_the_archive(user_dir: Path) -> None:
         try:
             extract_verified(path, folder)
         except ArchiveError:
-            assert not (folder / SUMS).exists() and content(folder) == {}
+            assert not (folder / SUMS).exists() and tree(folder) == {}
         else:
-            assert content(folder) == small  # in gzip's header there is a name and a time that nobody needs
+            assert tree(folder) == small  # in gzip's header there is a name and a time that nobody needs
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside", "C:\\outside"])
@@ -249,12 +244,12 @@ def test_a_read_only_folder(archive: Path, small_disk: Path) -> None:
     folder = small_disk / "features"
     extract_verified(archive, folder)
     hostile.cut(folder / "fc7_w.pkl")
-    before = content(folder)
+    before = tree(folder)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(OSError) as caught:
         extract_verified(archive, folder)
     assert caught.value.errno == errno.EROFS
-    assert content(folder) == before
+    assert tree(folder) == before
 
 
 # --- sudden ends, and others at work -----------------------------------------------------------------------
@@ -310,7 +305,7 @@ def test_after_a_kill_nothing_looks_finished_and_the_next_one_goes_on(
 
     manifest = extract_verified(archive, folder)
     assert len(written) == again
-    assert content(folder) == FILES
+    assert tree(folder) == FILES
     assert manifest.source == Source.of(archive, sha256(archive))
     assert not staging_folder(folder).exists()
 
@@ -326,7 +321,7 @@ def test_what_was_damaged_since_the_kill_is_written_again(
         journal.write(json.dumps({"name": "z/last", "size": 5000})[:-4])  # torn by a power cut
     extract_verified(archive, folder)
     assert written == ["data.mdb", "fc7_w.pkl", "empty", "last"]
-    assert content(folder) == FILES
+    assert tree(folder) == FILES
 
 
 def test_ctrl_c_ends_all_threads_and_the_next_one_goes_on(
@@ -345,7 +340,7 @@ def test_ctrl_c_ends_all_threads_and_the_next_one_goes_on(
     written.clear()
     extract_verified(archive, folder)
     assert "data.mdb" not in written
-    assert content(folder) == FILES
+    assert tree(folder) == FILES
 
 
 def test_two_at_once_one_works_and_the_other_waits_and_says_so(
@@ -369,7 +364,7 @@ def test_two_at_once_one_works_and_the_other_waits_and_says_so(
     assert first.returncode == 0
     assert said == [f"{folder}: another mmfw is at work here; waiting for it to finish"]
     assert manifest.files == ENTRIES
-    assert content(folder) == FILES
+    assert tree(folder) == FILES
 
 
 # --- mending -----------------------------------------------------------------------------------------------
@@ -385,7 +380,7 @@ def test_only_what_is_wrong_is_unpacked_again(archive: Path, folder: Path, writt
     written.clear()
     repair(manifest, archive, wrong)
     assert written == ["fc7_w.pkl", "empty"]
-    assert content(folder) == FILES
+    assert tree(folder) == FILES
     after = identities(folder)
     kept = before.keys() - {"fc7_w.pkl", "z/empty"}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
@@ -398,7 +393,7 @@ def test_extracting_again_mends(archive: Path, folder: Path, written: list[str])
     written.clear()
     extract_verified(archive, folder)
     assert written == ["data.mdb"]
-    assert content(folder) == FILES
+    assert tree(folder) == FILES
 
 
 def test_a_mended_file_is_trusted_like_the_others(
@@ -418,13 +413,13 @@ def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: P
     manifest = extract_verified(path, folder)
     hostile.cut(folder / "first")
     repair(manifest, hostile.cut(path), verify(manifest))
-    assert content(folder) == files
+    assert tree(folder) == files
 
 
 def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Path) -> None:
     manifest = extract_verified(archive, folder)
     hostile.cut(folder / "fc7_w.pkl")
-    before = content(folder)
+    before = tree(folder)
     wrong = verify(manifest)
     other = packed(user_dir / "other.tar.gz", {**FILES, "fc7_w.pkl": b"other"})
     with pytest.raises(ArchiveError, match=r"other content in fc7_w\.pkl"):
@@ -432,7 +427,7 @@ def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Pa
     lacking = packed(user_dir / "lacking.tar.gz", {"z/last": b""})
     with pytest.raises(ArchiveError, match=r"there is no fc7_w\.pkl"):
         repair(manifest, lacking, wrong)
-    assert content(folder) == before
+    assert tree(folder) == before
     assert verify(manifest) == [Difference("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
 
 
@@ -444,4 +439,4 @@ def test_what_another_hand_unpacked_is_compared_with_the_archive(archive: Path, 
     wrong = verify(manifest)
     assert wrong == [Difference("changed", "z/last", "4 instead of 5000 bytes")]
     repair(manifest, archive, wrong)
-    assert content(folder) == FILES
+    assert tree(folder) == FILES

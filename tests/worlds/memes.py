@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
+from mmf_win.integrity import SUMS
 
 Files = dict[str, bytes]
 
@@ -129,11 +130,11 @@ def lay_out(files: Files, folder: Path) -> Path:
 
 
 def tree(folder: Path) -> Files:
-    """All files below ``folder``, except mmfw's own notes."""
+    """All files below ``folder``, except manifests and mmfw's own notes."""
     return {
         file.relative_to(folder).as_posix(): file.read_bytes()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and "mmfw" not in file.name
+        if file.is_file() and not file.name.startswith((SUMS, ".mmfw"))
     }
 
 

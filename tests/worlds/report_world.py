@@ -6,17 +6,16 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from mmf_win.crc import crc32
 from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.predictions import Prediction, write_predictions
-from mmf_win.dataset.record import Record
 from mmf_win.demo.drawing import Picture, draw
 from mmf_win.files import json_bytes
-from mmf_win.integrity import Checksum, Source
+from mmf_win.integrity import Entry, Manifest, Source
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run, RunRequest
@@ -170,6 +169,7 @@ def left_out(world: World, split: str, count: int) -> None:
     """Have the dataset be one that was converted without some memes of a split."""
     content = world.dataset.split(split).read_bytes()
     rows = len(content.splitlines())
-    files = {f"annotations/{split}.jsonl": Checksum(len(content), crc32(content))}
+    files = {f"annotations/{split}.jsonl": Entry(sha256(content).hexdigest(), len(content))}
     summary = asdict(SplitSummary(rows, None, None, count, tuple(map(str, range(count)))))
-    Record(Source("memes.zip", 1, 1, None), files, {"splits": {split: summary}}).save(world.dataset.record)
+    source = Source("memes.zip", 1, 1, None)
+    Manifest(world.dataset.root, files, "archive", source, {"splits": {split: summary}}).save()

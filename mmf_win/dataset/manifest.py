@@ -1,0 +1,100 @@
+"""The manifest of a dataset that was converted, also where mmfw 0.1.0 has converted it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mmf_win.console import Progress
+from mmf_win.crc import crc32
+from mmf_win.files import read_json
+from mmf_win.integrity import LOCK, UNKNOWN, Check, Difference, Entry, Manifest, Source, file_digest, verify
+from mmf_win.locking import locked
+from mmf_win.paths import DatasetPaths
+
+
+def verify_dataset(
+    paths: DatasetPaths, *, full: bool = False, only: Callable[[str], bool] = lambda name: True
+) -> list[Difference] | None:
+    """What is wrong with the dataset that was converted; None where no conversion has finished.
+
+    Args:
+        paths: where it is.
+        full: read every file.
+        only: which files matter, by their path below the root.
+
+    Raises:
+        DataError: the manifest cannot be understood.
+    """
+    manifest = load_manifest(paths)
+    if manifest is None:
+        return None
+    names = [name for name in manifest.files if only(name)]
+    return verify(manifest, full=full, only=names, title="Verifying the dataset")
+
+
+def load_manifest(paths: DatasetPaths) -> Manifest | None:
+    """The manifest of the dataset; None where no conversion has finished.
+
+    The record of mmfw 0.1.0 is replaced by a manifest, for which all files are read once.
+
+    Raises:
+        DataError: the manifest cannot be understood.
+    """
+    manifest = Manifest.load(paths.root)
+    if not paths.old_record.is_file():
+        return manifest
+    try:
+        manifest = _from_old_record(paths.root, read_json(paths.old_record), manifest)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return manifest  # it is of a still earlier mmfw, or none at all
+    with suppress(OSError), locked(paths.root / LOCK):
+        manifest.save()
+        paths.old_record.unlink()
+    return manifest
+
+
+def _from_old_record(root: Path, record: Any, manifest: Manifest | None) -> Manifest:
+    """A manifest with what mmfw 0.1.0 recorded: at conversion, the size and CRC-32 of each file.
+
+    It wrote a manifest without the conversion's result, and only once the files were verified.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: the record is another one.
+    """
+    if record["format"] != 2:
+        raise ValueError("a record of another format")
+    source, result = Source(**record["source"]), dict(record["result"])
+    if manifest is not None and manifest.source == source:
+        return replace(manifest, result=result)
+    files: dict[str, Entry] = {}
+    checks: dict[str, Check] = {}
+    with Progress("Verifying the dataset", sum(size for size, _ in record["files"].values())) as bar:
+        for name, (size, crc) in sorted(record["files"].items()):
+            sha256, check = _read(root / name, (size, crc), bar)
+            files[name] = Entry(sha256, size)
+            if check is not None:
+                checks[name] = check
+    return Manifest(root, files, "archive" if source.sha256 else "recorded", source, result, checks)
+
+
+def _read(path: Path, expected: tuple[int, int], bar: Progress) -> tuple[str, Check | None]:
+    """The hash of a file, if size and CRC-32 are as expected, and the state in which it was read."""
+    crc = 0
+
+    def observe(piece: bytes) -> None:
+        nonlocal crc
+        crc = crc32(piece, crc)
+
+    try:
+        before = path.stat()
+        sha256 = file_digest(path, progress=bar.advance, observe=observe).hex()
+        check = Check.now(path.stat())
+    except OSError:
+        return UNKNOWN, None
+    if (before.st_size, crc) != expected:
+        return UNKNOWN, None
+    return sha256, check if check.is_of(before) else None

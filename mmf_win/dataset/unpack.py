@@ -1,0 +1,154 @@
+"""The parts of the dataset on their way from an archive to MMF's layout: annotations first, then images."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmf_win.archives import Archive, Digest
+from mmf_win.dataset.annotations import Row, keep_rows, make_plain, read_rows
+from mmf_win.dataset.check import require_images
+from mmf_win.dataset.layout import Layout, find_images
+from mmf_win.dataset.own_memes import write_annotations
+from mmf_win.dataset.own_splits import read_tables, require_names_apart
+from mmf_win.errors import ArchiveError, DatasetError
+from mmf_win.integrity import Entry, file_digest
+from mmf_win.unpacking.reading import open_with_progress, unpack_chosen
+from mmf_win.unpacking.staging import Staging
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """What lies in the staging folder now, in MMF's layout.
+
+    Attributes:
+        rows: split → its memes, also those whose image is missing.
+        images: the images that there are, by the names in annotations.
+        files: path below the dataset's root, with ``/`` → what that file is.
+        sha256: of the archive; None for a folder, and where only some files were wanted.
+    """
+
+    rows: Mapping[str, list[Row]]
+    images: Collection[str]
+    files: Mapping[str, Entry]
+    sha256: str | None
+
+
+def unpack(
+    archive: Archive,
+    layout: Layout,
+    here: Staging,
+    *,
+    allow_missing: bool,
+    only: Collection[str] | None = None,
+) -> Unpacked:
+    """Write annotations and images to the staging folder.
+
+    Args:
+        archive: opened.
+        layout: where things are in it.
+        here: the staging folder.
+        allow_missing: leave out rows whose image is missing instead of refusing the archive.
+        only: the files that are wanted, by their path below the dataset's root; annotations are written
+            in any case.
+
+    Raises:
+        ArchiveError: the archive is damaged or hostile.
+        DatasetError: the parts disagree.
+        ResourceError: the images do not fit on the disk.
+    """
+    digest = hashlib.sha256() if only is None and archive.path.is_file() else None
+    rows, own_images = _unpack_annotations(archive, layout, here)
+    with _image_archive(archive, layout, here, digest) as (holder, images):
+        images = {**images, **(own_images if holder is archive else {})}
+        if not images:
+            raise DatasetError(f"{archive.path}: there are annotations in it, but no images")
+        if not allow_missing:
+            require_images(archive.path, rows, images)
+        if layout.tables:
+            require_names_apart(images, {row.img for listed in rows.values() for row in listed})
+        targets = {member: f"images/{image}" for image, member in images.items()}
+        if only is not None:
+            targets = {member: target for member, target in targets.items() if target in only}
+        files = unpack_chosen(holder, targets.get, here, "Converting", digest if holder is archive else None)
+    for split, listed in rows.items():
+        name = f"annotations/{split}.jsonl"
+        kept = [row for row in listed if row.img in images]
+        if len(kept) < len(listed):
+            keep_rows(here.new / name, kept)
+        files[name] = Entry(file_digest(here.new / name).hex(), (here.new / name).stat().st_size)
+    return Unpacked(rows, images.keys(), files, None if digest is None else digest.hexdigest())
+
+
+def _unpack_annotations(
+    archive: Archive, layout: Layout, here: Staging
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """Write the annotations before the images: what is wrong with them shows within a second.
+
+    Returns:
+        the rows of each split; and image → member, for those that the user's own tables name.
+    """
+    for name in layout.ignored:
+        _log.warning("%s is left aside, since the same split is there as .jsonl", name)
+    staged = {
+        split: here.new / "annotations" / f"{split}{'.csv' if split in layout.tables else '.jsonl'}"
+        for split in layout.annotations
+    }
+    for _ in archive.extract({member: staged[split] for split, member in layout.annotations.items()}):
+        pass
+    shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
+    rows = {
+        split: read_rows(file, shown=shown[split])
+        for split, file in staged.items()
+        if split not in layout.tables
+    }
+    for split in rows:
+        if make_plain(staged[split]):
+            member = layout.annotations[split]
+            _log.warning("%s: converted to one JSON object a line in plain UTF-8, as MMF reads it", member)
+            rows[split] = read_rows(staged[split])
+    taken = {row.id for listed in rows.values() for row in listed}
+    names = {member.name for member in archive.members}
+    own, images = read_tables(staged, layout.tables, archive.path, names, taken)
+    for split, listed in own.items():
+        staged[split].unlink()
+        path = here.new / "annotations" / f"{split}.jsonl"
+        write_annotations(path, listed)
+        rows[split] = read_rows(path, shown=shown[split])
+    return {split: rows[split] for split in layout.annotations}, images
+
+
+@contextmanager
+def _image_archive(
+    archive: Archive, layout: Layout, here: Staging, digest: Digest | None
+) -> Iterator[tuple[Archive, dict[str, str]]]:
+    """The archive that holds the images, which may be one inside the other, and image → member in it."""
+    if layout.packed_images is None:
+        yield archive, layout.images
+        return
+    packed = Path(layout.packed_images).name
+    # When an earlier start has unpacked it already, this one still reads the whole archive to know its hash.
+    choose = {layout.packed_images: packed}.get
+    unpack_chosen(archive, choose, here, "Unpacking the images' archive", digest)
+    path = here.new / packed
+    with (
+        _told_as(f"{archive.path}: member {layout.packed_images}", path),
+        open_with_progress(path) as inner,
+    ):
+        yield inner, find_images(member.name for member in inner.members)
+    path.unlink()
+
+
+@contextmanager
+def _told_as(name: str, path: Path) -> Iterator[None]:
+    """Errors about the archive at ``path``, which the user has never seen, call it ``name``."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise ArchiveError(str(error).replace(str(path), name), hint=error.hint) from error
