@@ -1,4 +1,4 @@
-"""From the file that MMF's predict wrote to one that can be trusted.
+"""Predictions: their progress while MMF makes them, and afterwards a file that can be trusted.
 
 MMF repeats and reorders rows when several GPUs predict (its sampler fills up the last batch), and names no
 row that it lost. The result here has exactly the annotation file's ids, in its order, or is not written.
@@ -7,15 +7,49 @@ row that it lost. The result here has exactly the annotation file's ids, in its 
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import count_rows, read_rows
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions, write_predictions
 from mmf_win.errors import DataError
 from mmf_win.files import replacing
 from mmf_win.protocol import AttemptRequest
+
+if TYPE_CHECKING:
+    from mmf_win.worker.hooks.observer import Observer
+
+_INTERVAL = 1.0
+
+
+def watch_scoring(observer: Observer) -> None:
+    """Tell ``observer`` of each batch that is scored, and once a second how many rows are predicted."""
+    from mmf.common.test_reporter import TestReporter
+
+    prepare, add = TestReporter.prepare_batch, TestReporter.add_to_report
+
+    def prepared(self: Any, batch: Any) -> Any:
+        observer.heartbeat()
+        return prepare(self, batch)
+
+    TestReporter.prepare_batch = prepared
+    if observer.request.annotations is None:
+        return
+    total = count_rows(Path(observer.request.annotations))
+    next_event = time.monotonic()
+
+    def counted(self: Any, report: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal next_event
+        add(self, report, model, *args, **kwargs)
+        done = len(self.report)
+        if done >= total or time.monotonic() >= next_event:
+            next_event = time.monotonic() + _INTERVAL
+            observer.event("predict", done=done, total=total)
+
+    TestReporter.add_to_report = counted
 
 
 def collect(request: AttemptRequest) -> None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from mmf_win.protocol import AttemptRequest
 from mmf_win.upstream.versions import has_key
 from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop
 
 
@@ -25,4 +26,4 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
     observer = Observer(request, stop)
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     import_module(f"mmf_win.worker.hooks.{adapter}").register(observer)
-    import_module("mmf_win.worker.hooks.reporter").register(observer)
+    watch_scoring(observer)

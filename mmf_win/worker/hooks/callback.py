@@ -10,11 +10,10 @@ from mmf.trainers.callbacks import checkpoint
 from mmf.trainers.callbacks.base import Callback
 from mmf.utils.general import get_batch_size
 
-from mmf_win.worker.hooks import checkpoints, microbatch
-from mmf_win.worker.hooks.finite import check_losses
-from mmf_win.worker.hooks.fitting import MicroBatch
+from mmf_win.worker.hooks import checkpoints, splitting
+from mmf_win.worker.hooks.guards import check_losses, require_all_weights
+from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.weights import guard
 
 _observer: Observer
 
@@ -32,7 +31,7 @@ class Watch(Callback):  # type: ignore[misc]
 
     def __init__(self, config: Any, trainer: Any, **_: Any) -> None:
         super().__init__(config, trainer)
-        guard(trainer.model)
+        require_all_weights(trainer.model)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
         self._micro: MicroBatch
         self._whole = trainer.run_training_batch
@@ -42,7 +41,7 @@ class Watch(Callback):  # type: ignore[misc]
     def on_init_end(self, **kwargs: Any) -> None:
         """The model is spread over the GPUs; it may have to score a batch in parts."""
         if _observer.request.eval_batch is not None:
-            microbatch.evaluate_in_parts(self.trainer.model, _observer.request.eval_batch)
+            splitting.evaluate_in_parts(self.trainer.model, _observer.request.eval_batch)
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins."""
@@ -83,20 +82,20 @@ class Watch(Callback):  # type: ignore[misc]
             _observer.validated(self.trainer, kwargs["meter"], final=True)
 
     def _continue(self) -> None:
-        """Mark the trainer's validations, and let it begin with one that was cut off."""
-        trainer, continuation = self.trainer, self._checkpoint.continuation
+        """Mark the trainer's validations, and let it begin with one that was interrupted."""
+        trainer, resume_state = self.trainer, self._checkpoint.resume_state
         evaluate, train = trainer.evaluation_loop, trainer.run_training_epoch
 
         def evaluation_loop(dataset_type: str, *args: Any, **kwargs: Any) -> Any:
-            with continuation.validating():
+            with resume_state.validating():
                 return evaluate(dataset_type, *args, **kwargs)
 
         def run_training_epoch() -> None:
-            if not continuation.catch_up(self._validate):
+            if not resume_state.validate_if_due(self._validate):
                 train()
 
         trainer.evaluation_loop, trainer.run_training_epoch = evaluation_loop, run_training_epoch
-        trainer.batches_left = continuation.batches_left
+        trainer.batches_left = resume_state.batches_left
 
     def _validate(self) -> bool:
         """A validation as MMF's training loop has it; True when it stops early."""
@@ -108,16 +107,16 @@ class Watch(Callback):  # type: ignore[misc]
 
     def _in_parts(self, batch: Any, divisor: float) -> Any:
         """MMF's own step for each part of the batch; it divides each loss by the part's divisor."""
-        parts = microbatch.split(convert_batch_to_sample_list(batch), self._micro.limit)
+        parts = splitting.split(convert_batch_to_sample_list(batch), self._micro.limit)
         report = self._part(*parts[0], divisor, last=len(parts) == 1)
         for number, (share, rows) in enumerate(parts[1:], start=2):
             part = self._part(share, rows, divisor, last=number == len(parts))
-            microbatch.add_to_report(report, part, self.trainer.metrics.required_params)
+            splitting.add_to_report(report, part, self.trainer.metrics.required_params)
             del part  # the next one needs its memory
         return report
 
     def _part(self, share: float, rows: Any, divisor: float, *, last: bool) -> Any:
-        with microbatch.synchronized(self.trainer.model, last):
+        with splitting.synchronized(self.trainer.model, last):
             return self._whole(rows, divisor / share).detach()
 
     def _check_losses(self, report: Any) -> None:

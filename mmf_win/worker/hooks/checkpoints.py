@@ -1,8 +1,8 @@
-"""MMF's checkpoint object, with a safe way to the disk, and with more of what a run needs to go on.
+"""MMF's checkpoint object, with safe writes, and with more of what a run needs to resume.
 
 MMF decides when to save and what of the model is in a file. Added are: one write instead of three, each file
-whole at every moment, the removal of old ones, and under the key ``mmfw`` what a
-:class:`~mmf_win.worker.hooks.continuation.Continuation` needs. On going on, the best validation is what it
+intact at every moment, the removal of old ones, and under the key ``mmfw`` what a
+:class:`~mmf_win.worker.hooks.resume.ResumeState` holds. After resuming, the best validation is what it
 was, of which MMF forgets the update.
 """
 
@@ -21,11 +21,10 @@ from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 from mmf_win.errors import CheckpointError
 from mmf_win.integrity import torch_file
 from mmf_win.upstream.checkpoint_files import counts, numbered
-from mmf_win.worker.hooks.continuation import Continuation
-from mmf_win.worker.hooks.finite import check_weights
-from mmf_win.worker.hooks.loading import loading
+from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading
+from mmf_win.worker.hooks.guards import check_weights
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.single_write import SingleWrite
+from mmf_win.worker.hooks.resume import ResumeState
 from mmf_win.worker.outcome import WeightsMissing
 
 _KEY = "mmfw"
@@ -40,10 +39,10 @@ def register(observer: Observer, module: Any) -> None:
 
 
 class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
-    """Saves safely, and goes on with all that was saved.
+    """Saves safely, and resumes with all that was saved.
 
     Attributes:
-        continuation: what this run needs to go on; None in a prediction.
+        resume_state: what this run needs to resume; None in a prediction.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -52,9 +51,9 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._loaded: dict[str, Any] = {}
         self._starting = False
         self._file: Any = None
-        self.continuation: Continuation | None = None
+        self.resume_state: ResumeState | None = None
         if _observer.request.action == "train":
-            self.continuation = Continuation(trainer)
+            self.resume_state = ResumeState(trainer)
             if _observer.is_main:
                 self._remove_torn()
 
@@ -67,7 +66,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         check_weights(self.trainer.model, update)
         _observer.saving(update)
         write = SingleWrite(names=3 if update_best else 2)
-        state = self.continuation.state() if self.continuation else None
+        state = self.resume_state.state() if self.resume_state else None
 
         def write_all(value: dict[str, Any], path: Path) -> None:
             write(value if state is None else {**value, _KEY: state}, path)
@@ -84,18 +83,18 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             super().finalize()
 
     def load_state_dict(self) -> None:
-        """Load what the configuration names, and go on with what MMF leaves out."""
+        """Load what the configuration names, and restore what MMF leaves out."""
         self._starting = True
         with loading(trust=_observer.request.trust), self._named():
             super().load_state_dict()
         self._starting = False
         loaded, self._loaded = self._loaded, {}
         counted = self.trainer.num_updates
-        if self.continuation is None or not counted or loaded.get("num_updates") != counted:
+        if self.resume_state is None or not counted or loaded.get("num_updates") != counted:
             return
         self._restore_best()
-        if _KEY in loaded and not self.continuation.go_on(loaded[_KEY]):
-            _observer.event("note", text="the training rows are others now; their order is drawn anew")
+        if _KEY in loaded and not self.resume_state.resume(loaded[_KEY]):
+            _observer.event("note", text="the training rows have changed; their order is drawn again")
 
     def restore(self) -> None:
         """Put the best checkpoint back, which is this run's own and needs no trust."""

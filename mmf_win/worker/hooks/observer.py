@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from mmf_win.protocol import AttemptRequest, EventLog
-from mmf_win.worker.hooks.curves import Curves
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
 
 if TYPE_CHECKING:
-    from mmf_win.worker.hooks.fitting import MicroBatch
+    from mmf_win.worker.hooks.micro_batch import MicroBatch
 
 _HEARTBEAT = 1.0
+_CURVES = ("loss", "lr", "updates_per_s", "max_mem_mib")
 
 
 class Observer:
@@ -147,6 +148,46 @@ class Observer:
         if _ranks() > 1:  # one that left before the first has saved would end them all
             torch.distributed.barrier()
         raise StopRequested(f"stopped at update {self._trainer.num_updates}, which is saved")
+
+
+class Curves:
+    """The numbers in the events of training, for TensorBoard; nothing where tensorboard is not installed.
+
+    MMF's own ``training.tensorboard`` writes the loss alone, into folders whose names Windows refuses.
+
+    Args:
+        folder: the run's, so that TensorBoard shows the run's id.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Take an event in; its update is TensorBoard's step."""
+        if kind == "train_started":
+            self._begin(values["update"])
+        if self._writer is None:
+            return
+        if kind == "train":
+            self._add(values["update"], {f"train/{key}": values.get(key) for key in _CURVES})
+        elif kind == "val" and not values.get("final"):
+            metrics = {key.removeprefix("hateful_memes/"): value for key, value in values["metrics"].items()}
+            self._add(values["update"], {f"val/{key}": value for key, value in metrics.items()})
+
+    def _begin(self, update: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        # What an earlier attempt wrote after this update is no longer shown.
+        self._writer = SummaryWriter(str(self._folder), purge_step=update + 1)
+
+    def _add(self, update: int, scalars: Mapping[str, float | None]) -> None:
+        for name, value in scalars.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, update)
+        self._writer.flush()  # a worker may be killed at any time
 
 
 def distributed() -> bool:

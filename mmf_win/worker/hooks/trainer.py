@@ -12,11 +12,10 @@ from mmf.trainers.base_trainer import BaseTrainer
 from mmf.utils.general import get_batch_size
 from mmf.utils.timer import Timer
 
-from mmf_win.worker.hooks import checkpoints, microbatch
-from mmf_win.worker.hooks.finite import check_losses
-from mmf_win.worker.hooks.fitting import MicroBatch
+from mmf_win.worker.hooks import checkpoints, splitting
+from mmf_win.worker.hooks.guards import check_losses, require_all_weights
+from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.weights import guard
 
 _observer: Observer
 
@@ -39,37 +38,37 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         """Spread the model over the GPUs; it may have to score a batch in parts."""
         super().parallelize_model()
         if _observer.request.eval_batch is not None:
-            microbatch.evaluate_in_parts(self.model, _observer.request.eval_batch)
+            splitting.evaluate_in_parts(self.model, _observer.request.eval_batch)
 
     def predict(self, dataset_type: str) -> None:
-        """Predict, having said so."""
+        """Report that prediction starts, and predict."""
         _observer.prediction_started(self, get_batch_size())
         super().predict(dataset_type)
 
     def load_extras(self) -> None:
-        """Guard the model before MMF loads a checkpoint into it, and go on in the learning-rate schedule.
+        """Guard the model before MMF loads a checkpoint into it, and resume the learning-rate schedule.
 
         MMF begins the schedule anew, and so makes one update at its first rate.
         """
-        guard(self.model)
+        require_all_weights(self.model)
         super().load_extras()
         if self.num_updates and self.lr_scheduler is not None:
             self.lr_scheduler.step(self.num_updates - 1)
 
     def train(self) -> None:
-        """Train, having said so, and having done a validation that was cut off."""
+        """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
             self._micro = MicroBatch(_observer.request, self)
             _observer.training_started(self, self.max_updates, self._micro, self._save)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
-            if self.checkpoint.continuation.catch_up(self._try_full_validation):
+            if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
                 self.finalize()
                 return
         super().train()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, as what a run may go on from."""
-        with self.checkpoint.continuation.validating():
+        """Evaluate; a run that is interrupted here repeats the evaluation when it resumes."""
+        with self.checkpoint.resume_state.validating():
             return super().evaluate(*args, **kwargs)
 
     def inference(self) -> None:
@@ -80,7 +79,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _forward_pass(self, batch: Any) -> Any:
         if self.model.training:
-            return self._forward_and_backward(microbatch.split(batch, self._micro.limit))
+            return self._forward_and_backward(splitting.split(batch, self._micro.limit))
         _observer.heartbeat()
         report = super()._forward_pass(batch)
         # The scores of the whole set are kept until its end.
@@ -99,12 +98,12 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         report = self._part(*parts[0], last=len(parts) == 1)
         for number, (share, rows) in enumerate(parts[1:], start=2):
             last = number == len(parts)
-            microbatch.add_to_report(report, self._part(share, rows, last=last), self.metrics.required_params)
+            splitting.add_to_report(report, self._part(share, rows, last=last), self.metrics.required_params)
         report.losses = {key: loss.requires_grad_() for key, loss in report.losses.items()}
         return report
 
     def _part(self, share: float, rows: Any, *, last: bool) -> Any:
-        with microbatch.synchronized(self.model, last):
+        with splitting.synchronized(self.model, last):
             report = super()._forward_pass(rows)
             check_losses(report.losses, self.num_updates + 1)
             (self._extract_loss(report) * share).backward()
@@ -115,7 +114,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         return report
 
     def _backward(self, loss: Any) -> None:
-        with microbatch.gradients_kept(self.optimizer):
+        with splitting.gradients_kept(self.optimizer):
             super()._backward(loss)
         if self._micro.update_ends():
             _observer.micro_batch_changed(self._micro)

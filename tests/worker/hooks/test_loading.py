@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mmf_win.errors import CheckpointError  # noqa: E402
 from mmf_win.integrity import torch_file  # noqa: E402
-from mmf_win.worker.hooks.loading import loading  # noqa: E402
+from mmf_win.worker.hooks.checkpoint_io import loading  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mmf_win.errors import ResourceError  # noqa: E402
 from mmf_win.integrity import torch_file  # noqa: E402
-from mmf_win.worker.hooks.single_write import SingleWrite, tensor_bytes  # noqa: E402
+from mmf_win.worker.hooks.checkpoint_io import SingleWrite, tensor_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -54,7 +54,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mmf_win.worker.hooks import fitting, single_write
+from mmf_win.worker.hooks import checkpoint_io, micro_batch
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1}
@@ -190,7 +190,7 @@ def _save(self: Any, *args: Any, _original: Any = Checkpoint.save, **kwargs: Any
     strike("saved", folder=self.ckpt_foldername, model=self.trainer.model)
 
 
-def _write(*args: Any, _original: Any = single_write._save, **kwargs: Any) -> None:
+def _write(*args: Any, _original: Any = checkpoint_io._save, **kwargs: Any) -> None:
     _original(*args, **kwargs)
     strike("writing")
 
@@ -227,7 +227,7 @@ class _FakeMeter:
 
 for _fault in _FAULTS:
     if _fault["at"] == "meter":
-        fitting.meter_of = lambda _device, rows=_fault["above"]: _FakeMeter(rows)  # type: ignore[misc]
+        micro_batch.meter_of = lambda _device, rows=_fault["above"]: _FakeMeter(rows)  # type: ignore[misc]
 
 if _FAULTS:
     BaseModel.__call__ = _forward
@@ -237,5 +237,5 @@ if _FAULTS:
     register_optimizer_step_post_hook(_stepped)
     Checkpoint.load_state_dict = _load
     Checkpoint.save = _save
-    single_write._save = _write
+    checkpoint_io._save = _write
     torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from mmf_win.paths import is_portable
 from tests.worlds.event_files import steps
 
 with suppress(ImportError):  # where the extra `train` is not installed, these tests are not run
-    from mmf_win.worker.hooks.curves import Curves
+    from mmf_win.worker.hooks.observer import Curves
 
 pytestmark = pytest.mark.torch
 

@@ -1,15 +1,22 @@
-"""Files of torch's that take their place whole or not at all, and the same content under many names once.
+"""Reading and writing torch's files.
 
 MMF writes each checkpoint up to three times, straight to its final names. Here the first name gets the bytes,
 under a temporary name at first, and the others become hard links to it, or copies where there are none.
+
+A pickle can run any code, so files are read as tensors and plain values only, unless the user trusts a file.
+Newer versions of torch refuse unknown classes by default, older ones do not; here all of them refuse.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import pickle
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,9 +25,51 @@ from mmf_win.errors import CheckpointError, ResourceError
 from mmf_win.files import free_space, replacing, share
 from mmf_win.integrity import torch_file
 
-_save = torch.save  # the real one, whoever stands in for it while MMF saves
+# The real ones, whatever replaces them while MMF loads and saves.
+_load, _save = torch.load, torch.save
+_REFUSED = re.compile(r"Unsupported (?:global: GLOBAL|class|operand) ([\w.]+)")
+_DAMAGED = ("unexpected EOF", "PytorchStreamReader")  # what torch says in errors of no kind of its own
 _OVERHEAD = 4 << 20  # what a file holds beside tensors: MMF's configuration, the zip's directory and padding
 _LITTLE = 1 << 20  # with less than this left, it is the disk that a write failed for
+
+
+@contextmanager
+def loading(*, trust: bool) -> Iterator[None]:
+    """Inside the block, ``torch.load`` reads plain values only.
+
+    Args:
+        trust: load whatever the file holds, as the user asked for.
+    """
+
+    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
+        name = str(file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", file))
+        try:
+            return _load(file, *args, **{**kwargs, "weights_only": not trust})
+        except pickle.UnpicklingError as error:
+            if not trust and (refused := _REFUSED.search(str(error))):
+                raise CheckpointError(
+                    f"{name} holds {refused[1]}, and loading that could run any code",
+                    hint="if you trust where the file comes from, repeat the command with --trust",
+                ) from error
+            _refuse(name, error)
+        # A class that is gone or has changed, or a file that is cut off.
+        except (ImportError, AttributeError, TypeError, LookupError, EOFError, struct.error) as error:
+            _refuse(name, error)
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _DAMAGED):
+                raise
+            _refuse(name, error)
+
+    torch.load = load  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.load = _load
+
+
+def _refuse(name: str, error: Exception) -> NoReturn:
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    raise CheckpointError(f"{name} cannot be loaded ({reason.splitlines()[0]})") from error
 
 
 class SingleWrite:

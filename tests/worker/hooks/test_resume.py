@@ -39,11 +39,11 @@ def trained(order: Any, trainer: Any, batches: Any, count: int | None = None) ->
 def begin(seed: int, loader: Any, iteration: int = 0) -> tuple[Any, Any]:
     import torch
 
-    from mmf_win.worker.hooks.row_order import follow
+    from mmf_win.worker.hooks.resume import track_row_order
 
     torch.manual_seed(seed)
     trainer = SimpleNamespace(current_iteration=iteration, current_epoch=0)
-    return follow(loader, trainer), trainer
+    return track_row_order(loader, trainer), trainer
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(4, 0), (4, 2), (3, 0)])
@@ -59,7 +59,7 @@ def test_the_order_goes_on_within_an_epoch_also_with_other_batches(batch_size: i
     position = order.position()
     second = loader(batch_size, workers=workers)
     order, trainer = begin(2, second, iteration=trainer.current_iteration)
-    assert order.go_on(position, lambda: None)
+    assert order.resume(position, lambda: None)
     assert order.position() == position, "as long as nothing has been drawn"
     assert trained(order, trainer, second) == expected[8:]
     assert trainer.current_epoch == 1
@@ -71,13 +71,13 @@ def test_among_another_number_of_rows_nothing_goes_on() -> None:
     order, trainer = begin(1, first)
     trained(order, trainer, first, count=1)
     other, _ = begin(1, loader(4, rows=_ROWS + 1))
-    assert not other.go_on(order.position(), lambda: None)
+    assert not other.resume(order.position(), lambda: None)
 
 
 def test_a_loader_of_batches_that_are_not_made_of_rows_is_left_alone() -> None:
     import torch
 
-    from mmf_win.worker.hooks.row_order import follow
+    from mmf_win.worker.hooks.resume import track_row_order
 
     whole = torch.utils.data.DataLoader(list(range(4)), batch_size=None)  # type: ignore[arg-type]
-    assert follow(whole, SimpleNamespace()) is None
+    assert track_row_order(whole, SimpleNamespace()) is None

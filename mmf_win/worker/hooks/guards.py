@@ -1,4 +1,4 @@
-"""A stop before a NaN reaches the weights, and before such weights reach a checkpoint."""
+"""Guards that end a run: against losses and weights that are no numbers, and weights that were not loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmf_win.worker.outcome import Diverged
+from mmf_win.worker.outcome import Diverged, WeightsMissing
 
 
 def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
@@ -42,3 +42,22 @@ def check_weights(model: nn.Module, update: int) -> None:
 
 def _finite(weight: Any) -> bool:
     return bool(torch.isfinite(weight.detach()).all())
+
+
+def require_all_weights(model: nn.Module) -> None:
+    """Make ``model.load_state_dict`` raise :class:`WeightsMissing` when it leaves a parameter unset.
+
+    MMF loads with ``strict=False``, and would evaluate a model with a random head as if it had been trained.
+    """
+    model.register_load_state_dict_post_hook(_refuse_missing)  # type: ignore[no-untyped-call]
+
+
+def _refuse_missing(model: nn.Module, keys: Any) -> None:
+    parameters = dict(model.named_parameters())
+    missing = [key for key in keys.missing_keys if key in parameters]
+    if missing:
+        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise WeightsMissing(
+            f"the checkpoint lacks {len(missing)} of the model's {len(parameters)} parameters ({some})",
+            hint="name a checkpoint of this very model and configuration",
+        )

@@ -1,0 +1,208 @@
+"""What a run needs beyond MMF's checkpoint to resume as if it had not been interrupted.
+
+That is: the state of every random generator, the position among the training rows, and the last validation.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import BatchSampler, Sampler
+
+from mmf_win.worker.hooks.observer import distributed
+
+State = dict[str, Any]
+"""Tensors and plain values only, which ``torch.load`` reads with ``weights_only``."""
+
+
+class ResumeState:
+    """The random generators, the position among the training rows, and the last validation of a training.
+
+    Args:
+        trainer: MMF's.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._loader = _loader(trainer)
+        self._order = track_row_order(self._loader, trainer)
+        self._validated: int | None = None
+        self._before_validation: State | None = None
+        self._random: State | None = None
+
+    def state(self) -> State | None:
+        """What a checkpoint stores; None before the first row."""
+        position = self._order.position() if self._order else None
+        if position is None:
+            return None
+        return {
+            "position": position,
+            "random": self._before_validation or random_state(),
+            "validated": self._validated,
+        }
+
+    def resume(self, state: State) -> bool:
+        """Resume from ``state``; False where the rows are others now, so that their order is drawn anew.
+
+        Each of several ranks has random generators of its own, of which a checkpoint holds only those of the
+        first: there, all keep what they have.
+        """
+        self._random = random_state() if distributed() else state["random"]
+        self._validated = state["validated"]
+        return self._order is not None and self._order.resume(state["position"], lambda: self._random)
+
+    def batches_left(self) -> int:
+        """How many batches the pass over the rows has that begins next."""
+        return len(self._loader) - (self._order.batches_skipped() if self._order else 0)
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """Around each validation: one that was interrupted counts as not done, and is repeated."""
+        self._before_validation = random_state()
+        try:
+            yield
+            self._validated = self._trainer.num_updates
+        finally:
+            self._before_validation = None
+
+    def validate_if_due(self, validate: Callable[[], bool]) -> bool:
+        """Do the validation that the interrupted run did not finish, before training resumes.
+
+        Args:
+            validate: does it; True when it ends training.
+
+        Returns:
+            Whether training has ended.
+        """
+        update = self._trainer.num_updates
+        due = update % self._trainer.config.training.evaluation_interval == 0
+        if self._random is None or not due or self._validated == update:
+            return False
+        set_random_state(self._random)
+        ends = validate()
+        self._random = random_state()
+        return ends
+
+
+def _loader(trainer: Any) -> Any:
+    """The DataLoader of the training rows; there is one dataset."""
+    loaders = trainer.train_loader.loaders
+    return next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
+
+
+class RowOrder(Sampler[int]):
+    """Wraps a sampler and knows how far training has come in its pass over the rows.
+
+    A sampler draws the order of a pass when it begins, from torch's generator. So that generator's state at
+    that moment and the number of rows since then are the position.
+
+    Args:
+        sampler: draws the order.
+        batch_size: rows a batch.
+        trainer: counts ``current_iteration``, the batches of all passes, and ``current_epoch``.
+    """
+
+    def __init__(self, sampler: Any, batch_size: int, trainer: Any) -> None:
+        self._sampler = sampler
+        self._batch_size = batch_size
+        self._trainer = trainer
+        self._drawn_from: torch.Tensor | None = None
+        self._rows_before = 0
+        self._batches_before = 0
+        self._epoch = 0
+        self._next: tuple[State, Callable[[], State | None]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        position, self._next = self._next, None
+        if position is not None:
+            torch.set_rng_state(position[0]["drawn_from"].cpu())
+        self._drawn_from = torch.get_rng_state()
+        self._rows_before = position[0]["rows"] if position else 0
+        self._batches_before = self._trainer.current_iteration
+        self._epoch = self._trainer.current_epoch
+        rows = iter(self._sampler)
+        for _ in islice(rows, self._rows_before):
+            pass
+        if position is not None and (random := position[1]()) is not None:
+            set_random_state(random)
+        yield from rows
+
+    def position(self) -> State | None:
+        """Where training is; None before the first row."""
+        if self._next is not None:
+            return self._next[0]
+        if self._drawn_from is None:
+            return None
+        batches = self._trainer.current_iteration - self._batches_before
+        return {
+            "epoch": self._epoch,
+            "drawn_from": self._drawn_from,
+            "rows": min(self._rows_before + batches * self._batch_size, len(self)),
+            "of": len(self),
+        }
+
+    def resume(self, position: State, random: Callable[[], State | None]) -> bool:
+        """Begin the next pass at ``position``.
+
+        Args:
+            position: of :meth:`position`.
+            random: tells the state of the generators with which the first row is loaded.
+
+        Returns:
+            False where it is a position among another number of rows, so that training cannot resume there.
+        """
+        if position["of"] != len(self):
+            return False
+        self._next = position, random
+        self._trainer.current_epoch = position["epoch"] - 1  # MMF adds one as it begins
+        return True
+
+    def batches_skipped(self) -> int:
+        """How many batches the next pass leaves out, as training has had them."""
+        return math.ceil(self._next[0]["rows"] / self._batch_size) if self._next else 0
+
+
+def track_row_order(loader: Any, trainer: Any) -> RowOrder | None:
+    """Put a :class:`RowOrder` into a DataLoader; None where it has no sampler of single rows."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(batch_sampler, BatchSampler):
+        return None
+    order = RowOrder(batch_sampler.sampler, batch_sampler.batch_size, trainer)
+    batch_sampler.sampler = order
+    return order
+
+
+def random_state() -> State:
+    """The state of Python's, NumPy's and torch's generators, and of each GPU's."""
+    numbers: Any = numpy.random.get_state()
+    name, key, *rest = numbers
+    return {
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(key.astype(numpy.int64)), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: State) -> None:
+    """Put the generators back into a state of :func:`random_state`.
+
+    Those of GPUs are left as they are where there are more or fewer of them now.
+    """
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, key, *rest = state["numpy"]
+    numpy.random.set_state((name, key.cpu().numpy().astype(numpy.uint32), *rest))
+    torch.set_rng_state(state["torch"].cpu())
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([each.cpu() for each in state["cuda"]])
