@@ -48,7 +48,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
 def _ask(folder: Path, walk: bool) -> list[str]:
     require_packages("lmdb")
     words = [str(folder), *(["--walk"] if walk else [])]
-    found, code = answer_of("mmf_win.worker.feature_keys", *words)
+    found, code = answer_of("mmf_win.worker.feature_lmdb", *words)
     if found is None:  # reading what is not there ends the process
         found = {"problem": f"it cannot be read to its end (exit code {code})"}
     if "problem" in found:

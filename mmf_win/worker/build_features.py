@@ -21,8 +21,8 @@ from mmf_win.console import Progress
 from mmf_win.errors import DatasetError, Interrupted, MmfwError, ResourceError
 from mmf_win.files import write_json
 from mmf_win.unpacking.staging import require_space
-from mmf_win.worker import feature_keys, feature_lmdb
-from mmf_win.worker.npy_pairs import find_pairs, info_of, read_record, reading, regions_of, unpickled
+from mmf_win.worker import feature_lmdb
+from mmf_win.worker.feature_files import find_pairs, info_of, read_record, reading, regions_of, unpickled
 
 
 def main(target: str, base: str, force: str, *folders_and_output: str) -> int:
@@ -65,7 +65,7 @@ def build(target: Path, base: Path | None, folders: Sequence[Path], *, force: bo
         known: list[str] = []
         old: Any = None
         if base:
-            known = feature_keys.read(base, walk=False)
+            known = feature_lmdb.read_keys(base, walk=False)
             options = {"readonly": True, "lock": False, "readahead": False}
             environment = stack.enter_context(lmdb.open(str(base), **options))
             old = stack.enter_context(environment.begin())

@@ -1,19 +1,29 @@
-"""Writes region features as MMF reads them: an LMDB with one pickled dictionary an image.
+"""Region features in MMF's format: an LMDB with one pickled dictionary an image.
 
 The format is that of MMF's ``tools/scripts/features/lmdb_conversion.py``, read back by its
 ``LMDBFeatureReader``: under ``keys`` the pickled list of all keys, and under each key, which is the image's
 file name without its suffix, ``feature_path``, ``features`` (regions × 2048, float32), ``bbox`` (regions × 4,
 in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
+
+The parent reads one in a process of its own, since a truncated file kills whoever maps it:
+``python -m mmf_win.worker.feature_lmdb FOLDER [--walk] OUTPUT``. ``OUTPUT`` is JSON: under ``keys`` the
+images that it has features of, or under ``problem`` what is wrong with it. ``--walk`` reads every record.
 """
 
 from __future__ import annotations
 
+import io
 import mmap
 import pickle
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import lmdb
+
+from mmf_win.console import Progress
+from mmf_win.files import write_json
 
 
 def least_map(count: int, total: int) -> int:
@@ -48,3 +58,74 @@ def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list
             transaction.put(b"keys", pickle.dumps([key.encode() for key in keys]))
         environment.sync(True)
     return keys
+
+
+def read_keys(folder: Path, *, walk: bool) -> list[str]:
+    """The keys of the images in an LMDB, as MMF's ``LMDBFeatureReader`` finds them.
+
+    Args:
+        folder: holds ``data.mdb``; or that file itself.
+        walk: read every record, too.
+
+    Raises:
+        lmdb.Error: this is no LMDB, or its pages are inconsistent.
+        ValueError: it is truncated, or lacks the list of its keys.
+    """
+    data = folder / "data.mdb" if folder.is_dir() else folder
+    options = {"readonly": True, "lock": False, "readahead": walk, "subdir": folder.is_dir()}
+    with lmdb.open(str(folder), **options) as environment:
+        needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        if (there := data.stat().st_size) < needed:
+            raise ValueError(f"{there} of {needed} bytes are there")
+        with environment.begin(buffers=True) as transaction:
+            listed = transaction.get(b"keys")
+            if listed is None:
+                raise ValueError("the list of its keys is missing")
+            keys = _keys(listed)
+            if walk:
+                _walk(transaction, environment.stat()["entries"])
+            absent = next((key for key in keys if transaction.get(key.encode()) is None), None)
+            if absent is not None:
+                raise ValueError(f"the record {absent} is listed and missing")
+    return keys
+
+
+def _walk(transaction: Any, entries: int) -> None:
+    with Progress("Reading region features", entries, "image") as progress:
+        for _, value in transaction.cursor():
+            bytes(value)  # to touch each of its pages
+            progress.advance(1)
+
+
+def _keys(pickled: memoryview) -> list[str]:
+    try:
+        listed = [
+            key.decode() if isinstance(key, bytes) else key for key in _Plain(io.BytesIO(pickled)).load()
+        ]
+    except Exception as error:  # whatever a damaged pickle leads to
+        raise ValueError(f"the list of its keys cannot be read: {error}") from error
+    if not all(isinstance(key, str) for key in listed):
+        raise ValueError("the list of its keys holds something else")
+    return listed
+
+
+class _Plain(pickle.Unpickler):
+    """Loads lists of strings, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse; a list of strings needs no import."""
+        raise pickle.UnpicklingError(f"the list of its keys wants {module}.{name}")
+
+
+def main(folder: Path, output: Path, *, walk: bool) -> int:
+    """Write what was found, and return the exit code."""
+    try:
+        found: dict[str, Any] = {"keys": read_keys(folder, walk=walk)}
+    except (lmdb.Error, ValueError) as error:
+        found = {"problem": f"{type(error).__name__}: {error}"}
+    write_json(output, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[-1]), walk="--walk" in sys.argv))

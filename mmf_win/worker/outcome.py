@@ -1,4 +1,4 @@
-"""What an exception that left MMF means for the user."""
+"""The outcome of an attempt, judged by the exception that ended it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmf_win.protocol import Exit, Outcome, Phase
 
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
 _OUT_OF_PAGING_FILE = 1455
-# What torch says in a RuntimeError of no kind of its own, and in the text of another process's error.
+# What torch says in a plain RuntimeError, and in the text of another process's error.
 _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
     ("host_oom", re.compile(r"not enough memory|can't allocate memory|Cannot allocate memory")),
@@ -24,9 +24,9 @@ _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("nan", re.compile(r"(?i)\bnan\b")),
 )
 _LOADER_WORKER_KILLED = re.compile(r"^DataLoader worker .* is killed by signal: (Killed|Bus error)")
-# What a DataLoader's worker raised arrives as the same class, with its traceback in words as the message.
+# What a DataLoader's worker raised arrives as the same class, with its traceback as the message.
 _LOADER_WORKER = re.compile(r"^Caught \w+ in DataLoader worker.*\nOriginal Traceback")
-# torch.multiprocessing.spawn hands a rank's error on as its traceback in words, the error itself last.
+# torch.multiprocessing.spawn passes a rank's error on as the text of its traceback, the error itself last.
 _RANK = re.compile(r"-- Process \d+ terminated with the following error:\n")
 _OF_RANK: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("interrupted", re.compile(r"^(\S+\.)?(StopRequested|KeyboardInterrupt)\b")),
@@ -38,7 +38,7 @@ _OF_RANK: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("data", re.compile(r"^(\S+\.)?(DatasetError|UnreadableImage)\b")),
     ("data", re.compile(r"^(FileNotFoundError|PermissionError|OSError|(\S+\.)?UnidentifiedImageError)\b")),
 )
-# MMF's functions, of either version, that stand for a phase; a validation happens during training.
+# MMF's functions, of either version, that mark a phase; a validation happens during training.
 _PHASES: tuple[tuple[Phase, frozenset[str]], ...] = (
     ("val", frozenset({"evaluate", "evaluation_loop"})),
     ("predict", frozenset({"predict", "prediction_loop"})),
@@ -47,11 +47,11 @@ _PHASES: tuple[tuple[Phase, frozenset[str]], ...] = (
 
 
 class StopRequested(Exception):
-    """The parent asked for a stop, and what there was to save is saved."""
+    """The parent asked for a stop, and the run is saved."""
 
 
 class Diverged(Exception):
-    """A loss or a weight is no number any more."""
+    """A loss or a weight is no longer finite."""
 
 
 class WeightsMissing(CheckpointError):
@@ -59,7 +59,7 @@ class WeightsMissing(CheckpointError):
 
 
 def classify(error: BaseException, *, prepared: bool = True) -> Exit:
-    """The ending that ``error`` stands for, judged by its type, its words and where in MMF it arose.
+    """The outcome that ``error`` means, judged by its type, its message and where in MMF it arose.
 
     Args:
         error: what left MMF.
@@ -88,7 +88,7 @@ def _outcome_of_ours(error: MmfwError) -> Outcome:
 
 
 def _outcomes(error: BaseException) -> Iterator[Outcome]:
-    """What speaks for which ending, the strongest first."""
+    """The outcomes that the error may mean, the most certain first."""
     if isinstance(error, Diverged):
         yield "nan"
     if _RANK.search(str(error)):
@@ -105,8 +105,8 @@ def _outcomes(error: BaseException) -> Iterator[Outcome]:
         yield "disk"
     if isinstance(error, ImportError):
         yield "mmf"
-    # What a DataLoader's worker raised arrives as the same class with the words alone; and how one died, as
-    # the cause of an error that only says so.
+    # What a DataLoader's worker raised arrives as the same class with the message alone; how a worker died,
+    # as the cause of an error that only says that it did.
     if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):
         words = f"{error}\n{error.__cause__ or ''}"
         yield from (outcome for outcome, said in _SAID if said.search(words))
@@ -160,7 +160,7 @@ def _is_of_mmf(file: object) -> bool:
 
 
 def _phase(error: BaseException) -> Phase | None:
-    """What was going on, judged by the functions that the error came through, in a rank's words too."""
+    """What was going on, judged by the functions in the traceback, also in the text of a rank's."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     functions = set(re.findall(r'^\s*File ".*", line \d+, in (\w+)$', text, re.MULTILINE))
     return next((phase for phase, names in _PHASES if functions & names), None)
@@ -177,9 +177,9 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _last_error(traceback_in_words: str) -> str:
+def _last_error(traceback_text: str) -> str:
     """The error that a traceback ends with, on one line."""
-    lines = [line for line in traceback_in_words.splitlines() if line.strip()]
+    lines = [line for line in traceback_text.splitlines() if line.strip()]
     starts = [n for n, line in enumerate(lines) if re.match(r"[A-Za-z_][\w.]*(: |$)", line)]
     return " ".join(" ".join(lines[starts[-1] :] if starts else lines[-1:]).split())
 

@@ -1,4 +1,4 @@
-"""How the worker learns that it shall leave, and leaves at once while it has nothing to save."""
+"""How the worker learns of a stop request, and stops immediately while it has nothing to save."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 
 
 class Stop:
-    """The parent's request to leave.
+    """The parent's stop request.
 
-    In the worker a thread looks for it, so that it is followed at any moment: during imports, in a batch that
-    never comes, while predicting. What must not be interrupted there holds it off.
+    In the worker a thread looks for it, so that it is honoured at any time: during imports, in a batch that
+    never comes, while predicting. Work that must not be interrupted holds it off.
 
-    Processes that MMF starts do not listen; they look when they are asked.
+    Processes that MMF starts do not listen; they check for it when ``asked`` is read.
 
     Args:
         file: the request; whether it exists is all that matters.
@@ -40,10 +40,10 @@ class Stop:
         return self._seen.is_set() if self._listening else self._file.exists()
 
     def listen(self, leave: Callable[[], NoReturn]) -> None:
-        """Look for the request from now on. A signal is one, too, and so is the parent's death.
+        """Look for the request from now on. A signal counts as one, and so does the parent's death.
 
         Args:
-            leave: ends the process; called in another thread, as soon as nothing holds it off.
+            leave: ends the process; called in another thread, once nothing holds it off.
         """
         self._listening = True
         for name in _SIGNALS:
@@ -61,7 +61,7 @@ class Stop:
         Thread(target=look, name="mmfw-stop", daemon=True).start()
 
     def hold(self) -> None:
-        """From now on whoever calls this sees to the request."""
+        """From now on the caller checks for the request itself."""
         if not self._held:
             self._lock.acquire()
             self._held = True

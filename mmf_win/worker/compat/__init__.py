@@ -50,7 +50,7 @@ def install(mmf_root: Path, mmf_version: str, *, detect_anomaly: bool = False) -
         detect_anomaly: leave autograd's anomaly detection on where MMF always has it on.
 
     Returns:
-        the patches that are in force.
+        the patches that were applied.
 
     Raises:
         RuntimeError: this process has imported MMF already, or uses another one.

@@ -2,13 +2,13 @@
 
 Three means, from the smallest to the largest, all queued before the module is imported:
 
-* :class:`Edit` replaces a few words of a module's source as it is compiled. Line numbers stay, so that
+* :class:`Edit` replaces text in a module's source as it is compiled. Line numbers stay, so that
   tracebacks still point at the right line of the file. This is the means of choice inside MMF: the change
-  reads as what it is, and it cannot fit where somebody has already changed these words.
+  reads as what it is, and it does not apply where somebody has already changed that text.
 * :func:`after_import` calls a function with the module once it is there.
 * :func:`alias` gives a module that moved its old name back.
 
-All three live in one finder on ``sys.meta_path``; modules that nobody queued anything for never meet it.
+All three use finders on ``sys.meta_path``, which ignore modules that nobody queued anything for.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Callback = Callable[[ModuleType], None]
 
 @dataclass(frozen=True)
 class Edit:
-    """Words of a module's source to replace, everywhere that they occur in it.
+    """Text to replace in a module's source, wherever it occurs.
 
     Attributes:
         module: dotted name.
         old: what the file holds.
-        new: what is compiled instead; it has as many lines.
-        names: what ``new`` speaks of, put among the module's globals before it runs.
+        new: what is compiled instead; it must have as many lines.
+        names: objects that ``new`` refers to, put among the module's globals before it runs.
     """
 
     module: str
@@ -61,7 +61,7 @@ def edit(change: Edit) -> None:
 
 
 def after_import(module: str, callback: Callback) -> None:
-    """Call ``callback(module)`` right after its import, or now where that is past."""
+    """Call ``callback(module)`` right after the import of ``module``; now if it is imported already."""
     if module in sys.modules:
         callback(sys.modules[module])
     else:
@@ -69,7 +69,7 @@ def after_import(module: str, callback: Callback) -> None:
 
 
 def alias(target_of: Callable[[str], str | None]) -> None:
-    """Ask ``target_of`` for the new name of a module that nobody else finds; None is "not mine"."""
+    """Ask ``target_of`` for the new name of a module that nobody else finds; it may return None."""
     _last.targets.append(target_of)
 
 
@@ -105,7 +105,7 @@ def _refuse_late(module: str) -> None:
 
 
 class _EditingLoader(SourceFileLoader):
-    """Compiles the edited source; bytecode caches hold the file's own and are passed by."""
+    """Compiles the edited source, and bypasses bytecode caches, which hold that of the file."""
 
     def __init__(self, name: str, path: str, edits: Sequence[Edit]) -> None:
         super().__init__(name, path)
@@ -125,7 +125,7 @@ class _EditingLoader(SourceFileLoader):
 
 
 class _CallingLoader(Loader):
-    """Another loader, and a few calls after it."""
+    """Wraps another loader, and makes a few calls after it."""
 
     def __init__(self, inner: Loader, callbacks: Sequence[Callback]) -> None:
         self._inner = inner
@@ -169,7 +169,7 @@ class _Finder(MetaPathFinder):
 
 
 class _AliasFinder(MetaPathFinder):
-    """Stands last on ``sys.meta_path``, so that it is only asked for what does not exist."""
+    """The last finder on ``sys.meta_path``, so that it is only asked for what does not exist."""
 
     def __init__(self) -> None:
         self.targets: list[Callable[[str], str | None]] = []
@@ -189,7 +189,7 @@ class _AliasLoader(Loader):
         self._target = target
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system hands out whatever stands in sys.modules after this call; a module given out by
+        # The import system hands out whatever is in sys.modules after this call; a module given out by
         # create_module would have its own __spec__ overwritten by the alias's.
         sys.modules[module.__name__] = importlib.import_module(self._target)
 
@@ -199,7 +199,7 @@ _last = _AliasFinder()
 
 
 def activate() -> None:
-    """Put the finders in their places; again is nothing."""
+    """Put the finders in their places. Idempotent."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
         sys.meta_path.append(_last)

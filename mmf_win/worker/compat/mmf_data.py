@@ -98,8 +98,8 @@ def _reason(error: Exception) -> str:
 def open_shared(path: str, **options: Any) -> Any:
     """A read-only environment on ``path``, the same one for the whole process and its forked children.
 
-    LMDB forbids to carry an environment over a fork for the sake of its lock file. MMF opens without one,
-    so nothing is carried but a map of the file; and lmdb would refuse to open it again in the child.
+    LMDB forbids using an environment after a fork because of its lock file. MMF opens without one, so only
+    a map of the file is shared; and lmdb would refuse to open the file again in the child.
     """
     return _open(Path(path).resolve(), tuple(sorted(options.items())))
 

@@ -51,7 +51,7 @@ def import_everything() -> tuple[str, ...]:
     """Import every module of MMF that registers something, as MMF does, but skip those that fail.
 
     Returns:
-        the modules that could not be imported, for want of a package or because they are too old.
+        the modules that could not be imported, because a package is missing or they are too old.
     """
     package = importing.source_path("mmf")
     assert package is not None
@@ -72,12 +72,12 @@ def _replace(module: ModuleType) -> None:
 
 
 def _look_further(module: ModuleType) -> None:
-    """Before the registry denies a model, dataset or trainer, import everything and look again."""
+    """Where the registry lacks a model, dataset or trainer, import everything and look again."""
     for lookup in _LOOKUPS:
-        setattr(module.Registry, lookup, classmethod(_patient(getattr(module.Registry, lookup))))
+        setattr(module.Registry, lookup, classmethod(_retrying(getattr(module.Registry, lookup))))
 
 
-def _patient(find: Any) -> Any:
+def _retrying(find: Any) -> Any:
     def find_or_import(cls: type, name: str) -> Any:
         found = find(name)
         if found is None and name and _ready(cls):

@@ -29,9 +29,9 @@ def _replace_csv_dump(module: ModuleType) -> None:
 
 
 def follow(path: str) -> str:
-    """The file that ``path`` stands for, so that its includes are looked for beside the real one."""
+    """The file that ``path`` refers to, so that its includes are looked for beside the real one."""
     real = follow_text_links(Path(path))
-    return path if real == Path(path) else str(real)  # MMF also speaks of URLs, which are no paths
+    return path if real == Path(path) else str(real)  # MMF also passes URLs, which are no paths
 
 
 PATCHES = (

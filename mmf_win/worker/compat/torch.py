@@ -34,7 +34,7 @@ def _operators_fail(context: Context) -> bool:
         return False
     import torch
 
-    # The very call with which torchvision.extension loads them; once loaded, a second time is nothing.
+    # The very call with which torchvision.extension loads them; a second call does nothing.
     library = next(filter(Path.is_file, (package.with_name("_C" + s) for s in EXTENSION_SUFFIXES)), None)
     if library is None:
         return True

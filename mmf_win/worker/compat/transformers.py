@@ -14,7 +14,7 @@ _OLD_NAME = re.compile(r"transformers\.(?:modeling|configuration|tokenization)_(
 
 
 def target_of(name: str) -> str | None:
-    """Where the module of that old name stands now; None for names of another kind."""
+    """The present name of the module with that old name; None for names of another kind."""
     match = _OLD_NAME.fullmatch(name)
     if match is None:
         return None

@@ -30,7 +30,7 @@ _load, _save = torch.load, torch.save
 _REFUSED = re.compile(r"Unsupported (?:global: GLOBAL|class|operand) ([\w.]+)")
 _DAMAGED = ("unexpected EOF", "PytorchStreamReader")  # what torch says in errors of no kind of its own
 _OVERHEAD = 4 << 20  # what a file holds beside tensors: MMF's configuration, the zip's directory and padding
-_LITTLE = 1 << 20  # with less than this left, it is the disk that a write failed for
+_LITTLE = 1 << 20  # with less than this left, a write failed because the disk is full
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def loading(*, trust: bool) -> Iterator[None]:
                     hint="if you trust where the file comes from, repeat the command with --trust",
                 ) from error
             _refuse(name, error)
-        # A class that is gone or has changed, or a file that is cut off.
+        # A class that is gone or has changed, or a truncated file.
         except (ImportError, AttributeError, TypeError, LookupError, EOFError, struct.error) as error:
             _refuse(name, error)
         except RuntimeError as error:
@@ -84,7 +84,7 @@ class SingleWrite:
         self._written: Path | None = None
 
     def __call__(self, value: Any, path: Path) -> None:
-        """Put ``value`` at ``path``, which is the old file or the whole new one at any moment.
+        """Put ``value`` at ``path``, which is either the old file or the complete new one at any time.
 
         Raises:
             ResourceError: there is too little space; nothing is left of the new file.

@@ -55,13 +55,13 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         if _observer.request.action == "train":
             self.resume_state = ResumeState(trainer)
             if _observer.is_main:
-                self._remove_torn()
+                self._remove_partial()
 
     def save(self, update: int, iteration: int | None = None, update_best: bool = False) -> None:
         """Save as MMF does, but write once, and remove older files when the new one is in place.
 
         Raises:
-            Diverged: the weights are no numbers any more; the older files stay.
+            Diverged: the weights are no longer finite; the older files stay.
         """
         check_weights(self.trainer.model, update)
         _observer.saving(update)
@@ -114,7 +114,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Name the file in what the model says of its weights."""
+        """Name the file in errors about the model's weights."""
         try:
             yield
         except WeightsMissing as error:
@@ -128,7 +128,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             ) from error
 
     def _restore_best(self) -> None:
-        """Know the best as the best checkpoint has it; without one, the next validation is the best."""
+        """Restore the best validation from the best checkpoint; without one, the next is the best."""
         stopping = early_stopping(self.trainer)
         best = self._folder / f"{self.ckpt_prefix}best.ckpt"
         known = counts(best) if torch_file.problem(best) is None else None
@@ -144,10 +144,10 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
                 path.unlink()
 
-    def _remove_torn(self) -> None:
-        """Remove what a killed run was writing; nobody else trains this run."""
-        for torn in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
-            torn.unlink()
+    def _remove_partial(self) -> None:
+        """Remove files that a killed worker was writing; only one process trains a run."""
+        for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
+            partial.unlink()
 
 
 def early_stopping(trainer: Any) -> Any:
@@ -160,7 +160,7 @@ def early_stopping(trainer: Any) -> Any:
 def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
     """Let MMF hand what it would save to ``write`` instead, with the name it would save it under.
 
-    1.0.0rc12 opens the file before it saves, which would cut off whatever has that name.
+    1.0.0rc12 opens the file before it saves, which would truncate an existing file of that name.
     """
     with _replaced(torch, "save", lambda value, target: write(value, Path(target))):
         if hasattr(checkpoint, "open_if_main"):

@@ -1,4 +1,4 @@
-"""Guards that end a run: against losses and weights that are no numbers, and weights that were not loaded."""
+"""Guards that end a run: at losses and weights that are not finite, and at weights that were not loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmf_win.worker.outcome import Diverged, WeightsMissing
 
 
 def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
-    """Stop before the optimizer's step of an update whose loss is no number.
+    """Stop before the optimizer's step of an update whose loss is not finite.
 
     Autograd's anomaly detection looks for the operation itself, so a NaN is left to it where it is on.
 
@@ -30,7 +30,7 @@ def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
 
 
 def check_weights(model: nn.Module, update: int) -> None:
-    """Refuse to save weights that are no numbers; a gradient may overflow where the loss does not.
+    """Refuse to save weights that are not finite; a gradient may overflow where the loss does not.
 
     Raises:
         Diverged: they are NaN or infinite.

@@ -1,4 +1,4 @@
-"""How many rows go through the model at once: what the parent asks for, what fitted before, or what fits."""
+"""The micro-batch: how many rows go through the model in one pass."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class MicroBatch:
 
     Attributes:
         batch: rows an update, or a step of MMF's own accumulation, over all GPUs.
-        rows: how many of them go through at once, over all GPUs.
-        fit: what a fitting number of rows depends on, in words, for whoever remembers it.
-        remembered: whether ``rows`` is what fitted before.
-        search: what looks for a fitting number; None when there is nothing to look for, or it is found.
+        rows: the micro-batch: how many of them go through the model in one pass, over all GPUs.
+        fit: what a micro-batch that fits depends on, as text; the parent remembers ``rows`` by it.
+        remembered: whether ``rows`` is a micro-batch that fitted before.
+        search: looks for the largest micro-batch that fits; None when that is not wanted, or is found.
     """
 
     def __init__(self, request: AttemptRequest, trainer: Any) -> None:
@@ -55,16 +55,16 @@ class MicroBatch:
 
     @property
     def limit(self) -> int:
-        """The rows that this process puts through its model at once."""
+        """The rows that this process puts through its model in one pass."""
         return max(1, self.rows // int(get_world_size()))
 
     def update_begins(self) -> None:
-        """The gradients of an update are about to be made."""
+        """The gradients of an update are about to be computed."""
         if self.search is not None:
             self.search.update_begins()
 
     def update_ends(self) -> bool:
-        """An update is made; True when the next one puts another number of rows through at once."""
+        """An update is done; True when the next one has another micro-batch, or the search has ended."""
         if self.search is None:
             return False
         found, before = self.search.update_ends(), self.rows

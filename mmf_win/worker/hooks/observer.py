@@ -1,4 +1,4 @@
-"""Turns what a trainer does into events, and leaves when the parent asks for it or is gone."""
+"""Turns what a trainer does into events and TensorBoard's curves, and honours stop requests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Observer:
     def training_started(
         self, trainer: Any, max_updates: float | None, micro: MicroBatch, save: Callable[[], None]
     ) -> None:
-        """Training is about to begin, or to go on; ``save`` is called before it is left."""
+        """Training is about to start or resume; ``save`` is called before it is left."""
         self._trainer, self._save = trainer, save
         self._last_update, self._since = trainer.num_updates, time.monotonic()
         self.event(
@@ -81,16 +81,16 @@ class Observer:
         self._stop.release()
 
     def micro_batch_changed(self, micro: MicroBatch) -> None:
-        """From the next update on, another number of rows goes through the model at once."""
+        """From the next update on, there is another micro-batch."""
         self.event("micro_batch", rows=micro.rows, found=micro.search is None)
 
     def prediction_started(self, trainer: Any, batch: int) -> None:
-        """The model is loaded, and its predictions begin, ``batch`` rows at once unless told less."""
+        """The model is loaded, and predicting starts, with ``batch`` rows in one pass unless set lower."""
         training = trainer.config.training
         self.event("predict_started", device=str(trainer.device), batch=batch, workers=training.num_workers)
 
     def trained(self, trainer: Any, max_updates: float, scalars: dict[str, Any]) -> None:
-        """An update whose figures MMF collected has ended."""
+        """An update whose figures MMF collected is done."""
         now = time.monotonic()
         done = trainer.num_updates - self._last_update
         cuda = torch.cuda.is_available()
@@ -113,16 +113,16 @@ class Observer:
         self.event("val", update=trainer.num_updates, metrics=metrics, final=final, data=data)
 
     def saving(self, update: int) -> None:
-        """A checkpoint is about to be written, which a request to leave does not interrupt."""
+        """A checkpoint is about to be written, which a stop request does not interrupt."""
         self._stop.hold()
         self.event("saving", update=update)
 
     def saved(self, update: int, is_best: bool) -> None:
-        """It is in its place."""
+        """The checkpoint is in its place."""
         self.event("checkpoint", update=update, is_best=is_best)
 
     def heartbeat(self) -> None:
-        """Something goes on that has no event of its own, such as a batch of the validation set."""
+        """Work without an event of its own is done, such as a batch of the validation set."""
         if _ranks() == 1 and self._stop.asked:
             self._leave()
         if time.monotonic() >= self._next_heartbeat:
@@ -130,10 +130,10 @@ class Observer:
             self.event("alive")
 
     def updated(self) -> None:
-        """An update has ended: from now on there is something to save.
+        """An update is done: from now on there is something to save.
 
         Raises:
-            StopRequested: this process was asked to leave; what there was to save is saved.
+            StopRequested: this process was asked to stop; the run is saved.
         """
         self._stop.hold()
         if _agreed(self._stop.asked):
@@ -204,7 +204,7 @@ def _ranks() -> int:
 
 
 def _agreed(asked: bool) -> bool:
-    """What the first rank was asked; one that left alone would leave the others waiting for its gradients."""
+    """Whether the first rank was asked; one that left alone would leave the others waiting for gradients."""
     if _ranks() == 1:
         return asked
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"

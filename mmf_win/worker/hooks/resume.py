@@ -49,17 +49,17 @@ class ResumeState:
         }
 
     def resume(self, state: State) -> bool:
-        """Resume from ``state``; False where the rows are others now, so that their order is drawn anew.
+        """Resume from ``state``; False where the number of rows has changed; their order is then drawn again.
 
-        Each of several ranks has random generators of its own, of which a checkpoint holds only those of the
-        first: there, all keep what they have.
+        Each of several ranks has random generators of its own, and a checkpoint holds only those of the
+        first: there, all ranks keep theirs.
         """
         self._random = random_state() if distributed() else state["random"]
         self._validated = state["validated"]
         return self._order is not None and self._order.resume(state["position"], lambda: self._random)
 
     def batches_left(self) -> int:
-        """How many batches the pass over the rows has that begins next."""
+        """How many batches the next pass over the rows has."""
         return len(self._loader) - (self._order.batches_skipped() if self._order else 0)
 
     @contextmanager
@@ -152,7 +152,7 @@ class RowOrder(Sampler[int]):
         }
 
     def resume(self, position: State, random: Callable[[], State | None]) -> bool:
-        """Begin the next pass at ``position``.
+        """Start the next pass at ``position``.
 
         Args:
             position: of :meth:`position`.

@@ -1,4 +1,4 @@
-"""Finds how many rows fit into a GPU's memory, by measuring the first updates."""
+"""Finds the largest micro-batch that fits into a GPU's memory, by measuring the first updates."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def meter_of(device: torch.device) -> Meter | None:
 class Search:
     """Finds the most rows that fit, from the peaks of two ordinary updates.
 
-    Memory grows in a straight line with the rows. The first update, during which the optimizer makes its
-    state, is not measured. The next update tries what is found; should it not fit, a retry has less.
+    Memory grows linearly with the rows. The first update, during which the optimizer makes its
+    state, is not measured. The next update uses the result; if it does not fit, a retry has a smaller one.
 
     Args:
-        batch: rows of the whole batch.
+        batch: rows of the batch.
         meter: of the GPU.
 
     Attributes:
-        rows: to put through at once in the update to come.
+        rows: micro-batch of the next update.
         peaks: bytes, by rows.
     """
 

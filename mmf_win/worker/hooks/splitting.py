@@ -1,6 +1,6 @@
 """A batch in parts that fit into memory, with the gradients of the undivided batch.
 
-The DataLoader goes on to yield whole batches, so that epochs, updates, the order of the rows and the
+The DataLoader still yields whole batches, so that epochs, updates, the order of the rows and the
 learning-rate schedule are those of the undivided run. Each part's loss is weighted by its share of the rows,
 and the gradients add up: to floating-point accuracy they are the batch's own, for every layer that treats its
 rows one by one. (Batch normalization does not: while it trains, it sees the part's statistics.)
@@ -86,7 +86,7 @@ def gradients_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def evaluate_in_parts(model: nn.Module, limit: int) -> None:
-    """Let ``model`` score at most ``limit`` rows at once when it is not in training.
+    """Let ``model`` score at most ``limit`` rows in one pass when it is not in training.
 
     Args:
         model: the outermost module, so that one that spreads its rows over GPUs gets parts to spread.

@@ -48,7 +48,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def load_extras(self) -> None:
         """Guard the model before MMF loads a checkpoint into it, and resume the learning-rate schedule.
 
-        MMF begins the schedule anew, and so makes one update at its first rate.
+        MMF restarts the schedule, and so makes one update at its first rate.
         """
         require_all_weights(self.model)
         super().load_extras()
@@ -82,7 +82,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
             return self._forward_and_backward(splitting.split(batch, self._micro.limit))
         _observer.heartbeat()
         report = super()._forward_pass(batch)
-        # The scores of the whole set are kept until its end.
+        # The scores of all rows are kept until its end.
         return report if _observer.request.eval_batch is None else _on_cpu(report)
 
     def _update_meter(self, report: Any, meter: Any = None, eval_mode: bool = False) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 def read(folder: Path, key: str = "00001") -> dict[str, Any]:
     """The record of a key."""
-    from mmf_win.worker.npy_pairs import find_pairs, read_record
+    from mmf_win.worker.feature_files import find_pairs, read_record
 
     return read_record(find_pairs([folder], force=False)[key], key)
 
@@ -71,7 +71,7 @@ def test_features_without_boxes_are_stored_alone_as_mmf_does(user_dir: Path) -> 
 
 
 def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user_dir: Path) -> None:
-    from mmf_win.worker.npy_pairs import find_pairs
+    from mmf_win.worker.feature_files import find_pairs
 
     npy.write_pair(user_dir, "00001")
     npy.write_pair(user_dir / "часть 二", "00002")
@@ -134,7 +134,7 @@ def test_the_vinvl_scripts_form_is_read(user_dir: Path) -> None:
 def test_the_resnet_scripts_grid_is_read(user_dir: Path) -> None:
     import numpy as np
 
-    from mmf_win.worker.npy_pairs import regions_of
+    from mmf_win.worker.feature_files import regions_of
 
     np.save(user_dir / "00001.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
     record = read(user_dir)
@@ -242,7 +242,7 @@ def test_an_info_that_is_no_dictionary_is_refused(user_dir: Path) -> None:
 
 
 def test_a_folder_without_features_is_refused(user_dir: Path) -> None:
-    from mmf_win.worker.npy_pairs import find_pairs
+    from mmf_win.worker.feature_files import find_pairs
 
     (user_dir / "a.txt").touch()
     with pytest.raises(DatasetError, match=r"no \.npy"):
@@ -251,7 +251,7 @@ def test_a_folder_without_features_is_refused(user_dir: Path) -> None:
 
 @pytest.mark.parametrize("name", ["keys", "x" * 250 + "/" + "y" * 250 + "/" + "z" * 20])
 def test_a_name_that_cannot_be_a_key_is_refused(name: str, tmp_path: Path) -> None:
-    from mmf_win.worker.npy_pairs import find_pairs
+    from mmf_win.worker.feature_files import find_pairs
 
     path = tmp_path / name
     npy.write_pair(path.parent, path.name)
@@ -260,7 +260,7 @@ def test_a_name_that_cannot_be_a_key_is_refused(name: str, tmp_path: Path) -> No
 
 
 def test_of_two_folders_with_the_same_key_the_last_one_wins_by_force(user_dir: Path) -> None:
-    from mmf_win.worker.npy_pairs import find_pairs
+    from mmf_win.worker.feature_files import find_pairs
 
     one, other = (npy.write_pairs(user_dir / name, ["00001"]) for name in ("one", "other"))
     with pytest.raises(DatasetError, match="same key, 00001"):

@@ -1,4 +1,4 @@
-"""Reads region features as MMF's extraction scripts write them: ``NAME.npy`` and ``NAME_info.npy``.
+"""Region features as MMF's extraction scripts write them: ``NAME.npy`` and ``NAME_info.npy``.
 
 The first holds an array of regions × numbers, the second a pickled dictionary with the boxes and what was
 seen in them (``tools/scripts/features`` of MMF's repository). A pickle can run any code, so only numpy's own
@@ -138,10 +138,10 @@ def _check_rows(path: Path, record: dict[str, Any]) -> None:
 
 
 class _NumpyOnly(pickle.Unpickler):
-    """Loads plain values and numpy's arrays, and nothing that could do something."""
+    """Loads plain values and numpy's arrays, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What rebuilds arrays; everything else is refused."""
+        """Allow what rebuilds arrays; refuse everything else."""
         if (module, name) in _NUMPY:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only numpy's classes are loaded")
