@@ -7,6 +7,8 @@
     ├── DataError              3    what the user gave cannot be used
     │   ├── ArchiveError            an archive is damaged, hostile or not one at all
     │   ├── DatasetError            files of the dataset are missing or disagree
+    │   │   ├── NoFeatureFiles      no folder has region features to build an LMDB of
+    │   │   ├── FeaturesConflict    region features that cannot be in one LMDB
     │   │   ├── UnreadableImage     a picture of it is missing or cannot be decoded
     │   │   └── MissingArchive      the archive that it was converted from cannot be found
     │   └── CheckpointError         a checkpoint is missing, unreadable or of another model
@@ -60,6 +62,14 @@ class ArchiveError(DataError):
 
 class DatasetError(DataError):
     """Files of the dataset are missing or disagree with each other."""
+
+
+class NoFeatureFiles(DatasetError):
+    """No folder has files with region features to build an LMDB of."""
+
+
+class FeaturesConflict(DatasetError):
+    """Region features cannot be in one LMDB: of the same image, or of different detectors."""
 
 
 class UnreadableImage(DatasetError):

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mmf_win.errors import MmfwError, PasswordError
+from mmf_win.errors import FeaturesConflict, MmfwError, NoFeatureFiles, PasswordError
 
 _HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
+    FeaturesConflict: "--output LMDB builds another LMDB; --force takes the features of the last folder",
+    NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
+    "`mmfw features extract` puts a finished LMDB in place",
     PasswordError: "give it with --password, --password-file or the variable MMFW_PASSWORD",
 }
 

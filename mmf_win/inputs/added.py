@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mmf_win import errors
 from mmf_win.console import Progress, as_typed, say
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
-from mmf_win.errors import DatasetError, ResourceError, UsageError
+from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.files import replace as rename_over
 from mmf_win.inputs.keys import answer_of, image_keys, key_of, mistaken, without_features
@@ -23,7 +24,6 @@ from mmf_win.unpacking.staging import flush, staging
 from mmf_win.upstream.install import require_packages
 
 _DATA, _NOTE = "data.mdb", "mmfw-built.json"
-_ERRORS = {error.exit_code: error for error in (DatasetError, ResourceError)}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: 
         if found is None:
             raise DatasetError(f"{lmdb}: it could not be built (exit code {code})")
         if "error" in found:
-            raise _ERRORS[found["code"]](found["error"], hint=found["hint"])
+            raise getattr(errors, found["kind"])(found["error"], hint=found["hint"])
         if found["added"] or found["replaced"]:
             _install(new / _DATA, lmdb, _sources(lmdb, given) if base else given)
     rows = [row for listed in splits.values() for row in listed]

@@ -2,7 +2,7 @@
 
 Run as ``python -m mmf_win.worker.build_features TARGET BASE FORCE FOLDER ... OUTPUT``: ``BASE`` is an LMDB to
 extend, or empty; ``FORCE`` is empty or not. The file ``OUTPUT`` is JSON: what :func:`build` returns, or under
-``error`` what is wrong.
+``error`` what is wrong, with its ``hint`` and its ``kind``, a class of :mod:`mmf_win.errors`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import lmdb
 
 from mmf_win.console import Progress
-from mmf_win.errors import DatasetError, Interrupted, MmfwError, ResourceError
+from mmf_win.errors import FeaturesConflict, Interrupted, MmfwError, ResourceError
 from mmf_win.files import write_json
 from mmf_win.unpacking.staging import require_space
 from mmf_win.worker import feature_lmdb
@@ -31,9 +31,9 @@ def main(target: str, base: str, force: str, *folders_and_output: str) -> int:
     try:
         built = build(Path(target), Path(base) if base else None, folders, force=bool(force))
     except MmfwError as error:
-        built = {"error": str(error), "hint": error.hint, "code": error.exit_code}
+        built = {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
     except (OSError, lmdb.Error) as error:
-        built = {"error": f"{target}: {error}", "hint": None, "code": ResourceError.exit_code}
+        built = {"error": f"{target}: {error}", "hint": None, "kind": ResourceError.__name__}
     except KeyboardInterrupt:
         return Interrupted.exit_code
     write_json(output, built)
@@ -51,7 +51,8 @@ def build(target: Path, base: Path | None, folders: Sequence[Path], *, force: bo
         of ``regions``, and the keys ``without_info``.
 
     Raises:
-        DatasetError: a file cannot be used, or ``base`` has another record under its key.
+        DatasetError: a file cannot be used.
+        FeaturesConflict: there are other features under a key, or of another detector.
         ResourceError: there is not enough room; nothing was written.
     """
     pairs = find_pairs(folders, force=force)
@@ -83,18 +84,15 @@ def build(target: Path, base: Path | None, folders: Sequence[Path], *, force: bo
                 width = record["features"].shape[-1]
                 numbers.add(width)
                 if len(numbers) > 1:
-                    raise DatasetError(
-                        f"{path}: {width} numbers describe a region, and {min(numbers - {width})} in others",
-                        hint="one LMDB holds the features of one detector; --output LMDB builds another one",
+                    raise FeaturesConflict(
+                        f"{path}: {width} numbers describe a region, and {min(numbers - {width})} in others; "
+                        "one LMDB holds the features of one detector"
                     )
                 regions.add(regions_of(record["features"]))
                 before, after = old.get(key.encode()) if old else None, pickle.dumps(record)
                 what = "added" if before is None else "same" if before == after else "replaced"
                 if what == "replaced" and not force:
-                    raise DatasetError(
-                        f"{path}: {base} has other features of {key}",
-                        hint="--force replaces them; --output LMDB builds another one",
-                    )
+                    raise FeaturesConflict(f"{path}: {base} has other features of {key}")
                 done[what] += 1
                 if what != "same":
                     changed.add(key)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mmf_win.errors import DatasetError
+from mmf_win.errors import DatasetError, FeaturesConflict, NoFeatureFiles
 
 _INFO = "_info.npy"
 _OF_INFO = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox")
@@ -42,7 +42,8 @@ def find_pairs(folders: Sequence[Path], *, force: bool) -> dict[str, Path]:
         force: where two have the same key, take that of the last folder.
 
     Raises:
-        DatasetError: there are none, or two have the same key.
+        NoFeatureFiles: there are none.
+        FeaturesConflict: two have the same key.
     """
     pairs: dict[str, Path] = {}
     for folder in folders:
@@ -55,17 +56,10 @@ def find_pairs(folders: Sequence[Path], *, force: bool) -> dict[str, Path]:
                     f"{path}: an LMDB for MMF cannot have this name as a key", hint="rename it"
                 )
             if key in pairs and not force:
-                raise DatasetError(
-                    f"{path}: {pairs[key]} has the same key, {key}",
-                    hint="remove one of them; --force takes that of the last folder",
-                )
+                raise FeaturesConflict(f"{path}: {pairs[key]} has the same key, {key}")
             pairs[key] = path
     if not pairs:
-        raise DatasetError(
-            f"{', '.join(map(str, folders))}: there is no .npy file with features",
-            hint="MMF's extraction scripts write NAME.npy and NAME_info.npy; `mmfw features extract` puts a "
-            "finished LMDB in place",
-        )
+        raise NoFeatureFiles(f"{', '.join(map(str, folders))}: there is no .npy file with features")
     return pairs
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.wholeness import verify_all
-from mmf_win.errors import DataError, DatasetError, ResourceError, UsageError
+from mmf_win.errors import DataError, DatasetError, FeaturesConflict, ResourceError, UsageError
 from mmf_win.inputs.added import Added, add_features, remedy
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.keys import image_keys
@@ -177,9 +178,9 @@ def test_other_features_of_an_image_are_replaced_only_by_force(
     other = user_dir / "other"
     npy.write_pair(other, "00002", seed=9)
     npy.write_pair(other, "00003", seed=9)
-    with pytest.raises(DatasetError, match=r"other features of 00002") as raised:
+    with pytest.raises(FeaturesConflict, match=r"other features of 00002") as raised:
         add(other)
-    assert "--force" in str(raised.value.hint)
+    assert "--force" in str(hint_for(raised.value))
     assert (lmdb / "data.mdb").read_bytes() == before
     assert state_of(lmdb, places) == "ok"
     added = add(other, force=True)
@@ -200,7 +201,7 @@ def test_features_of_another_detector_are_refused(
         folders = [other]
     else:
         folders = [one, other]
-    with pytest.raises(DatasetError, match="2054 numbers describe a region, and 2048") as raised:
+    with pytest.raises(FeaturesConflict, match="2054 numbers describe a region, and 2048") as raised:
         add(*folders)
     assert "00002.npy" in str(raised.value)
 
