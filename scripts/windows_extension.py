@@ -1,8 +1,8 @@
-"""Builds the C extensions for a 64-bit Windows Python on another system, by mingw-w64's cross compiler.
+"""Builds the C extension for a 64-bit Windows Python on another system, by mingw-w64's cross compiler.
 
 python scripts/windows_extension.py PYTHON3_DLL
 
-They are put into the package, where only a Windows Python takes them. Any Python's headers will do: what
+It is put into the package, where only a Windows Python takes them. Any Python's headers will do: what
 they say about the system is in pyconfig.h, for which Windows' own is stood in for here.
 """
 
@@ -38,7 +38,7 @@ _PYCONFIG = """\
 
 
 def build(python_dll: Path) -> bool:
-    """Build them against ``python3.dll``; False where there is no cross compiler."""
+    """Build it against ``python3.dll``; False where there is no cross compiler."""
     if shutil.which(COMPILER) is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -48,11 +48,9 @@ def build(python_dll: Path) -> bool:
         command = [COMPILER, "-shared", "-O3", "-std=c99", "-DPy_LIMITED_API=0x030A0000"]
         command += ["-Wa,-muse-unaligned-vector-move", "-DNATIVE_UNALIGNED_MOVES"]  # see cpu.h
         command += ["-I", str(headers)]
-        for name in ("zipcrypto", "winzip_aes"):
-            folder = _PACKAGE / "native" / name
-            sources = [str(path) for path in folder.glob("*.c") if path.name != "check.c"]
-            out = ["-o", str(_PACKAGE / f"_{name}.pyd")]
-            subprocess.run([*command, *sources, str(python_dll), *out], check=True)
+        sources = [str(path) for path in (_PACKAGE / "native").glob("*.c") if path.name != "check.c"]
+        out = ["-o", str(_PACKAGE / "_zipcrypto.pyd")]
+        subprocess.run([*command, *sources, str(python_dll), *out], check=True)
     return True
 
 

@@ -18,8 +18,7 @@ zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and fol
 from here. What is wrong with a file is an :class:`~mmf_win.errors.ArchiveError` that names file and member.
 """
 
-from mmf_win.archives.base import Archive, Ask, Extracted, Member
+from mmf_win.archives.base import Archive, Ask, Digest, Extracted, Member
 from mmf_win.archives.detect import open_archive
-from mmf_win.archives.hashing import Digest
 
 __all__ = ["Archive", "Ask", "Digest", "Extracted", "Member", "open_archive"]

@@ -6,28 +6,32 @@ import hashlib
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from types import TracebackType
+from typing import Protocol, TypeVar
 
-from mmf_win.archives.hashing import Digest, HashingBeside
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
-from mmf_win.crc import crc32
 from mmf_win.errors import ArchiveError, PasswordError
+from mmf_win.fast_zlib import crc32
+from mmf_win.threads import Advance, ignore, result_of
 
 BLOCK = 1 << 20
 """Bytes that are read or written at once."""
 
-Advance = Callable[[int], None]
-"""Called with the number of bytes just done."""
 
 Ask = Callable[[], str]
 """Answers with the password; called once, when something encrypted is to be read."""
 
 
-def ignore(_: int) -> None:
-    """Progress for those who do not want any."""
+class Digest(Protocol):
+    """What can be fed with bytes, as the objects of hashlib can."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Take the next bytes."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Member:
     encrypted: bool = False
     crc32: int | None = None
     problem: str | None = None
+
+
+M = TypeVar("M", bound=Member)
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ class Archive(ABC):
     ) -> Iterator[Extracted]:
         """Extract, hash beside it, and notice when somebody changes the archive meanwhile."""
         with ExitStack() as stack:
-            hashing = stack.enter_context(HashingBeside(self.path, digest)) if digest is not None else None
+            hashing = stack.enter_context(_hashed(self.path, digest)) if digest is not None else None
             try:
                 if wanted:
                     yield from stack.enter_context(closing(self._extract(wanted, progress)))
@@ -162,7 +169,7 @@ class Archive(ABC):
                 self._require_unchanged(error)
                 raise
             if hashing is not None:
-                hashing.finish()
+                result_of(hashing)
             self._require_unchanged()
 
     def _require_unchanged(self, cause: ArchiveError | None = None) -> None:
@@ -285,6 +292,27 @@ class Output:
         return Extracted(member.name, self._target, self._size, self._crc, self._sha256.hexdigest())
 
 
+@contextmanager
+def _hashed(path: Path, digest: Digest) -> Iterator[Future[None]]:
+    """Feed a file to a digest in a thread, which ends with this, done or not.
+
+    The system reads the file from the disk only once: whichever thread comes second to a part of it, this one
+    or those that extract, finds it in memory.
+    """
+    stopped = Event()
+
+    def feed() -> None:
+        block = bytearray(BLOCK)
+        while not stopped.is_set() and (size := file.readinto(block)):
+            digest.update(memoryview(block)[:size])
+
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "mmfw-hash") as pool:
+        try:
+            yield pool.submit(feed)
+        finally:
+            stopped.set()
+
+
 def _version(path: Path) -> tuple[int, int] | None:
     """What changes with a file's content; None for a folder, and for what is gone: open files stay whole."""
     try:
@@ -294,7 +322,7 @@ def _version(path: Path) -> tuple[int, int] | None:
     return None if stat.S_ISDIR(now.st_mode) else (now.st_size, now.st_mtime_ns)
 
 
-def with_problems(members: Iterable[Member]) -> list[Member]:
+def with_problems(members: Iterable[M]) -> list[M]:
     """``members``, with those marked whose names clash or cannot be written everywhere."""
     listed = list(members)
     twins = find_twins(member.name for member in listed)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from mmf_win.archives.base import Advance, Archive, Ask, damaged, ignore
+from mmf_win.archives.base import Archive, Ask, damaged
 from mmf_win.archives.folder import FolderArchive
 from mmf_win.errors import ArchiveError
+from mmf_win.threads import Advance, ignore
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a part of several
 _SEVEN_ZIP = b"7z\xbc\xaf\x27\x1c"

@@ -6,7 +6,8 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
-from mmf_win.archives.base import BLOCK, Advance, Archive, Extracted, Member, with_problems
+from mmf_win.archives.base import BLOCK, Archive, Extracted, Member, with_problems
+from mmf_win.threads import Advance
 
 
 class FolderArchive(Archive):

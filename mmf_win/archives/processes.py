@@ -16,14 +16,16 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from mmf_win.archives.base import Output
-from mmf_win.archives.crew import Crew
+from mmf_win.archives.base import Extracted, Output
 from mmf_win.archives.zip_reader import Task, ZipReader
 from mmf_win.errors import MmfwError, ResourceError
+from mmf_win.threads import ThreadGroup
 
 
-def extract_in_process(path: Path, secret: bytes, tasks: Sequence[Task], crew: Crew) -> None:
-    """Have a process extract ``tasks`` and tell the crew; it is killed when nobody wants any more.
+def extract_in_process(
+    path: Path, secret: bytes, tasks: Sequence[Task], group: ThreadGroup[Extracted]
+) -> None:
+    """Have a process extract ``tasks`` and tell the group; it is killed when nobody wants any more.
 
     What it has not told of does not stay on disk: it may be half a file.
 
@@ -34,18 +36,18 @@ def extract_in_process(path: Path, secret: bytes, tasks: Sequence[Task], crew: C
     command = [sys.executable, "-m", "mmf_win.archives.processes"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
-        untold = deque(tasks)
+        untold = deque(sorted(tasks, key=lambda task: task.member.info.header_offset))
         try:
             with process.stdin:
-                pickle.dump((path, secret, list(tasks)), process.stdin)
-            while not crew.stopped and (told := pickle.load(process.stdout)) is not None:
+                pickle.dump((path, secret, list(untold)), process.stdin)
+            while (told := pickle.load(process.stdout)) is not None:
                 if isinstance(told, BaseException):
                     raise told
                 if isinstance(told, int):
-                    crew.advance(told)
+                    group.advance(told)
                 else:
+                    group.report(told)
                     untold.popleft()
-                    crew.report(told)
         except (EOFError, BrokenPipeError):
             raise ResourceError(
                 f"{path}: a process that extracts it died with code {process.wait()}",
@@ -72,7 +74,7 @@ def main() -> None:
         with closing(ZipReader(path, secret)) as reader:
             for task in tasks:
                 with Output(path, task.member, task.target, tell) as output:
-                    for block in reader.content(task.member.name, task.info):
+                    for block in reader.content(task.member):
                         output.write(block)
                     tell(output.finish())
     except BrokenPipeError:  # the parent has gone

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from queue import Empty, Full, Queue
-from threading import Event, Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
-_BLOCK = 1 << 20
+from mmf_win.archives.base import BLOCK
+from mmf_win.threads import result_of
+
 _DEPTH = 4
-_TICK = 0.1  # on Windows, Ctrl+C does not interrupt a longer wait
 
 
 class ReadAhead(io.RawIOBase):
@@ -27,14 +27,11 @@ class ReadAhead(io.RawIOBase):
 
     def __init__(self, stream: IO[bytes], observe: Callable[[bytes], object] = lambda _: None) -> None:
         self._stream, self._observe = stream, observe
-        self._blocks: Queue[bytes | BaseException] = Queue(_DEPTH)
-        self._stop = Event()
+        self._read = getattr(stream, "read1", stream.read)
         self._rest = memoryview(b"")
-        self._end: BaseException | None = None
-        self._ended = False
         self.taken = 0
-        self._thread = Thread(target=self._feed, name="mmfw-read", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "mmfw-read")
+        self._blocks = deque(self._thread.submit(self._next) for _ in range(_DEPTH))
 
     def readable(self) -> bool:
         """It is."""
@@ -46,8 +43,12 @@ class ReadAhead(io.RawIOBase):
         Raises:
             Exception: whatever reading the stream raised, once all bytes before that are taken.
         """
-        if not self._rest and not self._next():
-            return self._rest
+        # The end, or what was raised, stays in front, and whoever asks again gets it again.
+        if not self._rest and (block := result_of(self._blocks[0])):
+            self._blocks.popleft()
+            self._blocks.append(self._thread.submit(self._next))
+            self._rest = memoryview(block)
+            self.taken += len(block)
         taken, self._rest = self._rest[:most], self._rest[most:]
         return taken
 
@@ -68,49 +69,11 @@ class ReadAhead(io.RawIOBase):
     def close(self) -> None:
         """End the thread and close the stream."""
         if not self.closed:
-            self._stop.set()
-            with suppress(Empty):  # so that the thread need not wait for room
-                while True:
-                    self._blocks.get_nowait()
-            self._thread.join()
+            self._thread.shutdown(cancel_futures=True)
             self._stream.close()
         super().close()
 
-    def _next(self) -> bool:
-        while not self._ended:
-            try:
-                block = self._blocks.get(timeout=_TICK)
-            except Empty:
-                continue
-            if isinstance(block, BaseException):
-                self._ended, self._end = True, block
-            elif not block:
-                self._ended = True
-            else:
-                self._rest = memoryview(block)
-                self.taken += len(block)
-                return True
-        if self._end is not None:
-            raise self._end
-        return False
-
-    def _feed(self) -> None:
-        block: bytes | BaseException = b"-"
-        read = getattr(self._stream, "read1", self._stream.read)
-        while block and isinstance(block, bytes):
-            try:
-                block = read(_BLOCK)
-                self._observe(block)
-            except BaseException as error:
-                block = error
-            if not self._put(block):
-                return
-
-    def _put(self, block: bytes | BaseException) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._blocks.put(block, timeout=_TICK)
-            except Full:
-                continue
-            return True
-        return False
+    def _next(self) -> bytes:
+        block: bytes = self._read(BLOCK)
+        self._observe(block)
+        return block

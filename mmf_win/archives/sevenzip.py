@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -13,10 +13,10 @@ from typing import IO, Any
 import py7zr
 import py7zr.compressor
 from py7zr.exceptions import CrcError, PasswordRequired
+from py7zr.helpers import calculate_key
 from py7zr.io import Py7zIO, WriterFactory
 
 from mmf_win.archives.base import (
-    Advance,
     Archive,
     Ask,
     Extracted,
@@ -25,18 +25,30 @@ from mmf_win.archives.base import (
     with_problems,
     wrong_password,
 )
-from mmf_win.archives.crew import Crew, share_out, worker_count
 from mmf_win.archives.names import safe_name
 from mmf_win.errors import ArchiveError, MmfwError
+from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
 
 # DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD
 _AES, _PPMD = b"\x06\xf1\x07\x01", b"\x03\x04\x01"
 
-# py7zr 1.0 and 1.1 derive the key, half a million steps of SHA-256, anew for each solid block and for each
-# pass over the archive. The function that they call for it is a pure one, so here it remembers.
-py7zr.compressor.calculate_key = lru_cache(maxsize=4)(py7zr.compressor.calculate_key)
-
 _SMALLEST_SHARE = 8 << 20
+
+_calculate_key_once = lru_cache(maxsize=4)(calculate_key)
+
+
+@contextmanager
+def _each_key_once() -> Iterator[None]:
+    """Have py7zr calculate a key once only, as long as it works for us.
+
+    py7zr 1.0 and 1.1 calculate it, half a million steps of SHA-256, anew for each solid block and each pass
+    over the archive. The function is a pure one, so archives that are read at the same time may share this.
+    """
+    py7zr.compressor.calculate_key = _calculate_key_once
+    try:
+        yield
+    finally:
+        py7zr.compressor.calculate_key = calculate_key
 
 
 class SevenZipArchive(Archive):
@@ -52,7 +64,7 @@ class SevenZipArchive(Archive):
         self._raw_names: dict[str, str] = {}
         self._streams: dict[str, int] = {}
         self._cheapest: Member | None = None
-        with path.open("rb") as file:
+        with path.open("rb") as file, _each_key_once():
             try:
                 opened = self._open(file)
             except PasswordRequired:  # even the list of members is encrypted
@@ -105,7 +117,8 @@ class SevenZipArchive(Archive):
         if self._cheapest is None:  # nothing of it will be extracted
             return True
         try:
-            self._unpack([self._cheapest.name], lambda _: _Sink(lambda block: None))
+            with _each_key_once():
+                self._unpack([self._cheapest.name], lambda _: _Sink(lambda block: None))
         except Exception as error:
             if not _is_damage(error):
                 raise
@@ -122,17 +135,18 @@ class SevenZipArchive(Archive):
         count = max(1, min(worker_count(), size // _SMALLEST_SHARE))
         shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
         chosen = [{m.name: wanted[m.name] for members in share for m in members} for share in shares]
-        crew = Crew()
-        yield from crew.work([partial(self._extract_share, share) for share in chosen], progress)
+        group: ThreadGroup[Extracted] = ThreadGroup()
+        with _each_key_once():
+            yield from group.run([partial(self._extract_share, share, group) for share in chosen], progress)
 
-    def _extract_share(self, wanted: Mapping[str, tuple[Member, Path]], crew: Crew) -> None:
+    def _extract_share(
+        self, wanted: Mapping[str, tuple[Member, Path]], group: ThreadGroup[Extracted]
+    ) -> None:
         """A thread's work."""
-        with closing(_Outputs(lambda name: Output(self.path, *wanted[name], crew.advance), crew)) as outputs:
+        with closing(_Outputs(self.path, wanted, group)) as outputs:
             try:
                 self._unpack(wanted, outputs.next)
                 outputs.finish()
-            except _Stopped:
-                return
             except CrcError as error:
                 raise self._error("its checksum (CRC-32) is wrong", error.args[2]) from error
             except Exception as error:
@@ -160,37 +174,28 @@ def _is_damage(error: Exception) -> bool:
     return not isinstance(error, (MmfwError, MemoryError)) and getattr(error, "errno", None) is None
 
 
-class _Stopped(Exception):
-    """Nobody wants any more; ends py7zr's pass over the archive."""
-
-
 class _Outputs:
     """Opens each member's output when its turn comes, and finishes the one before."""
 
-    def __init__(self, open_output: Callable[[str], Output], crew: Crew) -> None:
-        self._open = open_output
-        self._crew = crew
+    def __init__(
+        self, archive: Path, wanted: Mapping[str, tuple[Member, Path]], group: ThreadGroup[Extracted]
+    ) -> None:
+        self._archive, self._wanted, self._group = archive, wanted, group
         self._current: Output | None = None
 
     def next(self, name: str) -> Py7zIO:
         self.finish()
-        self._current = self._open(name)
-        return _Sink(self._write)
+        self._current = Output(self._archive, *self._wanted[name], self._group.advance)
+        return _Sink(self._current.write)
 
     def finish(self) -> None:
         if self._current is not None:
-            self._crew.report(self._current.finish())
+            self._group.report(self._current.finish())
             self._current = None
 
     def close(self) -> None:
         if self._current is not None:
             self._current.close()
-
-    def _write(self, block: bytes) -> None:
-        if self._crew.stopped:
-            raise _Stopped
-        assert self._current is not None
-        self._current.write(block)
 
 
 class _Factory(WriterFactory):  # type: ignore[misc]  # py7zr has no types for us

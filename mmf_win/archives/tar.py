@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
-from mmf_win.archives.base import BLOCK, Advance, Archive, Extracted, Member, ignore, with_problems
-from mmf_win.archives.hashing import Digest
-from mmf_win.archives.inflate import Inflater, gunzip
+from mmf_win.archives.base import BLOCK, Archive, Digest, Extracted, Member, with_problems
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
+from mmf_win.fast_zlib import Inflater, gunzip
+from mmf_win.threads import Advance, ignore
 
 MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 """Kind of compression → the first bytes of such a file."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 METHOD = 99
 """Compression method by which a zip marks such a member."""
@@ -70,92 +68,35 @@ class AesField:
         return self.salt_size + VERIFIER_SIZE + MAC_SIZE
 
 
-@dataclass(frozen=True)
-class AesKeys:
-    """What the password and a member's salt make.
-
-    Attributes:
-        cipher: the key of the cipher.
-        mac: the key of the authentication code.
-        verifier: what the member begins with after its salt, if the password is right.
-    """
-
-    cipher: bytes
-    mac: bytes
-    verifier: bytes
-
-    @classmethod
-    def cut(cls, derived: bytes, size: int) -> AesKeys:
-        """The parts of what was derived for keys of ``size`` bytes."""
-        return cls(derived[:size], derived[size : 2 * size], derived[2 * size :][:VERIFIER_SIZE])
-
-
-def derive_keys(password: bytes, fields: Sequence[AesField], salts: Sequence[bytes]) -> list[AesKeys]:
-    """The keys of members with these extra fields and salts; the more at once, the less each takes."""
-    # A shorter key is the beginning of a longer one.
-    size = max(2 * field.key_size + VERIFIER_SIZE for field in fields)
-    if native := _native():
-        short = password if len(password) <= 64 else hashlib.sha1(password).digest()  # as HMAC has it
-        derived = native.derive(short, list(salts), size, _ROUNDS, native.kernels()[0])
-    else:
-        derived = [hashlib.pbkdf2_hmac("sha1", password, salt, _ROUNDS, size) for salt in salts]
-    return [AesKeys.cut(key, field.key_size) for field, key in zip(fields, derived, strict=True)]
-
-
 class AesDecryptor:
     """Decrypts one member and authenticates it.
 
     Args:
-        keys: of this member.
+        password: what the member is encrypted with.
+        field: of the member.
+        salt: what the member begins with.
+
+    Attributes:
+        verifier: what follows the salt if the password is right.
     """
 
-    def __init__(self, keys: AesKeys) -> None:
-        self._mac = hmac.new(keys.mac, digestmod=hashlib.sha1)
-        self._cipher: _NativeCipher | _Cipher
-        if (native := _native()) and native.has_aes():
-            self._cipher = _NativeCipher(native, keys.cipher)
-        else:
-            self._cipher = _Cipher(keys.cipher)
+    def __init__(self, password: bytes, field: AesField, salt: bytes) -> None:
+        from Cryptodome.Cipher import AES
+        from Cryptodome.Util import Counter
 
-    def decrypt(self, data: bytearray, size: int) -> None:
-        """Decrypt the next ``size`` bytes in place, a multiple of 16 unless they are the last."""
-        self._mac.update(memoryview(data)[:size])
-        self._cipher.decrypt(data, size)
+        size = field.key_size
+        # This releases the interpreter's lock, so several threads derive keys at the same time.
+        derived = hashlib.pbkdf2_hmac("sha1", password, salt, _ROUNDS, 2 * size + VERIFIER_SIZE)
+        self.verifier = derived[2 * size :]
+        self._mac = hmac.new(derived[size : 2 * size], digestmod=hashlib.sha1)
+        counter = Counter.new(128, initial_value=1, little_endian=True)
+        self._cipher = AES.new(derived[:size], AES.MODE_CTR, counter=counter)
+
+    def decrypt(self, block: memoryview) -> None:
+        """Decrypt the next bytes in place."""
+        self._mac.update(block)
+        self._cipher.decrypt(block, output=block)
 
     def authentic(self, mac: bytes) -> bool:
         """Whether all bytes that were decrypted are those that were encrypted."""
         return hmac.compare_digest(self._mac.digest()[:MAC_SIZE], mac)
-
-
-class _NativeCipher:
-    """By the processor's own instructions."""
-
-    def __init__(self, native: ModuleType, key: bytes) -> None:
-        self._decrypt, self._key, self._counter = native.decrypt, key, 1
-
-    def decrypt(self, data: bytearray, size: int) -> None:
-        self._decrypt(data, 0, size, self._key, self._counter)
-        self._counter += size // 16
-
-
-class _Cipher:
-    """By pycryptodomex, where the C extension or the processor's instructions are missing."""
-
-    def __init__(self, key: bytes) -> None:
-        from Cryptodome.Cipher import AES
-        from Cryptodome.Util import Counter
-
-        self._aes = AES.new(key, AES.MODE_CTR, counter=Counter.new(128, initial_value=1, little_endian=True))
-
-    def decrypt(self, data: bytearray, size: int) -> None:
-        view = memoryview(data)[:size]
-        self._aes.decrypt(view, output=view)
-
-
-def _native() -> ModuleType | None:
-    """The C extension; None where it was not built."""
-    try:
-        from mmf_win.archives import _winzip_aes
-    except ImportError:
-        return None
-    return _winzip_aes

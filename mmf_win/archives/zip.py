@@ -10,18 +10,19 @@ import contextlib
 import stat
 import struct
 import zipfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mmf_win.archives.base import Advance, Archive, Ask, Extracted, Member, with_problems
+from mmf_win.archives.base import Archive, Ask, Extracted, Member, with_problems
 from mmf_win.archives.winzip_aes import METHOD, AesField
 from mmf_win.archives.zip_extract import extract
-from mmf_win.archives.zip_reader import ENCRYPTED, LOCAL_HEADER, Task, ZipReader
+from mmf_win.archives.zip_reader import LOCAL_HEADER, Task, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
-from mmf_win.crc import crc32
 from mmf_win.errors import ArchiveError, PasswordError
+from mmf_win.fast_zlib import crc32
+from mmf_win.threads import Advance
 
-_STRONG_ENCRYPTION, _UTF8 = 1 << 6, 1 << 11
+_ENCRYPTED, _STRONG_ENCRYPTION, _UTF8 = 1, 1 << 6, 1 << 11
 
 # https://zlib.net/zlib_tech.html: deflate cannot shrink anything by more than this
 _MAX_RATIO = 1032
@@ -40,32 +41,28 @@ class ZipArchive(Archive):
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         super().__init__(path, ask)
         self._secret = b""
-        self._infos: dict[str, zipfile.ZipInfo] = {}
-        members = []
-        for info, problem in _directory(path):
-            member = self._member(info, problem)
-            self._infos[member.name] = info
-            members.append(member)
-        self.members = with_problems(members)
+        listed = with_problems(self._member(info, problem) for info, problem in _directory(path))
+        self.members: Sequence[ZipMember] = listed
+        self._by_name = {member.name: member for member in listed}
 
-    def _member(self, info: zipfile.ZipInfo, problem: str | None) -> Member:
-        crc: int | None = info.CRC
-        if info.compress_type == METHOD:
+    def _member(self, info: zipfile.ZipInfo, problem: str | None) -> ZipMember:
+        encrypted = bool(info.flag_bits & _ENCRYPTED)
+        aes: AesField | None = None
+        if encrypted and info.compress_type == METHOD:
             try:
-                field = AesField.parse(info.extra)
+                aes = AesField.parse(info.extra)
             except ValueError as error:
-                problem, crc = str(error), None
-            else:
-                problem = problem or _method_problem(field.method)
-                crc = crc if field.version == 1 else None
-        return Member(
-            self._safe_name(_text(info)), info.file_size, bool(info.flag_bits & ENCRYPTED), crc, problem
-        )
+                problem = str(error)
+        if problem is None:
+            problem = _method_problem(aes.method if aes else info.compress_type)
+        crc = info.CRC if aes is None or aes.version == 1 else None
+        name = self._safe_name(_text(info))
+        return ZipMember(name, info.file_size, encrypted, crc, problem, info=info, aes=aes)
 
     def _extract(
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
-        tasks = [Task(member, self._infos[name], target) for name, (member, target) in wanted.items()]
+        tasks = [Task(self._by_name[name], target) for name, (_, target) in wanted.items()]
         return extract(self.path, self._secret, tasks, progress)
 
     def _password_fits(self) -> bool:
@@ -76,7 +73,7 @@ class ZipArchive(Archive):
                 return True
         return False
 
-    def _opens(self, members: list[Member], secret: bytes) -> bool:
+    def _opens(self, members: list[ZipMember], secret: bytes) -> bool:
         with contextlib.closing(ZipReader(self.path, secret)) as reader:
             tried = members[:_MEMBERS_TRIED]
             opened = sum(self._opens_one(member, reader) for member in tried)
@@ -86,17 +83,17 @@ class ZipArchive(Archive):
                 return True
             return self._reads_whole(tried[0], reader)
 
-    def _opens_one(self, member: Member, reader: ZipReader) -> bool:
+    def _opens_one(self, member: ZipMember, reader: ZipReader) -> bool:
         try:
-            next(reader.packed(member.name, self._infos[member.name]), b"")
+            next(reader.packed(member), b"")
         except PasswordError:
             return False
         return True
 
-    def _reads_whole(self, member: Member, reader: ZipReader) -> bool:
+    def _reads_whole(self, member: ZipMember, reader: ZipReader) -> bool:
         crc = 0
         try:
-            for block in reader.content(member.name, self._infos[member.name]):
+            for block in reader.content(member):
                 crc = crc32(block, crc)
         except ArchiveError:
             return False
@@ -130,9 +127,9 @@ def _problem(info: zipfile.ZipInfo, end: int) -> str | None:
         return f"it claims to unpack to {info.file_size} bytes, which so little data cannot"
     if info.flag_bits & _STRONG_ENCRYPTION:
         return "PKWARE's strong encryption is not supported"
-    if info.flag_bits & ENCRYPTED and info.compress_size < HEADER_SIZE:
+    if info.flag_bits & _ENCRYPTED and info.compress_size < HEADER_SIZE:
         return "it is too short to be encrypted"
-    return None if info.compress_type == METHOD else _method_problem(info.compress_type)
+    return None
 
 
 def _method_problem(method: int) -> str | None:

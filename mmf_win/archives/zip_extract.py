@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import zipfile
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
 
-from mmf_win.archives.base import Advance, Extracted, Output, damaged
-from mmf_win.archives.crew import Crew, share_out, worker_count
-from mmf_win.archives.inflate import Inflater
-from mmf_win.archives.winzip_aes import AesKeys
+from mmf_win.archives.base import Extracted, Output, damaged
 from mmf_win.archives.zip_reader import Task, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, has_fast_wheel
+from mmf_win.fast_zlib import Inflater
+from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
 
 _ARENA = 16 << 20
 # Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
@@ -30,35 +29,6 @@ _PIECE = (256 << 10) + 64
 _SMALLEST_ROUND = 8 << 20
 _LARGE = 4 << 20
 _MOST_IN_HAND = 1024
-_FEW = 8
-
-
-class Queue:
-    """Tasks that threads take from: the largest first, then all others in the order of the archive.
-
-    A large member occupies a single lane for long. Begun last, it would end when all others are idle; and a
-    thread that took all of them would work on when the other threads have ended.
-    """
-
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        in_order = sorted(tasks, key=lambda task: task.info.header_offset)
-        large = [task for task in in_order if task.info.compress_size >= _LARGE]
-        self._large = deque(sorted(large, key=lambda task: -task.info.compress_size))
-        self._others = deque(task for task in in_order if task.info.compress_size < _LARGE)
-        self._lock = Lock()
-        self.left = sum(task.info.compress_size for task in in_order)
-
-    def take(self, most: int | None = None) -> Task | None:
-        """The next task, a large one only if it has no more than ``most`` bytes; None when there is none."""
-        with self._lock:
-            if self._large and (most is None or self._large[0].info.compress_size <= most):
-                task = self._large.popleft()
-            elif self._others:
-                task = self._others.popleft()
-            else:
-                return None
-            self.left -= task.info.compress_size
-            return task
 
 
 def extract(
@@ -66,25 +36,23 @@ def extract(
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     listed = list(tasks)
-    classic = [task for task in listed if task.classic]
-    size = sum(task.info.compress_size for task in listed)
-    count = max(1, min(worker_count(), size // _SMALLEST_ROUND))
-    crew = Crew()
-    if _native() is None and classic and count > 1:
-        from mmf_win.archives.processes import extract_in_process
-
-        jobs = [
-            partial(extract_in_process, path, secret, sorted(share, key=lambda task: task.info.header_offset))
-            for share in share_out(listed, count, lambda task: task.info.compress_size)
-        ]
-        yield from crew.work(jobs, progress)
-        return
-    side_by_side = Queue(classic if _native() else ())
-    one_by_one = Queue(task for task in listed if not (task.classic and _native()))
+    native = _native()
+    count = max(1, min(worker_count(), sum(task.member.packed_size for task in listed) // _SMALLEST_ROUND))
+    group: ThreadGroup[Extracted] = ThreadGroup()
+    jobs: list[Callable[[], None]]
     with ExitStack() as stack:
-        readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
-        workers = [_Worker(path, reader, secret, side_by_side, one_by_one, count) for reader in readers]
-        yield from crew.work([worker.work for worker in workers], progress)
+        if native is None and count > 1 and any(task.member.classic for task in listed):
+            from mmf_win.archives.processes import extract_in_process
+
+            shares = share_out(listed, count, lambda task: task.member.packed_size)
+            jobs = [partial(extract_in_process, path, secret, share, group) for share in shares]
+        else:
+            side_by_side = TaskQueue(task for task in listed if task.member.classic and native)
+            one_by_one = TaskQueue(task for task in listed if not (task.member.classic and native))
+            readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
+            workers = [_Worker(path, reader, secret, group, count) for reader in readers]
+            jobs = [partial(worker.work, side_by_side, one_by_one) for worker in workers]
+        yield from group.run(jobs, progress)
 
 
 def engine() -> str:
@@ -104,126 +72,118 @@ def _native() -> ModuleType | None:
     return _zipcrypto
 
 
+class TaskQueue:
+    """Tasks that threads take from: the largest first, then all others in the order of the archive.
+
+    A large member occupies a single lane for long. Begun last, it would end when all others are idle; and a
+    thread that took all of them would work on when the other threads have ended.
+    """
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        in_order = sorted(tasks, key=lambda task: task.member.info.header_offset)
+        large = [task for task in in_order if task.member.packed_size >= _LARGE]
+        self._large = deque(sorted(large, key=lambda task: -task.member.packed_size))
+        self._others = deque(task for task in in_order if task.member.packed_size < _LARGE)
+        self._lock = Lock()
+        self.left = sum(task.member.packed_size for task in in_order)
+
+    def take(self, most: int | None = None) -> Task | None:
+        """The next task, a large one only if it has no more than ``most`` bytes; None when there is none."""
+        with self._lock:
+            if self._large and (most is None or self._large[0].member.packed_size <= most):
+                task = self._large.popleft()
+            elif self._others:
+                task = self._others.popleft()
+            else:
+                return None
+            self.left -= task.member.packed_size
+            return task
+
+
 class _Worker:
     """A thread's work: the members of the classic encryption in rounds, then all others one by one."""
 
     def __init__(
-        self,
-        path: Path,
-        reader: ZipReader,
-        secret: bytes,
-        side_by_side: Queue,
-        one_by_one: Queue,
-        workers: int,
+        self, path: Path, reader: ZipReader, secret: bytes, group: ThreadGroup[Extracted], workers: int
     ) -> None:
-        self._path = path
-        self._reader = reader
+        self._path, self._reader, self._group, self._workers = path, reader, group, workers
         self._keys = Cipher(secret).keys
-        self._side_by_side, self._one_by_one = side_by_side, one_by_one
-        self._workers = workers
 
-    def work(self, crew: Crew) -> None:
+    def work(self, side_by_side: TaskQueue, one_by_one: TaskQueue) -> None:
         """Extract until there is no more."""
-        if self._side_by_side.left:
-            self._decrypt_in_rounds(crew)
-        while not crew.stopped and (tasks := self._next_few()):
-            keys = self._aes_keys(tasks)
-            for task in tasks:
-                name = task.member.name
-                with Output(self._path, task.member, task.target, crew.advance) as output:
-                    for block in self._reader.content(name, task.info, keys.get(name)):
-                        if crew.stopped:
-                            return
-                        output.write(block)
-                    crew.report(output.finish())
+        if side_by_side.left:
+            self._decrypt_in_rounds(side_by_side)
+        while (task := one_by_one.take()) is not None:
+            with Output(self._path, task.member, task.target, self._group.advance) as output:
+                for block in self._reader.content(task.member):
+                    output.write(block)
+                self._group.report(output.finish())
 
-    def _next_few(self) -> list[Task]:
-        """As many as it takes to derive keys at little cost, if no other thread has to wait for them then."""
-        tasks: list[Task] = []
-        while sum(task.info.compress_size for task in tasks) < _LARGE and len(tasks) < _FEW:
-            task = self._one_by_one.take(_LARGE if tasks else None)
-            if task is None:
-                break
-            tasks.append(task)
-        return tasks
-
-    def _aes_keys(self, tasks: Iterable[Task]) -> dict[str, AesKeys]:
-        """By name, for the members that need some."""
-        members = {task.member.name: task.info for task in tasks if task.aes}
-        if not members:
-            return {}
-        return dict(zip(members, self._reader.aes_keys(list(members.items())), strict=True))
-
-    def _decrypt_in_rounds(self, crew: Crew) -> None:
+    def _decrypt_in_rounds(self, queue: TaskQueue) -> None:
         from mmf_win.archives import _zipcrypto
 
         kernel = _zipcrypto.kernels()[0]
-        arena = bytearray(min(_ARENA, self._side_by_side.left + _PIECE))
+        arena = bytearray(min(_ARENA, queue.left + _PIECE))
         view = memoryview(arena)
         in_hand: list[_Stream] = []
         try:
-            while not crew.stopped:
-                self._fill(in_hand, view)
-                if not in_hand:
-                    return
+            while self._fill(in_hand, view, queue):
                 by_size = sorted(in_hand, key=lambda stream: -stream.size)
                 spans = [(stream.start, stream.size, stream.keys) for stream in by_size]
                 for stream, keys in zip(by_size, _zipcrypto.decrypt(arena, spans, kernel), strict=True):
                     stream.keys = keys
                 for stream in in_hand:
-                    if crew.stopped:
-                        return
-                    stream.write(view[stream.start : stream.start + stream.size], crew)
+                    stream.write(view[stream.start : stream.start + stream.size], self._group)
                 in_hand = [stream for stream in in_hand if stream.left]
         finally:
             for stream in in_hand:
                 stream.close()
 
-    def _fill(self, in_hand: list[_Stream], view: memoryview) -> None:
-        """Read the next piece of each stream, and begin new ones while there is room for them."""
-        queue, used = self._side_by_side, 0
+    def _fill(self, in_hand: list[_Stream], view: memoryview, queue: TaskQueue) -> bool:
+        """Read the next piece of each stream, and begin new ones while there is room; False at the end."""
+        used = 0
         for stream in in_hand:
-            used += stream.read(self._reader, view, used)
+            used += stream.read(view, used)
         # Towards the end the rounds grow smaller, so that the threads end together.
         room = min(len(view), max(_SMALLEST_ROUND, queue.left // (2 * self._workers)))
         while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND:
             share = queue.left // self._workers - sum(stream.left for stream in in_hand)
             task = queue.take(share if in_hand else None)
             if task is None:
-                return
+                break
             stream = _Stream(self._path, task, self._keys, self._reader)
             in_hand.append(stream)
-            used += stream.read(self._reader, view, used)
+            used += stream.read(view, used)
+        return bool(in_hand)
 
 
 class _Stream:
     """A member on its way through the rounds of one thread."""
 
     def __init__(self, path: Path, task: Task, keys: tuple[int, int, int], reader: ZipReader) -> None:
-        self._path, self._task, self._reader = path, task, reader
-        self._offset = reader.data_offset(task.member.name, task.info)
+        self._path, self._member, self._target, self._reader = path, task.member, task.target, reader
+        self._offset = reader.data_offset(task.member)
         self._output: Output | None = None
         self._inflater: Inflater | None = None
         self.keys = keys
-        self.left = task.info.compress_size
+        self.left = task.member.packed_size
         self.start = self.size = 0
 
-    def read(self, reader: ZipReader, view: memoryview, start: int) -> int:
+    def read(self, view: memoryview, start: int) -> int:
         """Read the next piece to ``start`` and return its size."""
         self.start, self.size = start, min(self.left, _PIECE)
-        reader.read_at(self._task.member.name, self._offset, view[start : start + self.size])
+        self._reader.read_at(self._member, self._offset, view[start : start + self.size])
         self._offset += self.size
         self.left -= self.size
         return self.size
 
-    def write(self, plain: memoryview, crew: Crew) -> None:
+    def write(self, plain: memoryview, group: ThreadGroup[Extracted]) -> None:
         """Write the piece, now decrypted; the last one ends the member."""
-        name = self._task.member.name
         if self._output is None:
-            self._reader.check_header(name, self._task.info, plain)
+            self._reader.check_header(self._member, plain)
             plain = plain[HEADER_SIZE:]
-            self._output = Output(self._path, self._task.member, self._task.target, crew.advance)
-            if self._task.info.compress_type == zipfile.ZIP_DEFLATED:
+            self._output = Output(self._path, self._member, self._target, group.advance)
+            if self._member.info.compress_type == zipfile.ZIP_DEFLATED:
                 self._inflater = Inflater()
         try:
             if self._inflater is None:
@@ -234,9 +194,9 @@ class _Stream:
                 if not self.left:
                     self._output.write(self._inflater.flush())
         except Inflater.error as error:
-            raise damaged(self._path, "its compressed data is damaged", name) from error
+            raise damaged(self._path, "its compressed data is damaged", self._member.name) from error
         if not self.left:
-            crew.report(self._output.finish())
+            group.report(self._output.finish())
 
     def close(self) -> None:
         """Let go of the file, which is removed unless it is complete."""

@@ -4,48 +4,51 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmf_win.archives.base import BLOCK, Member, damaged
-from mmf_win.archives.inflate import Inflater
-from mmf_win.archives.winzip_aes import (
-    MAC_SIZE,
-    METHOD,
-    VERIFIER_SIZE,
-    AesDecryptor,
-    AesField,
-    AesKeys,
-    derive_keys,
-)
+from mmf_win.archives.winzip_aes import MAC_SIZE, VERIFIER_SIZE, AesDecryptor, AesField
 from mmf_win.archives.zipcrypto import HEADER_SIZE, decryptor
 from mmf_win.errors import ArchiveError, PasswordError
+from mmf_win.fast_zlib import Inflater
 
-ENCRYPTED, HAS_DESCRIPTOR = 1, 1 << 3
-"""Flags of a member."""
+_HAS_DESCRIPTOR = 1 << 3
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """What precedes a member's data: a signature and the sizes of its name and its extra fields."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """A member to extract."""
+class ZipMember(Member):
+    """A file in a zip.
 
-    member: Member
-    info: zipfile.ZipInfo
-    target: Path
+    Attributes:
+        info: what the archive's directory says of it.
+        aes: how WinZip's encryption was used, None for a member that is plain or classically encrypted.
+    """
+
+    info: zipfile.ZipInfo = field(kw_only=True, compare=False)
+    aes: AesField | None = None
 
     @property
     def classic(self) -> bool:
         """Whether it is encrypted in the classic way."""
-        return bool(self.info.flag_bits & ENCRYPTED) and not self.aes
+        return self.encrypted and self.aes is None
 
     @property
-    def aes(self) -> bool:
-        """Whether it is encrypted in WinZip's way."""
-        return _has_aes(self.info)
+    def packed_size(self) -> int:
+        """Bytes in the archive."""
+        return self.info.compress_size
+
+
+@dataclass(frozen=True)
+class Task:
+    """A member to extract, and the file to write."""
+
+    member: ZipMember
+    target: Path
 
 
 class ZipReader:
@@ -66,144 +69,116 @@ class ZipReader:
         """Let go of the file."""
         self._file.close()
 
-    def content(
-        self, name: str, info: zipfile.ZipInfo, keys: AesKeys | None = None
-    ) -> Iterator[bytes | memoryview]:
+    def content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's own bytes; see :meth:`packed`.
 
         Raises:
             PasswordError: the member's check bytes say that the password is not right.
             ArchiveError: the member is cut off, damaged or not authentic.
         """
-        method = AesField.parse(info.extra).method if _has_aes(info) else info.compress_type
-        packed = self.packed(name, info, keys)
-        return packed if method == zipfile.ZIP_STORED else self._inflated(name, packed)
+        method = member.aes.method if member.aes else member.info.compress_type
+        packed = self.packed(member)
+        return packed if method == zipfile.ZIP_STORED else self._inflated(member, packed)
 
-    def packed(
-        self, name: str, info: zipfile.ZipInfo, keys: AesKeys | None = None
-    ) -> Iterator[bytes | memoryview]:
+    def packed(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's bytes as they were compressed, decrypted. Each block is good until the next one.
 
-        The first block is empty: whoever asks for no more has checked the password and decrypted nothing.
-
-        Args:
-            name: of the member, for messages.
-            info: from the archive's directory.
-            keys: from :meth:`aes_keys`, which are derived here where they are not given.
+        The first block of an encrypted member is empty: whoever asks for no more has checked the password
+        and decrypted nothing.
 
         Raises:
             PasswordError, ArchiveError: see :meth:`content`.
         """
-        offset = self.data_offset(name, info)
-        if not info.flag_bits & ENCRYPTED:
-            yield from self._raw(name, offset, info.compress_size)
-        elif _has_aes(info):
-            field = AesField.parse(info.extra)
-            keys = keys or self.aes_keys([(name, info)])[0]
-            self._file.seek(offset + field.salt_size)
-            if self._read(name, VERIFIER_SIZE) != keys.verifier:
-                raise self._wrong_password(name)
+        offset, size = self.data_offset(member), member.packed_size
+        self._file.seek(offset)
+        if not member.encrypted:
+            yield from self._raw(member, size)
+        elif member.aes is not None:
+            aes = AesDecryptor(self._secret, member.aes, self._read(member, member.aes.salt_size))
+            if self._read(member, VERIFIER_SIZE) != aes.verifier:
+                raise self._wrong_password(member)
             yield b""
-            aes = AesDecryptor(keys)
-            for block in self._raw(name, self._file.tell(), info.compress_size - field.overhead):
-                aes.decrypt(self._block, len(block))
+            for block in self._raw(member, size - member.aes.overhead):
+                aes.decrypt(block)
                 yield block
-            if not aes.authentic(self._read(name, MAC_SIZE)):
-                raise self._error("its authentication code is wrong", name)
+            if not aes.authentic(self._read(member, MAC_SIZE)):
+                raise self._error("its authentication code is wrong", member)
         else:
             cipher = decryptor(self._secret)
-            self._file.seek(offset)
-            self.check_header(name, info, cipher.decrypt_bytes(self._read(name, HEADER_SIZE)))
+            self.check_header(member, cipher.decrypt_bytes(self._read(member, HEADER_SIZE)))
             yield b""
-            for block in self._raw(name, offset + HEADER_SIZE, info.compress_size - HEADER_SIZE):
+            for block in self._raw(member, size - HEADER_SIZE):
                 yield cipher.decrypt_bytes(bytes(block))
 
-    def aes_keys(self, members: Sequence[tuple[str, zipfile.ZipInfo]]) -> list[AesKeys]:
-        """The keys of members with WinZip's encryption; the more at once, the less each takes.
-
-        Raises:
-            ArchiveError: there is no such member, or it is cut off.
-        """
-        fields = [AesField.parse(info.extra) for _, info in members]
-        salts = []
-        for (name, info), field in zip(members, fields, strict=True):
-            self._file.seek(self.data_offset(name, info))
-            salts.append(self._read(name, field.salt_size))
-        return derive_keys(self._secret, fields, salts)
-
-    def data_offset(self, name: str, info: zipfile.ZipInfo) -> int:
+    def data_offset(self, member: ZipMember) -> int:
         """Where the member's data begin.
 
         Raises:
             ArchiveError: there is no member where the directory says.
         """
-        self._file.seek(info.header_offset)
-        signature, name_size, extra_size = LOCAL_HEADER.unpack(self._read(name, LOCAL_HEADER.size))
+        self._file.seek(member.info.header_offset)
+        signature, name_size, extra_size = LOCAL_HEADER.unpack(self._read(member, LOCAL_HEADER.size))
         if signature != b"PK\x03\x04":
-            raise self._error("there is no header where the directory says", name)
-        return info.header_offset + LOCAL_HEADER.size + int(name_size) + int(extra_size)
+            raise self._error("there is no header where the directory says", member)
+        return member.info.header_offset + LOCAL_HEADER.size + int(name_size) + int(extra_size)
 
-    def read_at(self, name: str, offset: int, into: memoryview) -> None:
+    def read_at(self, member: ZipMember, offset: int, into: memoryview) -> None:
         """Fill ``into`` with what is at ``offset``.
 
         Raises:
             ArchiveError: the file ends before.
         """
         self._file.seek(offset)
-        if self._file.readinto(into) < len(into):
-            raise self._error("it is cut off", name)
+        self._fill(member, into)
 
-    def check_header(self, name: str, info: zipfile.ZipInfo, header: bytes | memoryview) -> None:
-        """Look at the decrypted header of a member.
+    def check_header(self, member: ZipMember, header: bytes | memoryview) -> None:
+        """Check the decrypted header of a member with the classic encryption.
 
         Raises:
             PasswordError: it was decrypted with another password than it was encrypted with.
         """
-        if header[HEADER_SIZE - 1] != _check_byte(info):
-            raise self._wrong_password(name)
+        if header[HEADER_SIZE - 1] != _check_byte(member.info):
+            raise self._wrong_password(member)
 
-    def _inflated(self, name: str, packed: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    def _inflated(self, member: ZipMember, packed: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         inflater = Inflater()
         try:
             for block in packed:  # to its end even when all is unpacked: an AES member's MAC comes last
                 yield from inflater.feed(block)
             yield inflater.flush()
         except Inflater.error as error:
-            raise self._error("its compressed data is damaged", name) from error
+            raise self._error("its compressed data is damaged", member) from error
 
-    def _raw(self, name: str, offset: int, size: int) -> Iterator[memoryview]:
-        """What is in the file, in blocks that each lie at the beginning of ``self._block``."""
-        self._file.seek(offset)
+    def _raw(self, member: ZipMember, size: int) -> Iterator[memoryview]:
+        """The next bytes of the file, in blocks that each lie at the beginning of ``self._block``."""
         while size > 0:
             block = memoryview(self._block)[: min(size, BLOCK)]
-            if self._file.readinto(block) < len(block):
-                raise self._error("it is cut off", name)
+            self._fill(member, block)
             size -= len(block)
             yield block
 
-    def _read(self, name: str, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise self._error("it is cut off", name)
-        return data
+    def _fill(self, member: ZipMember, into: memoryview) -> None:
+        if self._file.readinto(into) < len(into):
+            raise self._error("it is cut off", member)
 
-    def _error(self, reason: str, name: str) -> ArchiveError:
-        return damaged(self._path, reason, name)
+    def _read(self, member: ZipMember, size: int) -> bytes:
+        data = bytearray(size)
+        self._fill(member, memoryview(data))
+        return bytes(data)
 
-    def _wrong_password(self, name: str) -> PasswordError:
+    def _error(self, reason: str, member: ZipMember) -> ArchiveError:
+        return damaged(self._path, reason, member.name)
+
+    def _wrong_password(self, member: ZipMember) -> PasswordError:
         return PasswordError(
-            f"{self._path}: the password does not open member {name}",
+            f"{self._path}: the password does not open member {member.name}",
             hint="it opens others; this one is damaged, or was encrypted with another password",
         )
 
 
-def _has_aes(info: zipfile.ZipInfo) -> bool:
-    return bool(info.flag_bits & ENCRYPTED) and info.compress_type == METHOD
-
-
 def _check_byte(info: zipfile.ZipInfo) -> int:
     """What the last byte of the decrypted header must be (APPNOTE 6.1.6, and Info-ZIP's use of the time)."""
-    if info.flag_bits & HAS_DESCRIPTOR:  # the CRC was not known yet, so the high byte of the DOS time
+    if info.flag_bits & _HAS_DESCRIPTOR:  # the CRC was not known yet, so the high byte of the DOS time
         _, _, _, hour, minute, _ = info.date_time
         return hour << 3 | minute >> 3
     return info.CRC >> 24

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import Progress
-from mmf_win.crc import crc32
+from mmf_win.fast_zlib import crc32
 from mmf_win.files import read_json
 from mmf_win.integrity import LOCK, UNKNOWN, Check, Difference, Entry, Manifest, Source, file_digest, verify
 from mmf_win.locking import locked

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mmf_win.crc import crc32
+from mmf_win.fast_zlib import crc32
 
 # The first bytes of torch's file format before 1.6: its magic number, pickled.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."

@@ -125,14 +125,6 @@ def test_aes_zip_of_7zip(kind: str, user_dir: Path) -> None:
     assert unpack(path, user_dir / "out", "secret") == {"fox.txt": FOX}
 
 
-def test_without_the_extension_an_aes_zip_comes_back(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mmf_win.archives._winzip_aes", None)
-    monkeypatch.delattr("mmf_win.archives._winzip_aes", raising=False)
-    path = user_dir / "fox.zip"
-    path.write_bytes(base64.b64decode(AES_ZIPS["AES-256"]))
-    assert unpack(path, user_dir / "out", "secret") == {"fox.txt": FOX}
-
-
 @requires_tool("7z")
 @pytest.mark.parametrize("password", ["short", "p" * 65], ids=["short", "longer than a block of SHA-1"])
 def test_an_aes_zip_of_many_members_with_keys_of_every_size(password: str, user_dir: Path) -> None:

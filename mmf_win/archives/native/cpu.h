@@ -24,13 +24,6 @@ static inline int cpu_has_ssse3(void)
     return info[2] >> 9 & 1;
 }
 
-static inline int cpu_has_aes(void)
-{
-    int info[4];
-    __cpuid(info, 1);
-    return info[2] >> 25 & 1;
-}
-
 static inline int cpu_has_avx2(void)
 {
     int info[4];
@@ -44,11 +37,6 @@ static inline int cpu_has_avx2(void)
 static inline int cpu_has_ssse3(void)
 {
     return __builtin_cpu_supports("ssse3") != 0;
-}
-
-static inline int cpu_has_aes(void)
-{
-    return __builtin_cpu_supports("aes") != 0;
 }
 
 static inline int cpu_has_avx2(void)

@@ -7,7 +7,7 @@
 #ifndef ZIPCRYPTO_KERNELS_H
 #define ZIPCRYPTO_KERNELS_H
 
-#include "../cpu.h"
+#include "cpu.h"
 #include "cipher.h"
 
 #define ZIPCRYPTO_BLOCK 16 /* bytes of each stream that a kernel decrypts at once */

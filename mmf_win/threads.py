@@ -1,0 +1,109 @@
+"""Threads that work for the one that started them, and never outlive it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from typing import Generic, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Advance: TypeAlias = Callable[[int], None]
+"""Called with the number of bytes just done."""
+
+_TICK = 0.05  # on Windows, Ctrl+C does not interrupt a wait
+_MOST_WORKERS = 4  # more of them would wait for the disk, and each needs memory
+
+
+def ignore(_: int) -> None:
+    """Progress for those who do not want any."""
+
+
+class Stopped(BaseException):
+    """Ends a job whose results nobody wants; no Exception, so that no handler takes it for an error."""
+
+
+class ThreadGroup(Generic[T]):
+    """Jobs in threads of their own, which tell the thread that started them what they have done."""
+
+    def __init__(self) -> None:
+        self._stopped = False
+        self._advanced: deque[int] = deque()
+        self._results: deque[T] = deque()
+
+    def advance(self, amount: int) -> None:
+        """Called by a job often enough for Ctrl+C to work within a second: so many bytes more are done.
+
+        Raises:
+            Stopped: the job is to end.
+        """
+        if self._stopped:
+            raise Stopped
+        self._advanced.append(amount)
+
+    def report(self, result: T) -> None:
+        """Called by a job: this is done.
+
+        Raises:
+            Stopped: the job is to end.
+        """
+        if self._stopped:
+            raise Stopped
+        self._results.append(result)
+
+    def run(self, jobs: Sequence[Callable[[], object]], progress: Advance) -> Generator[T, None, None]:
+        """Run each job in a thread of its own and yield what they report.
+
+        Whenever this ends – all is done, a job failed, the caller wants no more, or the user pressed Ctrl+C –
+        all threads have ended before.
+
+        Raises:
+            BaseException: the first that a job raised; the other jobs are stopped then.
+        """
+        with ThreadPoolExecutor(len(jobs) or 1, "mmfw-job") as pool:
+            try:
+                futures = [pool.submit(job) for job in jobs]
+                running: Iterable[Future[object]] = futures
+                while running:
+                    _, running = wait(running, _TICK, FIRST_EXCEPTION)
+                    yield from self._news(progress)
+                    for future in futures:
+                        if future.done():
+                            future.result()
+            finally:
+                self._stopped = True
+
+    def _news(self, progress: Advance) -> Iterator[T]:
+        amount = sum(self._advanced.popleft() for _ in range(len(self._advanced)))
+        if amount:
+            progress(amount)
+        while self._results:
+            yield self._results.popleft()
+
+
+def result_of(future: Future[T]) -> T:
+    """What a future returns or raises, waited for so that Ctrl+C works meanwhile."""
+    while not future.done():
+        wait([future], _TICK)
+    return future.result()
+
+
+def worker_count() -> int:
+    """How many threads are worth starting on this machine, as far as this process may use it."""
+    if sys.platform == "linux":
+        return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+    return min(os.cpu_count() or 1, _MOST_WORKERS)
+
+
+def share_out(tasks: Iterable[T], count: int, size: Callable[[T], int]) -> list[list[T]]:
+    """At most ``count`` lists of about the same size, none of them empty."""
+    shares: list[list[T]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for task in sorted(tasks, key=lambda task: -size(task)):
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(task)
+        sizes[smallest] += size(task)
+    return [share for share in shares if share]
