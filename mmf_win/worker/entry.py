@@ -1,7 +1,7 @@
-"""The child's entry: request.json → patches → hooks → MMF's own ``run`` → exit.json.
+"""The worker's entry: request.json → patches → hooks → MMF's own ``run`` → exit.json.
 
-Run as ``python -m mmf_win.worker.entry <attempt>/request.json``. A DataLoader under ``spawn`` starts one
-more process a worker, and MMF one a GPU where there are several. Each of them imports this module as
+Run as ``python -m mmf_win.worker.entry <attempt>/request.json``. Under ``spawn``, a DataLoader starts helper
+processes that load rows, and MMF one for each of several GPUs. Each helper imports this module as
 ``__mp_main__`` before it unpickles anything of MMF, and so gets the patches and hooks too.
 """
 
@@ -11,9 +11,8 @@ import os
 import sys
 
 if sys.version_info < (3, 11) and sys.path[0] == os.getcwd():  # noqa: PTH109 - pathlib imports more
-    del sys.path[
-        0
-    ]  # PYTHONSAFEPATH does this on later ones: the user's files must not stand in for libraries
+    # The user's files must not shadow libraries; later versions of Python have PYTHONSAFEPATH for it.
+    del sys.path[0]
 
 import math
 import traceback
@@ -32,7 +31,7 @@ _REQUEST = "MMFW_REQUEST"
 
 
 def main(request_file: Path) -> int:
-    """Do what the request says and write how it ended; 0 when that went well.
+    """Do what the request says and write its outcome; 0 when that is ``ok``.
 
     After a prediction the process ends here.
     """
@@ -55,12 +54,12 @@ def main(request_file: Path) -> int:
 
         stop = Stop(request.attempt.stop)
         stop.listen(leave)
-        end = attempt(request, stop)
+        end = perform(request, stop)
         stop.hold()
         report(end, request, log)
     code = 0 if end.outcome == "ok" else 1
     if request.action == "predict":
-        # Everything is written. To take apart what torch and MMF have built would take a second more.
+        # Everything is written, and an orderly exit of torch and MMF would take a second more.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -68,15 +67,15 @@ def main(request_file: Path) -> int:
 
 
 def report(end: Exit, request: AttemptRequest, log: EventLog) -> None:
-    """Tell how the attempt ended."""
+    """Write the outcome of the attempt."""
     log.write("run_ended", action=request.action, outcome=end.outcome)
     end.save(request.attempt.exit)
     if request.action == "train":
         end.save(request.run_exit)
 
 
-def attempt(request: AttemptRequest, stop: Stop) -> Exit:
-    """Do what the request says, and say how it ended whatever happens."""
+def perform(request: AttemptRequest, stop: Stop) -> Exit:
+    """Do what the request says, and return its outcome, whatever happens."""
     prepared = False
     try:
         prepare(request, stop)
@@ -87,12 +86,12 @@ def attempt(request: AttemptRequest, stop: Stop) -> Exit:
 
         traceback.print_exc()
         end = classify(error, prepared=prepared)
-        return end if end.outcome == "interrupted" else _of_a_helper(request, end)
+        return end if end.outcome == "interrupted" else _cause_in_helper(request, end)
     return Exit("ok")
 
 
-def _of_a_helper(request: AttemptRequest, end: Exit) -> Exit:
-    """Why a helper could not begin, where one left word; this process sees no more than its absence."""
+def _cause_in_helper(request: AttemptRequest, end: Exit) -> Exit:
+    """The error that a helper recorded before it died, if any; this process only sees that it is gone."""
     try:
         return replace(Exit.load(request.attempt.helper_exit), phase=end.phase)
     except (OSError, ValueError, TypeError, AttributeError):

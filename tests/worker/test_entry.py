@@ -39,7 +39,7 @@ def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_a
 
     monkeypatch.setattr(worker, "prepare", lambda *_: None)
     monkeypatch.setattr(worker, "run", broken_pipe)
-    end = worker.attempt(request_, None)  # type: ignore[arg-type]
+    end = worker.perform(request_, None)  # type: ignore[arg-type]
     assert (end.outcome, end.message) == ("host_oom", "MemoryError")
 
 
@@ -50,4 +50,4 @@ def test_without_such_a_word_the_workers_own_error_counts(
         raise ValueError("x")
 
     monkeypatch.setattr(worker, "prepare", fails)
-    assert worker.attempt(request_, None).outcome == "mmf"  # type: ignore[arg-type]
+    assert worker.perform(request_, None).outcome == "mmf"  # type: ignore[arg-type]
