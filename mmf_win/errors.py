@@ -4,6 +4,7 @@
 
     MmfwError                  1    a bug in mmfw itself, unless a subclass says otherwise
     ├── UsageError             2    the command line asks for something that cannot be
+    │   └── UnknownConfiguration    a checkpoint is in no run's folder, and no preset is named
     ├── DataError              3    what the user gave cannot be used
     │   ├── ArchiveError            an archive is damaged, hostile or not one at all
     │   ├── DatasetError            files of the dataset are missing or disagree
@@ -25,6 +26,7 @@ and exits with the code of the class. Hints that name an option or a command are
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -38,6 +40,10 @@ class MmfwError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    # Where an attempt of a run ended with the error: how, what it was to do, and the run's folder.
+    outcome: str | None = None
+    action: str | None = None
+    run_dir: Path | None = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -48,6 +54,10 @@ class UsageError(MmfwError):
     """The command line asks for something that cannot be."""
 
     exit_code = 2
+
+
+class UnknownConfiguration(UsageError):
+    """A checkpoint lies in no run's folder, and no preset says how its model is made."""
 
 
 class DataError(MmfwError):

@@ -12,6 +12,8 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
+from mmf_win.errors import DataError
+
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 _RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\.|$)")
@@ -31,6 +33,31 @@ def portable_name(name: str) -> str:
     """``name`` with every character that Windows refuses replaced by ``-``."""
     name = _ILLEGAL.sub("-", name).rstrip(". ") or "-"
     return f"_{name}" if _RESERVED.match(name) else name
+
+
+def make_portable(folder: Path) -> list[tuple[Path, Path]]:
+    """Rename every file and folder below ``folder`` whose name is not legal on Windows.
+
+    Returns:
+        Old and new path of each, in the order in which they were renamed: contents before their folder.
+
+    Raises:
+        DataError: the new name is taken; nothing has been renamed then.
+    """
+    planned = [
+        (path, path.with_name(portable_name(path.name)))
+        for path in sorted(folder.rglob("*"), key=lambda path: -len(path.parts))
+        if not is_portable(path.name)
+    ]
+    targets = [new for _, new in planned]
+    for old, new in planned:
+        if new.exists() or targets.count(new) > 1:
+            raise DataError(
+                f"{old} cannot become {new.name}, which is taken", hint="rename one of them yourself"
+            )
+    for old, new in planned:
+        old.rename(new)
+    return planned
 
 
 def new_folder(parent: Path) -> Path:

@@ -120,10 +120,11 @@ class AttemptRequest:
         action: train a model, or predict with one.
         model: MMF's name of the model.
         mmf: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        attempt_dir: the attempt's folder, ``<run>/attempts/<n>``.
+        attempt_dir: the attempt's folder, ``<run>/attempts/<n>``; it is named when the attempt begins.
         settings: a tree of MMF's configuration keys, merged over the model's own configuration.
-        overrides: the user's ``KEY=VALUE`` words, applied last.
+        overrides: the user's ``KEY=VALUE`` overrides, applied last.
         base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
+        checkpoint: the file that training starts from, or whose weights predict; ``settings`` name it too.
         epochs: train this many epochs instead of ``training.max_updates``.
         detect_anomaly: switch on autograd's anomaly detection.
         keep: how many older checkpoints stay beside the best and the current one.
@@ -134,9 +135,8 @@ class AttemptRequest:
         fits: micro-batches that fitted before, by what they depend on.
         data: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen", "rows": 433,
             "full_rows": 540}``; ``full_rows`` is null where the size of the full split is not known.
-        weights_alone: of the checkpoint that training starts from, load the model's weights and nothing else.
-        trust: load that checkpoint, or the one to predict with, even if it holds classes that torch refuses,
-            which runs code from the file.
+        weights_alone: of the checkpoint, load the model's weights and nothing else.
+        trust: load the checkpoint even if it holds classes that torch refuses, which runs code from the file.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
@@ -145,10 +145,11 @@ class AttemptRequest:
     action: Action
     model: str
     mmf: str
-    attempt_dir: str
+    attempt_dir: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     base_config: str | None = None
+    checkpoint: str | None = None
     epochs: int | None = None
     detect_anomaly: bool = False
     keep: int = 1

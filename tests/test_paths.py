@@ -1,6 +1,13 @@
+import sys
 from pathlib import Path
 
-from mmf_win.paths import Places
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.errors import DataError
+from mmf_win.paths import Places, is_portable, make_portable, portable_name
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files to begin with")
 
 
 def test_the_folders_are_resolved_as_mmf_resolves_them(tmp_path: Path) -> None:
@@ -16,3 +23,41 @@ def test_the_folders_are_resolved_as_mmf_resolves_them(tmp_path: Path) -> None:
 def test_an_option_wins_over_the_environment(tmp_path: Path) -> None:
     places = Places.resolve(tmp_path / "data", tmp_path / "save", {"MMF_DATA_DIR": "x", "MMF_SAVE_DIR": "y"})
     assert (places.data_dir, places.save_dir) == (tmp_path / "data", tmp_path / "save")
+
+
+@pytest.mark.parametrize(
+    ("name", "portable"),
+    [
+        ("hateful_memes_run_test_2020-05-11T10:20:30.csv", "hateful_memes_run_test_2020-05-11T10-20-30.csv"),
+        ('a<b>c"d|e?f*g', "a-b-c-d-e-f-g"),
+        ("ends with dots...", "ends with dots"),
+        ("aux.json", "_aux.json"),
+        ("COM1", "_COM1"),
+        ("Память 中文.csv", "Память 中文.csv"),
+    ],
+)
+def test_portable_names(name: str, portable: str) -> None:
+    assert portable_name(name) == portable
+    assert is_portable(portable)
+    assert is_portable(name) == (name == portable)
+
+
+@posix_only
+def test_reports_with_colons_are_renamed_with_their_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "logs_10:20" / "reports"
+    folder.mkdir(parents=True)
+    (folder / "test_10:20:30.csv").write_text("id,proba,label\n", encoding="utf-8")
+    (folder / "fine.csv").touch()
+    assert main(["runs", "fix-names", str(tmp_path)]) == 0
+    names = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.csv"))
+    assert names == ["logs_10-20/reports/fine.csv", "logs_10-20/reports/test_10-20-30.csv"]
+
+
+@posix_only
+def test_nothing_is_renamed_when_a_new_name_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a:b").touch()
+    (tmp_path / "c:d").touch()
+    (tmp_path / "c-d").touch()
+    with pytest.raises(DataError, match="cannot become c-d"):
+        make_portable(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a:b", "c-d", "c:d"]

@@ -233,7 +233,8 @@ def _wanted(
 ) -> _Wanted:
     """What the presets need, else the newest run, else – or ``widely``, too – all presets."""
     from mmf_win.paths import Places
-    from mmf_win.runs import history, inputs, zoo_weights
+    from mmf_win.runs import history, zoo_weights
+    from mmf_win.runs.needs import needs_of_presets, needs_of_run
     from mmf_win.runs.overrides import about_files, split_runs
     from mmf_win.runs.presets import names
     from mmf_win.upstream.install import find
@@ -241,26 +242,26 @@ def _wanted(
     presets, overrides = split_runs(words)
     places, mmf = Places.resolve(data_dir, save_dir), find()
     if presets:
-        needs = inputs.needs_of_presets(mmf, presets, places, overrides)
+        needs = needs_of_presets(mmf, presets, places, overrides)
         return _Wanted(places, needs, overrides, named=True)
     every = [name for name in names() if name != "demo"]
     newest = next(iter(history.all_runs(places.save_dir)), None)
     if newest is None:
-        needs = inputs.needs_of_presets(mmf, every, places, overrides)
+        needs = needs_of_presets(mmf, every, places, overrides)
         if widely:
             needs |= zoo_weights.needs_of_presets(mmf, every, places)
         return _Wanted(places, needs, overrides, named=False)
     request = newest.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
-        needs = inputs.needs_of_run(mmf, request, places, overrides)
+        needs = needs_of_run(mmf, request, places, overrides)
     except UsageError as error:  # it may have been trained with another MMF
         raise UsageError(
             f"run {newest.id}, the newest, with its overrides: {error}", hint="name presets instead"
         ) from None
     if widely:
         published = zoo_weights.needs_of_presets(mmf, every, places)
-        needs = inputs.needs_of_presets(mmf, every, places) | published | needs
+        needs = needs_of_presets(mmf, every, places) | published | needs
     else:
         say(f"for preset {request.preset}, that of the newest run")
     return _Wanted(places, needs, [*about_files(request.overrides), *overrides], named=False)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -30,31 +29,22 @@ save_dir = click.option(
 )
 
 
-def _for_this_command(ctx: click.Context, _param: click.Parameter, seconds: float | None) -> None:
-    """Let the environment variable have the value for as long as the command runs."""
-    if seconds is not None:
-        ctx.with_resource(_variable("MMFW_STOP_TIMEOUT", f"{seconds:g}"))
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
+def _finite(_ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise click.BadParameter(f"{seconds} is not a number of seconds")
+    return seconds
 
 
 stop_timeout = click.option(
     "--stop-timeout",
     type=click.FloatRange(0, min_open=True),
+    envvar="MMFW_STOP_TIMEOUT",
+    show_envvar=True,
+    default=30,
+    show_default=True,
     metavar="SECONDS",
-    expose_value=False,
-    callback=_for_this_command,
-    help="How long to wait for a sign of life after Ctrl+C.  [default: MMFW_STOP_TIMEOUT, else 30]",
+    callback=_finite,
+    help="How long to wait for a sign of life after Ctrl+C.",
 )
 
 source = click.option(

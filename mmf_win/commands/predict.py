@@ -119,6 +119,7 @@ def command(
     batch_size: int | None,
     report: bool,
     retry: bool,
+    stop_timeout: float,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
@@ -132,6 +133,7 @@ def command(
     another; an ensemble's splits have a folder each. --json prints an object for each prediction file, which
     names the page that shows it.
     """
+    from mmf_win.commands.progress import RunDisplay
     from mmf_win.dataset.annotations import require_split
     from mmf_win.dataset.features import find_lmdb
     from mmf_win.paths import Places
@@ -174,6 +176,8 @@ def command(
         batch_size=batch_size,
         retry=retry,
         trust=trust,
+        stop_timeout=stop_timeout,
+        display=RunDisplay,
     )
     if image and text is not None:
         probas = prediction.predict_one(chosen_members, save, chosen, image[0], text)

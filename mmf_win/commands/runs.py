@@ -171,8 +171,8 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path | None, as_json: bool) -
     RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. Of a link,
     what it leads to is removed as well. A run that is being trained is refused, and then nothing is removed.
     """
+    from mmf_win.runs.folder import remove, require_idle
     from mmf_win.runs.history import all_runs, find, summarize
-    from mmf_win.runs.removal import remove, require_idle
 
     save = _save_dir(save_dir)
     named = sorted((find(save, name) for name in runs), key=lambda run: run.path.is_symlink())
@@ -242,9 +242,9 @@ def fix_names(folder: Path, as_json: bool) -> None:
 
     MMF alone puts colons into the names of reports and logs. No file is overwritten.
     """
-    from mmf_win.runs.names import fix
+    from mmf_win.paths import make_portable
 
-    renamed = fix(folder)
+    renamed = make_portable(folder)
     if as_json:
         print_json([{"from": str(old), "to": str(new)} for old, new in renamed])
         return

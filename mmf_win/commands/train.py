@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -33,19 +33,19 @@ Examples:
   mmfw train mmbt_grid                      train one
   mmfw train mmbt_grid --updates 500 --seed 1 --name quick
   mmfw train my.yaml                        train your own preset
-  mmfw train --resume last                  go on with the newest run
+  mmfw train --resume last                  resume the newest run
   mmfw train --resume last --updates 30000  ... to 30000 updates in all
-  mmfw train --resume mmbt_grid             go on with the newest run of that name
+  mmfw train --resume mmbt_grid             resume the newest run of that name
   mmfw train --resume old/best.ckpt         start a new run from a checkpoint
   mmfw train mmbt_grid --init published     train on from MMF's published weights
-  mmfw train mmbt_grid --batch-size auto    as many rows at once as the GPU holds
+  mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5"""
 )
 @click.argument("words", nargs=-1, metavar="[PRESET] [KEY=VALUE ...]")
 @click.option(
     "--resume",
     metavar="best|last|RUN|PATH",
-    help="Go on with the newest run or with RUN, or start a new one from a checkpoint.",
+    help="Resume the newest run or RUN, or start a new one from a checkpoint.",
 )
 @click.option(
     "--init",
@@ -57,7 +57,7 @@ Examples:
     "--batch-size",
     type=_BatchSize(),
     metavar="N|auto",
-    help="Rows an update, over all GPUs; auto leaves them, and finds how many fit into the GPU at once.",
+    help="Rows an update, over all GPUs; auto leaves them, and finds the largest micro-batch that fits.",
 )
 @click.option(
     "--name", metavar="NAME", help="The run's folder in the save dir.  [default: the preset's name]"
@@ -84,7 +84,7 @@ Examples:
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Forget what fitted into memory before, and begin with the whole batch.",
+    help="Ignore micro-batches that fitted before, and begin with the whole batch.",
 )
 @click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
 @options.stop_timeout
@@ -101,19 +101,19 @@ def command(
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
-    retry: bool,
-    remembered: bool,
+    batch_size: int | Literal["auto"] | None,
     **chosen: Any,
 ) -> None:
-    """Train a preset, or go on with a run.
+    """Train a preset, or resume a run.
 
-    KEY=VALUE words are MMF's own configuration keys; they are handed through last, so they win. Ctrl+C
-    saves a checkpoint and leaves; a second Ctrl+C ends at once.
+    KEY=VALUE words are overrides of MMF's own configuration keys; they are handed through last, so they win.
+    Ctrl+C saves a checkpoint and leaves; a second Ctrl+C ends at once.
     """
+    from mmf_win.commands.progress import RunDisplay
     from mmf_win.paths import Places
     from mmf_win.runs import training
-    from mmf_win.runs.launch import Memory
-    from mmf_win.runs.overrides import split_words
+    from mmf_win.runs.overrides import require_optimizer_kept, require_trainable, split_words
+    from mmf_win.runs.request import RunRequest
 
     if show_list:
         _print_presets(as_json)
@@ -128,16 +128,25 @@ def command(
         )
     if source and init != training.PUBLISHED:
         raise UsageError("--source is for --init published", hint="mmfw features fetch PRESET --source ...")
-    picked = training.Options(**chosen, memory=Memory(retry, remembered), overrides=overrides)
-    if resume:
-        run = training.resume(resume, preset, name, data_dir, save_dir, picked)
-    elif preset:
-        places = Places.resolve(data_dir, save_dir)
-        run = training.start(preset, name, places, picked, init=init, source=source)
-    else:
+    if not (resume or preset):
         raise UsageError(
             "name a preset, or --resume", hint="`mmfw train --list` shows the presets, `mmfw runs` the runs"
         )
+    asked = RunRequest(
+        preset=preset or "",
+        overrides=list(overrides),
+        batch_size=None if batch_size == "auto" else batch_size,
+        auto_batch=None if batch_size is None else batch_size == "auto",
+        **chosen,
+    )
+    options_of_keys = {f"--{option.replace('_', '-')}": keys for option, keys in asked.keys.items()}
+    require_trainable(overrides, options_of_keys, resumes=bool(resume or init))
+    if resume:
+        require_optimizer_kept(overrides)
+        run = training.resume(resume, asked, name, data_dir, save_dir, display=RunDisplay)
+    else:
+        places = Places.resolve(data_dir, save_dir)
+        run = training.start(asked, name, places, init=init, source=source, display=RunDisplay)
     _print_result(run, as_json)
 
 

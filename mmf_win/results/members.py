@@ -48,7 +48,7 @@ def choose(save_dir: Path, runs: Sequence[str], wanted: Sequence[str]) -> list[M
         for which in wanted:
             own = None if name else history.owner(Path(which).expanduser().absolute())
             run = own or history.find(save_dir, name)
-            members.append(Member(run, checkpoints.announced(checkpoints.choose(run, which))))
+            members.append(Member(run, checkpoints.choose(run, which)))
     twice = next((member for member in members if members.count(member) > 1), None)
     if twice is not None:
         raise UsageError(f"{twice.name} is named twice")

@@ -27,7 +27,8 @@ from mmf_win.protocol import read_events
 from mmf_win.results import ensemble, record
 from mmf_win.results.members import Member
 from mmf_win.results.threshold import DEFAULT, best_accuracy, label
-from mmf_win.runs import launch
+from mmf_win.runs import predicting
+from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
 
@@ -64,6 +65,8 @@ class Options:
         batch_size: memes a batch; None for the run's own.
         retry: try again with less, when memory runs out.
         trust: load checkpoints even if they hold classes that torch refuses.
+        stop_timeout: seconds without progress after which a worker that was asked to stop is killed.
+        display: shows each attempt while it runs.
     """
 
     splits: Sequence[str] = ()
@@ -76,6 +79,8 @@ class Options:
     batch_size: int | None = None
     retry: bool = True
     trust: bool = False
+    stop_timeout: float = 30.0
+    display: Display = silent
 
 
 def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iterator[Result]:
@@ -235,7 +240,7 @@ class _Team:
         """The member's predictions; made when they are first asked for."""
         if (member, target.name) not in self._csvs:
             say(f"predicting {target.title} with {member.name}")
-            self._csvs[member, target.name] = launch.predict(
+            self._csvs[member, target.name] = predicting.predict(
                 member.run,
                 self._places(member),
                 checkpoint=member.checkpoint,
@@ -247,6 +252,8 @@ class _Team:
                 report=report,
                 retry=self.options.retry,
                 trust=self.options.trust,
+                stop_timeout=self.options.stop_timeout,
+                display=self.options.display,
             )
         return self._csvs[member, target.name]
 

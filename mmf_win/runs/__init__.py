@@ -3,6 +3,6 @@
 In a notebook, ``mmf_win.runs.frame()`` is a table of all runs.
 """
 
-from mmf_win.runs.frame import frame
+from mmf_win.runs.history import frame
 
 __all__ = ["frame"]

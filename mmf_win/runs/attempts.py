@@ -1,103 +1,200 @@
-"""One attempt of a run: a fresh worker, from its start to how it ended."""
+"""Runs the attempts of a run: a fresh worker each, until one does not fail for lack of memory."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 
-from mmf_win.console import say
+from mmf_win.errors import CheckpointError
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest, Exit
+from mmf_win.protocol import AttemptRequest, Event, EventLog, EventReader, Exit, read_events
+from mmf_win.runs import checkpoints, gpus, plan
 from mmf_win.runs.folder import Run
-from mmf_win.runs.progress import Watcher
-from mmf_win.supervise import Ended, oom_killer, run_child, stop_timeout
+from mmf_win.runs.history import attempt_started
+from mmf_win.runs.outcomes import as_error, exit_of
+from mmf_win.runs.request import RunRequest
+from mmf_win.supervise import oom_killer, run_child
 from mmf_win.upstream import settings
 
+_log = logging.getLogger(__name__)
 
-def attempt(
+_MOST = 6
+_PAUSE = 0.5
+_PATIENCE = 20.0
+_LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
+
+Display = Callable[[Run], AbstractContextManager[Callable[[Event], None]]]
+"""Makes what shows an attempt's events while it runs; it is entered when the worker starts."""
+
+
+def silent(run: Run) -> AbstractContextManager[Callable[[Event], None]]:
+    """A display that shows nothing."""
+    return nullcontext(lambda event: None)
+
+
+def until_it_fits(
+    run: Run, first: AttemptRequest, attempt: Callable[[AttemptRequest], Exit], *, retry: bool = True
+) -> None:
+    """Attempt something until it succeeds, fails for another reason than memory, or cannot get smaller.
+
+    Args:
+        run: its folder.
+        first: what the first attempt does; each gets a folder of its own.
+        attempt: runs one to its end.
+        retry: whether there may be more than one.
+
+    Raises:
+        MmfwError: the class says how it ended.
+    """
+    asked = first
+    free = gpus.free_memory() if retry else []
+    for number in range(1, _MOST + 1):
+        asked = replace(asked, attempt_dir=str(run.new_attempt().path))
+        end = attempt(asked)
+        if end.outcome == "ok":
+            return
+        events = events_of(run, asked)
+        started = attempt_started(events)
+        less = plan.smaller(asked, end, started) if retry and number < _MOST else None
+        if less is None or started is None:
+            raise as_error(end, run, asked.action)
+        failed = asked
+        asked = plan.following(failed, less, started, _newest_saved(run, events, failed))
+        log = EventLog(run.events, failed.attempt.name)
+        log.write(
+            "attempt_failed",
+            reason=end.outcome,
+            phase=end.phase,
+            micro_batch=failed.micro_batch,
+            eval_batch=failed.eval_batch,
+            workers=started["workers"],
+            next=less,
+        )
+        _log.info(_told(end, failed, less, started, asked))
+        try:
+            _wait_until_free(free)
+        except KeyboardInterrupt:
+            raise as_error(Exit("interrupted", "stopped between two attempts"), run, asked.action) from None
+    raise AssertionError("the last attempt returns or raises")
+
+
+def events_of(run: Run, asked: AttemptRequest) -> list[Event]:
+    """What happened in one attempt."""
+    return [event for event in read_events(run.events) if event.get("attempt") == asked.attempt.name]
+
+
+def run_worker(
     run: Run,
-    request: AttemptRequest,
+    asked: AttemptRequest,
+    request: RunRequest,
     places: Places,
+    display: Display,
     *,
-    offline: bool,
     on_training: Callable[[], None] = lambda: None,
 ) -> Exit:
     """Run one worker to its end.
 
     Args:
         run: its folder.
-        request: what the worker is to do.
+        asked: what the worker is to do.
+        request: what the run was asked for.
         places: MMF's folders.
-        offline: MMF must download nothing.
+        display: shows the worker's events.
         on_training: called when training begins.
 
     Returns:
         How it ended, which the attempt's folder says too, also when the worker could not say so itself.
     """
-    files = request.attempt
-    request.save()
+    files = asked.attempt
+    asked.save()
+    trains = asked.action == "train"
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
-    save_dir = run.checkpoints if request.action == "train" else files.raw
+    save_dir = run.checkpoints if trains else files.raw
     save_dir.mkdir(exist_ok=True)
-    environment = settings.environment(places, save_dir, run.logs, files.raw, offline=offline)
-    if request.action == "predict":
+    environment = settings.environment(places, save_dir, run.logs, files.raw, offline=request.offline)
+    if trains:
+        run.exit_file.unlink(missing_ok=True)
+    else:
         environment = settings.on_one_device(environment)
     kills = oom_killer.kills()
-    with Watcher(run.events, files.name, on_training) as watcher:
+    reader = EventReader(run.events, from_end=True)
+    saving = False
+    stopping = f"\n{'saving' if trains else 'stopping'}… press Ctrl+C again to end at once"
+
+    def progressed() -> bool:
+        """Whether there is a new event; a checkpoint that is being written counts as one."""
+        nonlocal saving
+        # A training and a prediction may write to the same file.
+        events = [event for event in reader.poll() if event.get("attempt") == files.name]
+        for event in events:
+            saving = event["kind"] == "saving"
+            if event["kind"] == "train_started":
+                on_training()
+            show(event)
+        return bool(events) or saving
+
+    with display(run) as show:
         ended = run_child(
             [sys.executable, "-m", "mmf_win.worker.entry", str(files.request)],
             log=run.log,
             environment=environment,
             stop_file=files.stop,
             exit_file=files.exit,
-            watch=watcher.poll,
-            on_stop=lambda: say(f"\n{_stopping(request)}… press Ctrl+C again to end at once"),
-            patience=stop_timeout(),
+            watch=progressed,
+            on_stop=lambda: _log.info(stopping),
+            patience=request.stop_timeout,
         )
-    return exit_of(request, ended, memory_ran_out=oom_killer.kills() != kills)
+    return exit_of(asked, ended, memory_ran_out=oom_killer.kills() != kills)
 
 
-def _stopping(request: AttemptRequest) -> str:
-    return "saving" if request.action == "train" else "stopping"
+def _newest_saved(run: Run, events: list[Event], failed: AttemptRequest) -> Path | None:
+    """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
+    if failed.action == "train" and any(event["kind"] == "checkpoint" for event in events):
+        try:
+            return checkpoints.choose(run, "last")
+        except CheckpointError:
+            pass
+    return None
 
 
-def exit_of(request: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exit:
-    """What the worker said about its end, or else what its death tells.
+def _told(
+    end: Exit, failed: AttemptRequest, less: dict[str, int], started: Event, asked: AttemptRequest
+) -> str:
+    """What failed and what is tried next, for the user."""
+    if "workers" in less:
+        told = f"memory ran out with {started['workers']} DataLoader workers; trying {less['workers']}"
+    elif "eval_batch" in less:
+        rows = failed.eval_batch or started["batch"]
+        where = "in validation, " if end.phase == "val" else ""
+        told = f"out of GPU memory {where}with a micro-batch of {rows}; trying {less['eval_batch']}"
+        told += ", and metrics on the CPU; training stays as it is" if end.phase == "val" else ""
+    else:
+        rows = started["micro_batch"]
+        told = f"out of GPU memory with a micro-batch of {rows}; trying {less['micro_batch']}"
+        told += f", still {started['batch']} rows an update"
+    if asked.action == "predict":
+        return told
+    return f"{told}; from {Path(asked.checkpoint).name if asked.checkpoint else 'the beginning'}"
+
+
+def _wait_until_free(before: list[int]) -> None:
+    """Wait, but not for long, until each GPU has the memory back that the dead worker had of it.
 
     Args:
-        request: what the worker was to do.
-        ended: how its process ended.
-        memory_ran_out: the system killed a process meanwhile because memory ran out.
+        before: free bytes of each GPU before there was a worker; nothing where nobody knows them.
     """
-    try:
-        end = Exit.load(request.attempt.exit)
-    except (OSError, ValueError, TypeError, AttributeError):
-        end = _died(ended, memory_ran_out)
-    else:
-        said = end
-        if end.outcome == "killed" and memory_ran_out:
-            end = Exit("host_oom", "memory ran out, and the system killed a rank")
-        if ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):
-            # Whoever asked for the prompt must not get another attempt.
-            end = Exit("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
-        if end is said:
-            return end
-    end.save(request.attempt.exit)
-    if request.action == "train":
-        end.save(request.run_exit)
-    return end
-
-
-def _died(ended: Ended, memory_ran_out: bool) -> Exit:
-    if ended.killed:
-        unsaved = "updates since the last checkpoint are lost"
-        return Exit(
-            "interrupted", f"ended at once, or after {stop_timeout():g} s without progress; {unsaved}"
-        )
-    if ended.code == -9:
-        if memory_ran_out:
-            return Exit("host_oom", "memory ran out, and the system killed the worker")
-        return Exit("killed", "the worker was killed from outside (kill -9), or because memory ran out")
-    if ended.code == -7:
-        return Exit("host_oom", "the worker died of a bus error, most likely because /dev/shm is full")
-    return Exit("internal", f"the worker died without a word (exit code {ended.code})")
+    deadline = time.monotonic() + _PATIENCE
+    told = False
+    while before and time.monotonic() < deadline:
+        now = gpus.free_memory()
+        if all(free >= was - _LITTLE for free, was in zip(now, before, strict=False)):
+            return
+        if not told:
+            _log.info("waiting until the GPU's memory is free again …")
+            told = True
+        time.sleep(_PAUSE)

@@ -2,68 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
 from pathlib import Path
 
-from mmf_win.console import Progress, say
+from mmf_win.console import Progress
 from mmf_win.errors import CheckpointError
 from mmf_win.files import share
 from mmf_win.integrity import torch_file
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.checkpoint_files import counts, numbered
 
-
-@dataclass(frozen=True)
-class Choice:
-    """A checkpoint to use.
-
-    Attributes:
-        path: the file.
-        passed_over: files that would have come first but are broken.
-    """
-
-    path: Path
-    passed_over: tuple[Path, ...] = ()
+_log = logging.getLogger(__name__)
 
 
 def problem(path: Path) -> str | None:
-    """Why ``path`` is not a whole checkpoint; None when it is. Every byte is checked."""
+    """Why ``path`` is not an intact checkpoint; None when it is. Every byte is checked."""
     total = path.stat().st_size if path.is_file() else 0
     with Progress(f"checking {path.name}", total) as progress:
         return torch_file.problem(path, progress.advance)
 
 
-def choose(run: Run, wanted: str) -> Choice:
+def choose(run: Run, wanted: str) -> Path:
     """The checkpoint that ``best``, ``last`` or a path stands for.
 
-    A broken ``last`` falls back to the newest whole one, and ``best`` to ``last`` in a run that was too short
-    to have a best.
+    A broken ``last`` falls back to the newest intact one, and ``best`` to ``last`` in a run too short to have
+    a best; a note names what is passed over.
 
     Raises:
         CheckpointError: there is none, or the only ones are broken.
     """
     if wanted not in ("best", "last"):
         hint = "give best, last, or the file of an intact checkpoint"
-        return Choice(checked(Path(wanted).expanduser().absolute(), hint))
-    broken: list[Path] = []
+        return checked(Path(wanted).expanduser().absolute(), hint)
+    broken: list[tuple[Path, str]] = []
     for path in _candidates(run, wanted):
-        if problem(path) is None:
-            return Choice(path, tuple(broken))
-        broken.append(path)
+        reason = problem(path)
+        if reason is None:
+            for file, why in broken:
+                _log.warning("%s: %s; using %s instead", file, why, path.name)
+            return path
+        broken.append((path, reason))
     if broken:
-        raise CheckpointError(
-            f"{broken[0]}: {problem(broken[0])}", hint="no other checkpoint of this run is whole"
-        )
+        file, why = broken[0]
+        raise CheckpointError(f"{file}: {why}", hint="no other checkpoint of this run is intact")
     raise CheckpointError(
-        f"run {run.id} has no checkpoint", hint=f"`mmfw train` makes one; see {run.log} for how the run went"
+        f"run {run.id} has no checkpoint", hint=f"training makes one; see {run.log} for how the run went"
     )
 
 
-def announced(choice: Choice) -> Path:
-    """The chosen file, once the user knows which were passed over."""
-    for broken in choice.passed_over:
-        say(f"{broken}: {problem(broken)}; using {choice.path.name} instead")
-    return choice.path
+def can_resume(run: Run) -> bool:
+    """Whether the run has an intact checkpoint."""
+    return any(problem(path) is None for path in _candidates(run, "last"))
 
 
 def checked(path: Path, hint: str = "give the file of an intact checkpoint") -> Path:
@@ -74,7 +63,7 @@ def checked(path: Path, hint: str = "give the file of an intact checkpoint") -> 
         hint: what to do where it is none.
 
     Raises:
-        CheckpointError: it cannot be a whole checkpoint.
+        CheckpointError: it cannot be an intact checkpoint.
     """
     reason = problem(path)
     if reason:
@@ -82,11 +71,11 @@ def checked(path: Path, hint: str = "give the file of an intact checkpoint") -> 
     return path
 
 
-def carry_best(checkpoint: Path, run: Run) -> None:
-    """Give a new run that begins from ``checkpoint``, which is whole, the best that had been reached by then.
+def share_best(checkpoint: Path, run: Run) -> None:
+    """Give a new run that starts from ``checkpoint``, which is intact, the best that was reached by then.
 
-    So a run that never gets better still predicts with its best. One that was reached later, or is not whole,
-    is of no use; the new run then finds its own.
+    So a run that never gets better still predicts with its best. One that was reached later, or is not
+    intact, is of no use; the new run then finds its own.
     """
     here = counts(checkpoint)
     for best in (checkpoint, checkpoint.parent / "best.ckpt", checkpoint.parent.parent / "best.ckpt"):

@@ -10,7 +10,7 @@ from mmf_win.errors import DataError
 from mmf_win.runs.folder import Run
 
 # What tells every run from every other, and nothing about its result.
-_OF_EVERY_RUN = {"created", "published"}
+_OF_EVERY_RUN = {"created", "published", "trust", "retry", "stop_timeout"}
 _OF_THE_PLACE = ("mmf.env.", "mmf.config", "mmf.opts", "mmf.overrides")
 
 

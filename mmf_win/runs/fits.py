@@ -1,12 +1,15 @@
-"""How many rows at once fitted into memory, so that the next run of the kind begins there."""
+"""Micro-batches that fitted into memory; the next similar run starts with one that fitted."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import tool_home
+from mmf_win.protocol import Event
+from mmf_win.runs.history import attempt_started
 
 _MOST = 200
 _PATIENCE = 5.0
@@ -44,3 +47,19 @@ def remember(fit: str, rows: int | None) -> None:
         fits = {**others, fit: rows} if rows else others
         if fits != before:
             write_json(file(), dict(list(fits.items())[-_MOST:]))
+
+
+def remember_training(events: list[Event]) -> None:
+    """Keep the micro-batch that training succeeded with, or that none is needed.
+
+    A search that was stopped leaves nothing: what it measured with is not what fits.
+
+    Args:
+        events: of the attempt.
+    """
+    started = attempt_started(events)
+    if started is None or started["searching"] or not any(event["kind"] == "train" for event in events):
+        return
+    rows, batch = started["micro_batch"], started["batch"]
+    with suppress(OSError):  # a finished run is worth more than a note about it
+        remember(started["fit"], rows if rows < batch else None)

@@ -17,70 +17,19 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass, field, fields
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from mmf_win.errors import DataError
-from mmf_win.files import read_json, write_json
+from mmf_win.errors import DataError, UsageError
+from mmf_win.files import read_json, rename, write_json
+from mmf_win.locking import is_locked
 from mmf_win.paths import new_folder, portable_name, timestamp
 from mmf_win.protocol import AttemptFolder, Exit
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What the user asked for, as a run remembers it.
-
-    Attributes:
-        preset: the preset's name.
-        preset_file: where the user's own preset lay; None for one of mmfw's.
-        model: MMF's name of the model.
-        config: MMF's configuration to start from.
-        settings: the preset's own keys.
-        overrides: the user's ``KEY=VALUE`` words.
-        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
-        data_dir: MMF's data folder.
-        offline: MMF must download nothing.
-        seed, batch_size, updates, epochs: the options of the same names.
-        auto_batch: look for the most rows at once that fit into memory.
-        detect_anomaly: autograd's anomaly detection was asked for.
-        keep: how many older checkpoints stay beside the best and the current one.
-        allow_missing: rows without features or image are left out.
-        start: the checkpoint of another run that this one started from.
-        init: the weights that training began with: a file, or a key of MMF's zoo.
-        published_weights: for a run that was never trained, the key of its weights in MMF's zoo.
-        published_sha256: the hash of these weights.
-        mmf: version of the MMF that trained it.
-        published: what the paper reports for the preset.
-        created: seconds since the epoch.
-    """
-
-    preset: str
-    model: str
-    config: str | None
-    settings: dict[str, Any]
-    overrides: list[str]
-    splits: dict[str, str]
-    data_dir: str
-    preset_file: str | None = None
-    offline: bool = False
-    seed: int | None = None
-    batch_size: int | None = None
-    auto_batch: bool = False
-    updates: int | None = None
-    epochs: int | None = None
-    detect_anomaly: bool = False
-    keep: int = 1
-    allow_missing: bool = False
-    start: str | None = None
-    init: str | None = None
-    published_weights: str | None = None
-    published_sha256: str | None = None
-    mmf: str = ""
-    published: dict[str, Any] = field(default_factory=dict)
-    created: float = field(default_factory=time.time)
+from mmf_win.runs.request import RunRequest
 
 
 @dataclass(frozen=True)
@@ -167,7 +116,10 @@ class Run:
         try:
             values = read_json(self.request_file)
             known = {f.name for f in fields(RunRequest)}
-            return RunRequest(**{key: value for key, value in values.items() if key in known})
+            request = RunRequest(**{key: value for key, value in values.items() if key in known})
+            if not request.model:
+                raise ValueError("it names no model")
+            return request
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{self.request_file}: not the request of a run ({error})") from None
 
@@ -177,3 +129,39 @@ class Run:
             return Exit.load(self.exit_file)
         except (OSError, ValueError, TypeError, AttributeError):
             return None
+
+
+def require_idle(run: Run) -> None:
+    """See to it that no process trains the run.
+
+    Raises:
+        UsageError: one does.
+    """
+    if is_locked(run.lock):
+        raise UsageError(f"run {run.id} is being trained", hint="stop it first, or wait until it has ended")
+
+
+def remove(run: Run) -> None:
+    """Remove the run's folder, and its name's where that was the last run of the name.
+
+    Where the run's folder is a link, what it leads to is removed, too.
+
+    It is renamed first, so that what an interrupted removal leaves is no longer listed as a run.
+
+    Raises:
+        UsageError: the run is being trained.
+        OSError: it cannot be removed; Windows refuses that for files that are open.
+    """
+    require_idle(run)
+    folder = run.path.resolve()
+    doomed = folder.with_name(f"{folder.name}.removed")
+    rename(folder, doomed)
+    (doomed / run.request_file.name).unlink(missing_ok=True)
+    shutil.rmtree(doomed)
+    with suppress(OSError):
+        if os.path.lexists(run.path):  # a link, or a junction of Windows, which now leads nowhere
+            run.path.unlink()
+        parent = run.path.parent
+        # Windows would remove a link to it even if it is not empty.
+        if parent.resolve() == parent.parent.resolve() / parent.name:
+            parent.rmdir()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmf_win.console import as_typed, say
+from mmf_win.console import as_typed
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.errors import DataError, UsageError
+from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.locking import is_locked
+from mmf_win.paths import Places
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+_log = logging.getLogger(__name__)
 
 AUROC = "hateful_memes/roc_auc"
 
@@ -151,11 +158,33 @@ def summaries(
         try:
             summary = summarize(run)
         except DataError as error:
-            say(f"passed over: {error}")
+            _log.info("passed over: %s", error)
             continue
         if preset in (None, summary.preset) and state in (None, summary.state.partition(":")[0]):
             found.append(summary)
     return found
+
+
+def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
+    """One row a run, the newest first; the columns are those of :class:`Summary`.
+
+    ``started`` is a time in UTC.
+
+    Args:
+        save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
+
+    Raises:
+        MmfError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise MmfError("a table for notebooks needs pandas", hint="pip install pandas") from None
+    save = Places.resolve(None, None if save_dir is None else Path(save_dir)).save_dir
+    columns = [field.name for field in fields(Summary)]
+    table = pandas.DataFrame([asdict(summary) for summary in summaries(save)], columns=columns)
+    table["started"] = pandas.to_datetime(table["started"], unit="s", utc=True)
+    return table
 
 
 def details(run: Run) -> dict[str, Any]:
@@ -218,6 +247,17 @@ def val_auroc(event: Event) -> float | None:
     metrics = event.get("metrics")
     value = metrics.get(AUROC) if isinstance(metrics, dict) else None
     return float(value) if isinstance(value, (int, float)) else None
+
+
+def attempt_started(events: list[Event]) -> Event | None:
+    """The event that tells how an attempt's training or prediction began, with the micro-batch it came to."""
+    started: Event | None = None
+    for event in events:
+        if event["kind"] in ("train_started", "predict_started"):
+            started = dict(event)
+        elif event["kind"] == "micro_batch" and started is not None:
+            started["micro_batch"], started["searching"] = event["rows"], not event["found"]
+    return started
 
 
 def _data(event: Event, kind: str = "val") -> dict[str, Any]:

@@ -25,7 +25,7 @@ from mmf_win.console import as_typed
 from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places, portable_name, presets_dir
-from mmf_win.runs.folder import RunRequest
+from mmf_win.runs.request import RunRequest
 
 _KEYS = ("title", "model", "config", "settings", "extends", "offline", "zoo", "published")
 
@@ -89,6 +89,8 @@ def request(preset: Preset, splits: dict[str, str], places: Places) -> RunReques
         splits=splits,
         data_dir=str(places.data_dir),
         offline=preset.offline,
+        auto_batch=False,
+        keep=1,
         published={} if is_own_set(places.dataset) else preset.published,
     )
 

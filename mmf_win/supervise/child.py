@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mmf_win.errors import UsageError
 from mmf_win.supervise.processes import Tree, stop_signals, window_closed
 
 _POLL = 0.2
@@ -32,22 +30,6 @@ class Ended:
     code: int
     stop_requested: bool
     killed: bool
-
-
-def stop_timeout() -> float:
-    """Seconds without progress after which a child that was asked to leave is killed.
-
-    Raises:
-        UsageError: MMFW_STOP_TIMEOUT is not a number of seconds.
-    """
-    text = os.environ.get("MMFW_STOP_TIMEOUT", "30")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"MMFW_STOP_TIMEOUT={text} is not a number of seconds", hint="such as 120")
-    return seconds
 
 
 def run_child(

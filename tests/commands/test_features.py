@@ -12,7 +12,8 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.console import as_typed
 from mmf_win.paths import Places
-from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import RunRequest
 from tests.worlds import hostile, zoo
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import RunRequest
 from tests.worlds.memes import encrypted_zip, lay_out, memes
 
 

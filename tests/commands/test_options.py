@@ -6,14 +6,13 @@ import click
 import pytest
 
 from mmf_win.commands import options
-from mmf_win.supervise import stop_timeout
 
 
 @click.command()
 @options.stop_timeout
-def patience() -> float:
+def patience(stop_timeout: float) -> float:
     """What a run in this command would wait for."""
-    return stop_timeout()
+    return stop_timeout
 
 
 def waits(*words: str) -> float:
@@ -32,8 +31,12 @@ def test_the_stop_timeout_is_an_option_then_a_variable_then_30_seconds(
     assert waits() == 60
 
 
-@pytest.mark.parametrize("wrong", ["0", "-1", "soon"])
-def test_a_stop_timeout_that_is_no_time_is_refused(wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["0", "-1", "soon", "inf", "nan"])
+def test_a_stop_timeout_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     with pytest.raises(click.BadParameter) as error:
         waits("--stop-timeout", wrong)
     assert "--stop-timeout" in error.value.format_message()
+    monkeypatch.setenv("MMFW_STOP_TIMEOUT", wrong)
+    with pytest.raises(click.BadParameter) as error:
+        waits()
+    assert "MMFW_STOP_TIMEOUT" in error.value.format_message()

@@ -16,7 +16,8 @@ from mmf_win.cli import main
 from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
-from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import RunRequest
 
 
 def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:

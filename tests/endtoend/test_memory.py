@@ -79,7 +79,7 @@ def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(tool: Tool,
     assert "metrics on the CPU" in tool.errors
 
     parts = Path(tool("predict")["csv"]).read_text(encoding="utf-8")
-    assert "out of GPU memory with 4 rows at once; trying 2" in tool.errors
+    assert "micro-batch of 4; trying 2" in tool.errors
     faulty()
     whole = Path(tool("predict")["csv"]).read_text(encoding="utf-8")
     rows = [[float(cell) for cell in line.split(",")] for line in whole.splitlines()[1:]]
@@ -129,10 +129,10 @@ def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, 
     faulty({"at": "backward", "do": "cuda_oom", "above": 2})
     assert micro_batches("--name", "first") == [4, 2]
     assert micro_batches("--name", "second") == [2]
-    assert "2 rows at once, which fitted before (--no-memory forgets it)" in tool.errors
+    assert "micro-batch 2, which fitted before (--no-memory forgets it)" in tool.errors
     faulty()
     assert micro_batches("--name", "third", "--no-memory", "--batch-size", "auto") == [4]
-    assert "4 rows at once (on a CPU there is no limit to look for)" in tool.errors
+    assert "micro-batch 4 (on a CPU there is no limit to look for)" in tool.errors
     assert fits.load() == {}, "the whole batch fits, so there is nothing to remember"
 
 

@@ -31,25 +31,29 @@ def run(tmp_path: Path) -> Run:
 def test_best_is_preferred_when_asked_for(run: Run) -> None:
     whole(run.checkpoints / "current.ckpt")
     best = whole(run.checkpoints / "best.ckpt")
-    assert checkpoints.choose(run, "best") == checkpoints.Choice(best)
+    assert checkpoints.choose(run, "best") == best
 
 
 def test_last_is_the_current_checkpoint(run: Run) -> None:
     current = whole(run.checkpoints / "current.ckpt")
     whole(run.checkpoints / "best.ckpt")
-    assert checkpoints.choose(run, "last").path == current
+    assert checkpoints.choose(run, "last") == current
 
 
-def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_whole_one(run: Run) -> None:
+def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = cut_off(run.checkpoints / "current.ckpt")
     whole(run.checkpoints / "models" / "model_9.ckpt")
     newest = whole(run.checkpoints / "models" / "model_10.ckpt")
-    assert checkpoints.choose(run, "last") == checkpoints.Choice(newest, (broken,))
+    assert checkpoints.choose(run, "last") == newest
+    [note] = caplog.messages
+    assert str(broken) in note and newest.name in note
 
 
 def test_a_run_too_short_to_have_a_best_gives_its_last(run: Run) -> None:
     current = whole(run.checkpoints / "current.ckpt")
-    assert checkpoints.choose(run, "best").path == current
+    assert checkpoints.choose(run, "best") == current
 
 
 def test_a_run_without_checkpoints_is_an_error_that_names_it(run: Run) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import UsageError
-from mmf_win.runs.folder import RunRequest
 from mmf_win.runs.overrides import (
     BATCH_SIZE,
     lasting,
@@ -17,7 +16,7 @@ from mmf_win.runs.overrides import (
     require_trainable,
     split_words,
 )
-from mmf_win.runs.training import Options
+from mmf_win.runs.request import RunRequest
 
 ANNOTATIONS = "dataset_config.hateful_memes.annotations"
 
@@ -125,40 +124,40 @@ def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "word"),
+    ("asked", "word"),
     [
-        (Options(seed=1), "training.seed=2"),
-        (Options(batch_size=1), "training.batch_size=2"),
-        (Options(batch_size=1), "training.batch_size_per_device=2"),
-        (Options(updates=1), "training.max_updates=2"),
-        (Options(updates=1), "training.max_epochs=2"),
-        (Options(epochs=1), "training.max_updates=2"),
-        (Options(detect_anomaly=True), "training.detect_anomaly=False"),
+        (RunRequest(seed=1), "training.seed=2"),
+        (RunRequest(batch_size=1), "training.batch_size=2"),
+        (RunRequest(batch_size=1), "training.batch_size_per_device=2"),
+        (RunRequest(updates=1), "training.max_updates=2"),
+        (RunRequest(updates=1), "training.max_epochs=2"),
+        (RunRequest(epochs=1), "training.max_updates=2"),
+        (RunRequest(detect_anomaly=True), "training.detect_anomaly=False"),
     ],
 )
-def test_an_option_and_a_word_that_say_the_same_are_refused(options: Options, word: str) -> None:
+def test_an_option_and_a_word_that_say_the_same_are_refused(asked: RunRequest, word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        require_trainable([word], options.keys, resumes=False)
-    require_trainable([word], Options(batch_size="auto").keys, resumes=False)
+        require_trainable([word], asked.keys, resumes=False)
+    require_trainable([word], RunRequest(auto_batch=True).keys, resumes=False)
 
 
 def test_an_option_replaces_the_word_that_said_the_same_before() -> None:
     before = request("training.max_updates=100", "training.batch_size=8", "training.num_workers=0")
-    after = Options(updates=200, batch_size=4).over(before)
+    after = RunRequest(updates=200, batch_size=4).over(before)
     assert after.overrides == ["training.num_workers=0"]
     assert (after.updates, after.batch_size) == (200, 4)
 
 
 def test_todays_words_replace_those_of_the_run_that_set_the_same_or_a_part_of_it() -> None:
     before = request("a=1", "b=1", "c[0]=1")
-    after = Options(overrides=("a=2", "c=[2]", "checkpoint.reset.all=True")).over(before)
+    after = RunRequest(overrides=["a=2", "c=[2]", "checkpoint.reset.all=True"]).over(before)
     assert after.overrides == ["b=1", "a=2", "c=[2]", "checkpoint.reset.all=True"]
 
 
 def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
-    after = Options(epochs=3).over(request(updates=100))
+    after = RunRequest(epochs=3).over(request(updates=100))
     assert (after.updates, after.epochs) == (None, 3)
-    assert Options().over(request(updates=100)).updates == 100
+    assert RunRequest().over(request(updates=100)).updates == 100
 
 
 @pytest.mark.parametrize(

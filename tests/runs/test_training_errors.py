@@ -10,8 +10,9 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.errors import MmfError
 from mmf_win.locking import locked
-from mmf_win.runs import launch
-from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs import needs
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.install import Installed
 
 
@@ -93,7 +94,7 @@ def test_mmf_is_missing(
     def nothing() -> Installed:
         raise MmfError("MMF is not installed", hint="run `mmfw setup`")
 
-    monkeypatch.setattr(launch, "usable_mmf", nothing)
+    monkeypatch.setattr(needs, "usable_mmf", nothing)
     save = tmp_path / "save"
     error = said(capsys, 6, "train", "mmbt_grid", "--data-dir", str(data), "--save-dir", str(save))
     assert "mmfw setup" in error
@@ -103,11 +104,11 @@ def test_mmf_is_missing(
 def test_a_run_that_is_being_trained_is_left_alone(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "_usable_for", lambda request: Installed(run.path, "1.0.0rc10", "path"))
+    monkeypatch.setattr(needs, "mmf_for", lambda request: Installed(run.path, "1.0.0rc10", "path"))
     write_whole_checkpoint(run.checkpoints / "current.ckpt")
     with locked(run.lock):
         error = said(capsys, 2, "train", "--resume", "last", "--save-dir", str(run.path.parent.parent))
-    assert f"run {run.id} is being trained already" in error
+    assert f"run {run.id} is being trained" in error
     assert not (run.path / "attempts").exists()
 
 

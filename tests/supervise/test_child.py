@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import UsageError
-from mmf_win.supervise import Ended, run_child, stop_timeout
+from mmf_win.supervise import Ended, run_child
 from tests.worlds.held import HOLD, witness
 
 LEAVES_WHEN_ASKED = """
@@ -318,16 +317,3 @@ def test_a_closed_terminal_asks_for_an_end_unless_nohup_said_to_ignore_it() -> N
         assert signal.SIGHUP not in stop_signals()
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_the_patience_after_ctrl_c_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stop_timeout() == 30
-    monkeypatch.setenv("MMFW_STOP_TIMEOUT", "2.5")
-    assert stop_timeout() == 2.5
-
-
-@pytest.mark.parametrize("wrong", ["soon", "0", "-1", "nan", "inf", ""])
-def test_a_wrong_patience_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    monkeypatch.setenv("MMFW_STOP_TIMEOUT", wrong)
-    with pytest.raises(UsageError, match="MMFW_STOP_TIMEOUT"):
-        stop_timeout()

@@ -18,7 +18,8 @@ from mmf_win.files import json_bytes
 from mmf_win.integrity import Entry, Manifest, Source
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import Exit
-from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import RunRequest
 
 SPLIT = "test_seen"
 PUBLISHED = {

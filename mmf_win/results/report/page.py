@@ -20,8 +20,9 @@ from mmf_win.results.report.pictures import Comparison, Thumbnail, thumbnail
 from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Meme, Scored, ranked, worst
 from mmf_win.runs import history
-from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.folder import Run
 from mmf_win.runs.published import PAPER, Published, published, why_none
+from mmf_win.runs.request import RunRequest
 
 MISTAKES = 12
 """Memes shown of each kind of mistake."""

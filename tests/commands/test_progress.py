@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from mmf_win import console
-from mmf_win.protocol import EventLog
-from mmf_win.runs.progress import Watcher
+from mmf_win.commands.progress import RunDisplay
+from mmf_win.protocol import Event
+from mmf_win.runs.folder import Run
 from tests.worlds.fake_nvml import FakeNvml
+
+STARTED: Event = {
+    **{"kind": "train_started", "update": 0, "max_updates": 30, "device": "cpu"},
+    **{"parameters": 1, "batch": 4, "seed": 1},
+}
 
 
 @pytest.mark.parametrize(("device", "card"), [("cuda:0", ", GPU 87 %, 10.0 GiB of 24.0 GiB"), ("cpu", "")])
@@ -24,16 +30,12 @@ def test_a_plain_line_tells_all_fake_nvml(
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     now = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
-    log = EventLog(tmp_path / "events.jsonl", "1")
-    with Watcher(log.path, "1", lambda: None) as watcher:
-        log.write("train_started", update=0, max_updates=30, device=device, parameters=1, batch=4, seed=1)
-        watcher.poll()
-        log.write("val", update=5, metrics={"hateful_memes/roc_auc": 0.61})
-        watcher.poll()
+    with RunDisplay(Run(tmp_path)) as show:
+        show({**STARTED, "device": device})
+        show({"kind": "val", "update": 5, "metrics": {"hateful_memes/roc_auc": 0.61}})
         capsys.readouterr()
         now = 20.0
-        log.write("train", update=10, loss=0.5)
-        watcher.poll()
+        show({"kind": "train", "update": 10, "loss": 0.5})
     said = capsys.readouterr().err
     assert said == (
         f"training: 10 of 30 updates (33 %), 0.5 updates/s, 40 s left, AUROC 0.6100, loss 0.5000{card}\n"
@@ -43,15 +45,12 @@ def test_a_plain_line_tells_all_fake_nvml(
 def test_rows_that_are_left_out_are_told_with_the_training_and_each_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = EventLog(tmp_path / "events.jsonl", "1")
-    started = {"update": 0, "max_updates": 30, "device": "cpu", "parameters": 1, "batch": 4, "seed": 1}
     metrics = {"hateful_memes/roc_auc": 0.61}
-    with Watcher(log.path, "1", lambda: None) as watcher:
-        log.write("train_started", **started, data={"split": "train", "rows": 8400, "full_rows": 8500})
+    with RunDisplay(Run(tmp_path)) as show:
+        show({**STARTED, "data": {"split": "train", "rows": 8400, "full_rows": 8500}})
         for rows, full in ((433, 540), (540, 540), (540, None)):
             data = {"split": "dev_unseen", "rows": rows, "full_rows": full}
-            log.write("val", update=rows, metrics=metrics, data=data)
-        watcher.poll()
+            show({"kind": "val", "update": rows, "metrics": metrics, "data": data})
     _, training, *validations = capsys.readouterr().err.splitlines()
     assert training.endswith("8,400 of 8,500 rows of train")
     assert ["433 of 540 rows of dev_unseen" in line for line in validations] == [True, False, False]

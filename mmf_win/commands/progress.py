@@ -3,56 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from mmf_win import console
-from mmf_win.console import Progress, say
+from mmf_win.console import Progress, Unit, say
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.protocol import Event, EventReader, read_events
+from mmf_win.protocol import Event, read_events
+from mmf_win.runs.folder import Run
 from mmf_win.runs.gpus import GpuMonitor
 from mmf_win.runs.history import val_auroc
 
 
-class Watcher:
-    """Follows a run's events; :meth:`poll` is called several times a second by the supervisor.
+class RunDisplay:
+    """Shows the events of one attempt, as :data:`mmf_win.runs.attempts.Display` describes.
 
     Args:
-        events: the run's ``events.jsonl``; what it holds already is history and not shown.
-        attempt: whose events to show; a training and a prediction may write to the same file.
-        on_training: called when training begins.
+        run: what it holds already is history and not shown.
     """
 
-    def __init__(self, events: Path, attempt: str, on_training: Callable[[], None]) -> None:
-        scores = [score for event in read_events(events) if (score := val_auroc(event)) is not None]
-        self._reader = EventReader(events, from_end=True)
-        self._attempt = attempt
-        self._saving = False
+    def __init__(self, run: Run) -> None:
+        events = read_events(run.events)
+        self._best = max((score for event in events if (score := val_auroc(event)) is not None), default=None)
         self._progress: Progress | None = None
-        self._on_training = on_training
-        self._best = max(scores, default=None)
         self._notes: dict[str, str] = {}
         self._gpu: GpuMonitor | None = None
         self._cpu = False
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> Callable[[Event], None]:
         say("loading MMF …")
-        return self
+        return self._show
 
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def poll(self) -> bool:
-        """Show what is new; True when there was something, and while a checkpoint is being written."""
-        events = [event for event in self._reader.poll() if event.get("attempt") == self._attempt]
-        for event in events:
-            self._saving = event["kind"] == "saving"
-            show = getattr(self, f"_on_{event['kind']}", None)
-            if show is not None:
-                show(event)
-        return bool(events) or self._saving
+    def _show(self, event: Event) -> None:
+        show = getattr(self, f"_on_{event['kind']}", None)
+        if show is not None:
+            show(event)
 
     def _on_train_started(self, event: Event) -> None:
-        self._on_training()
         say(
             f"training on {event['device']}: {event['parameters']:,} parameters, "
             f"batch {event['batch']}, seed {event['seed']}{_part(event, ', ')}"
@@ -60,14 +47,14 @@ class Watcher:
         if event["device"].startswith("cuda"):
             self._gpu = GpuMonitor()
         if event.get("remembered"):
-            say(f"{event['micro_batch']} rows at once, which fitted before (--no-memory forgets it)")
+            say(f"micro-batch {event['micro_batch']}, which fitted before (--no-memory forgets it)")
         self._cpu = event["device"] == "cpu"
         self._begin("training", event["max_updates"], "update", event["update"])
 
     def _on_micro_batch(self, event: Event) -> None:
         if event["found"]:
             why = " (on a CPU there is no limit to look for)" if self._cpu else ""
-            (self._progress or console).say(f"{event['rows']} rows at once{why}")
+            say(f"micro-batch {event['rows']}{why}")
 
     def _on_train(self, event: Event) -> None:
         if event["loss"] is not None:
@@ -83,7 +70,7 @@ class Watcher:
             self._best = auroc if best else self._best
             self._notes["AUROC"] = f"{auroc:.4f}"
             score = f"{auroc:.4f}{_part(event, ' on ')}{' (best)' * best}"
-            self._progress.say(f"update {event['update']}: validation AUROC {score}")
+            say(f"update {event['update']}: validation AUROC {score}")
         self._advance_to(event["update"])
 
     def _on_note(self, event: Event) -> None:
@@ -94,10 +81,9 @@ class Watcher:
             self._begin("predicting", event["total"], "image", 0)
         self._advance_to(event["done"])
 
-    def _begin(self, title: str, total: int | None, unit: str, initial: int) -> None:
+    def _begin(self, title: str, total: int | None, unit: Unit, initial: int) -> None:
         self._end()
-        assert unit in ("update", "image")
-        self._progress = Progress(title, total, "update" if unit == "update" else "image", initial)
+        self._progress = Progress(title, total, unit, initial)
         self._progress.__enter__()
 
     def _advance_to(self, amount: int) -> None:

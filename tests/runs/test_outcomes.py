@@ -1,4 +1,4 @@
-"""What each ending of an attempt is to the user."""
+"""What each outcome of an attempt is to the user."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.commands.hints import hint_for
 from mmf_win.protocol import AttemptRequest, Exit, Outcome
-from mmf_win.runs.attempts import exit_of
-from mmf_win.runs.endings import as_error
 from mmf_win.runs.folder import Run
+from mmf_win.runs.outcomes import as_error, exit_of
 from mmf_win.supervise import Ended
 from tests.worlds.torch_files import checkpoint
 
@@ -32,29 +32,32 @@ from tests.worlds.torch_files import checkpoint
         ("internal", 7),
     ],
 )
-def test_each_ending_has_its_exit_code_and_names_the_log(tmp_path: Path, outcome: Outcome, code: int) -> None:
+def test_each_outcome_has_its_exit_code_and_names_the_log(
+    tmp_path: Path, outcome: Outcome, code: int
+) -> None:
     run = Run(tmp_path)
     checkpoint(run.checkpoints / "current.ckpt", 3)
     error = as_error(Exit(outcome, "why"), run, "train")
     assert error.exit_code == code
     assert str(error) == "why"
-    assert error.hint is not None and ("log.txt" in error.hint or "--resume last" in error.hint)
+    hint = str(hint_for(error))
+    assert "log.txt" in hint or "--resume last" in hint
 
 
 def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path: Path) -> None:
-    error = as_error(Exit("interrupted", "stopped"), Run(tmp_path), "train")
-    assert error.hint == "nothing is saved yet; the same command begins again"
+    hint = str(hint_for(as_error(Exit("interrupted", "stopped"), Run(tmp_path), "train")))
+    assert "the same command" in hint and "--resume" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["disk", "nan", "killed"])
 def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: Outcome) -> None:
-    error = as_error(Exit(outcome, "why"), Run(tmp_path), "train")
-    assert error.hint is not None and "the same command" in error.hint
-    assert "--resume" not in error.hint and "checkpoint" not in error.hint
+    hint = str(hint_for(as_error(Exit(outcome, "why"), Run(tmp_path), "train")))
+    assert "the same command" in hint
+    assert "--resume" not in hint and "checkpoint" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["interrupted", "killed"])
-def test_an_older_run_that_went_on_is_named_since_the_newest_is_another(
+def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
     tmp_path: Path, outcome: Outcome
 ) -> None:
     older, newest = (
@@ -64,9 +67,9 @@ def test_an_older_run_that_went_on_is_named_since_the_newest_is_another(
     for run in (older, newest):
         checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
-    hints = [as_error(Exit(outcome, "why"), run, "train").hint for run in (older, newest)]
-    assert hints[0] is not None and "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
-    assert hints[1] is not None and "--resume last " in hints[1]
+    hints = [str(hint_for(as_error(Exit(outcome, "why"), run, "train"))) for run in (older, newest)]
+    assert "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
+    assert "--resume last " in hints[1]
 
 
 def test_braces_in_a_workers_hint_are_no_placeholders(tmp_path: Path) -> None:

@@ -1,42 +1,55 @@
-"""What a run reads, checked before it starts."""
+"""What runs and presets read; that of a run is checked before it starts."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmf_win.console import Progress, as_typed, say
-from mmf_win.errors import DatasetError
+from mmf_win.console import Progress, as_typed
+from mmf_win.errors import DatasetError, MmfError, UsageError
 from mmf_win.inputs.added import is_elsewhere, remedy
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, mistaken, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of
 from mmf_win.paths import Places
+from mmf_win.protocol import AttemptRequest
 from mmf_win.runs import presets
-from mmf_win.runs.folder import RunRequest
-from mmf_win.runs.overrides import FEATURES, about_files, of_prediction
-from mmf_win.runs.presets import Preset, merge
+from mmf_win.runs.overrides import about_files
+from mmf_win.runs.presets import Preset
+from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import resolve
-from mmf_win.upstream.install import Installed
+from mmf_win.upstream.install import Installed, usable_mmf
+from mmf_win.upstream.versions import config_path
+
+_log = logging.getLogger(__name__)
 
 _SHOWN = 3
 
 
-def for_training(mmf: Installed, request: RunRequest, places: Places, resume_file: Path | None) -> Inputs:
-    """What training reads.
+def mmf_for(request: RunRequest) -> Installed:
+    """The installed MMF, once it is sure that it has the configuration that is asked for."""
+    mmf = usable_mmf()
+    if request.config is not None:
+        try:
+            config_path(mmf.root, request.config)
+        except MmfError as error:
+            raise UsageError(f"preset {request.preset}: {error}", hint=error.hint) from None
+    return mmf
+
+
+def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -> Inputs:
+    """Check what training reads.
 
     Raises:
         DataError: something is missing or broken.
     """
-    layers = [settings.common(request.model, request.splits, mmf.version), request.settings]
-    if resume_file is not None:
-        layers.append(settings.resume(resume_file))
     return check(
-        mmf.root,
+        Path(asked.mmf),
         places,
-        _resolved(mmf, request, places, layers, request.overrides),
+        _config_of(asked, request, places),
         slots=("train", "val"),
         allow_missing=request.allow_missing,
         offline=request.offline,
@@ -44,47 +57,32 @@ def for_training(mmf: Installed, request: RunRequest, places: Places, resume_fil
     )
 
 
-def for_prediction(
-    mmf: Installed,
-    request: RunRequest,
-    places: Places,
-    *,
-    checkpoint: Path,
-    target: Target,
-    features: Path | None,
-    overrides: Sequence[str],
+def check_prediction(
+    asked: AttemptRequest, request: RunRequest, places: Places, target: Target, features: Path | None
 ) -> None:
-    """What a prediction reads.
+    """Check what a prediction reads.
 
     Raises:
         DataError: something is missing or broken.
     """
-    layers = [
-        settings.common(request.model, {**request.splits, "test": target.name}, mmf.version),
-        request.settings,
-        settings.predict(checkpoint),
-        target.settings,
-        settings.features_in(features) if features else {},
-    ]
-    replaced = target.keys | (FEATURES if features else set())
-    words = [*of_prediction(request.overrides, replaced), *overrides]
-    config = _resolved(mmf, request, places, layers, words)
+    config = _config_of(asked, request, places)
     if features and not config["dataset"].get("use_features"):
-        say(f"note: {request.preset} reads no region features, so those of {features} are not used")
+        _log.warning("%s reads no region features, so those of %s are not used", request.preset, features)
     if target.is_own and config["dataset"].get("use_features"):
-        _require_own_features(mmf, places, target, paths_of(config["dataset"], "features", ["test"])[0])
+        lmdb = paths_of(config["dataset"], "features", ["test"])[0]
+        _require_own_features(Path(asked.mmf), places, target, lmdb)
     check(
-        mmf.root,
+        Path(asked.mmf),
         places,
         config,
         slots=("test",),
         may_leave_out=False,
         offline=request.offline,
-        hint_words=_hint_words(request, words, places),
+        hint_words=_hint_words(request, asked.overrides, places),
     )
 
 
-def _require_own_features(mmf: Installed, places: Places, target: Target, lmdb: Path) -> None:
+def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path) -> None:
     """Refuse own memes whose images have no region features, or those of another image.
 
     Raises:
@@ -115,13 +113,13 @@ def _require_own_features(mmf: Installed, places: Places, target: Target, lmdb: 
         )
 
 
-def without_regions(mmf: Installed, places: Places) -> list[str]:
+def without_regions(mmf: Path, places: Places) -> list[str]:
     """The presets that come with mmfw and read no region features."""
     names = [name for name in presets.names() if presets.load(name).published]
     with Progress("looking at presets", len(names), "file") as progress:
         found = []
         for name in names:
-            if not _resolved_preset(mmf, presets.load(name), places)["dataset"].get("use_features"):
+            if not _config_of_preset(mmf, presets.load(name), places)["dataset"].get("use_features"):
                 found.append(name)
             progress.advance(1)
     return found
@@ -144,7 +142,7 @@ def needs_of_presets(
     found: dict[Need, list[str]] = {}
     with Progress("looking at presets", len(names), "file") as progress:
         for name in names:
-            config = _resolved_preset(mmf, presets.load(name), places, overrides)
+            config = _config_of_preset(mmf.root, presets.load(name), places, overrides)
             for need in needs_of(mmf.root, places, config):
                 found.setdefault(need, []).append(name)
             progress.advance(1)
@@ -155,15 +153,35 @@ def needs_of_run(
     mmf: Installed, request: RunRequest, places: Places, overrides: Sequence[str] = ()
 ) -> dict[Need, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
-    config = _resolved(mmf, request, places, [request.settings], [*request.overrides, *overrides])
+    config = resolve(
+        mmf.root,
+        places,
+        model=request.model,
+        config=request.config,
+        settings=request.settings,
+        overrides=[*request.overrides, *overrides],
+        offline=request.offline,
+    )
     return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
 
 
-def _resolved_preset(
-    mmf: Installed, preset: Preset, places: Places, overrides: Sequence[str] = ()
+def _config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
+    return resolve(
+        Path(asked.mmf),
+        places,
+        model=asked.model,
+        config=asked.base_config,
+        settings=asked.settings,
+        overrides=asked.overrides,
+        offline=request.offline,
+    )
+
+
+def _config_of_preset(
+    mmf: Path, preset: Preset, places: Places, overrides: Sequence[str] = ()
 ) -> settings.Settings:
     return resolve(
-        mmf.root,
+        mmf,
         places,
         model=preset.model,
         config=preset.config,
@@ -183,21 +201,3 @@ def _typed(request: RunRequest) -> list[str]:
 def _hint_words(request: RunRequest, overrides: Sequence[str], places: Places) -> list[str]:
     """What ``mmfw features`` needs to be told, to see to the files of this run."""
     return [*(_typed(request) or ["PRESET"]), *about_files(overrides), *places.data_option]
-
-
-def _resolved(
-    mmf: Installed,
-    request: RunRequest,
-    places: Places,
-    layers: Sequence[settings.Settings],
-    overrides: Sequence[str],
-) -> settings.Settings:
-    return resolve(
-        mmf.root,
-        places,
-        model=request.model,
-        config=request.config,
-        settings=merge(*layers),
-        overrides=overrides,
-        offline=request.offline,
-    )

@@ -1,0 +1,83 @@
+"""How an attempt ended, and the error that this is to the user."""
+
+from __future__ import annotations
+
+from mmf_win.errors import (
+    CheckpointError,
+    DataError,
+    Interrupted,
+    MmfError,
+    MmfwError,
+    ResourceError,
+    TrainingError,
+    UsageError,
+)
+from mmf_win.protocol import Action, AttemptRequest, Exit, Outcome
+from mmf_win.runs.folder import Run
+from mmf_win.supervise import Ended
+
+_ERRORS: dict[Outcome, type[MmfwError]] = {
+    "interrupted": Interrupted,
+    "cuda_oom": TrainingError,
+    "host_oom": ResourceError,
+    "disk": ResourceError,
+    "nan": TrainingError,
+    "killed": TrainingError,
+    "data": DataError,
+    "checkpoint": CheckpointError,
+    "config": UsageError,
+    "mmf": MmfError,
+    "network": MmfError,
+    "busy": UsageError,
+}
+
+
+def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exit:
+    """What the worker said about its end, or else what its death tells; saved where it is not what it said.
+
+    Args:
+        asked: what the worker was to do.
+        ended: how its process ended.
+        memory_ran_out: the system killed a process meanwhile because memory ran out.
+    """
+    try:
+        end = said = Exit.load(asked.attempt.exit)
+    except (OSError, ValueError, TypeError, AttributeError):
+        end, said = _died(ended, memory_ran_out), None
+    if said is not None and end.outcome == "killed" and memory_ran_out:
+        end = Exit("host_oom", "memory ran out, and the system killed a rank")
+    if said is not None and ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):
+        # Whoever asked for the prompt must not get another attempt.
+        end = Exit("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
+    if end is not said:
+        end.save(asked.attempt.exit)
+        if asked.action == "train":
+            end.save(asked.run_exit)
+    return end
+
+
+def as_error(end: Exit, run: Run, action: Action) -> MmfwError:
+    """The outcome as an error whose class gives the exit code.
+
+    Of what to do next it brings only what the worker said; the rest needs names of options and commands.
+    """
+    message = end.message or end.outcome
+    if end.outcome == "internal" and end.where:
+        message += f" (at {end.where})"
+    error = _ERRORS.get(end.outcome, TrainingError)(message)
+    if end.hint:
+        error.hint = f"{end.hint}; the whole output is in {run.log}"
+    error.outcome, error.action, error.run_dir = end.outcome, action, run.path
+    return error
+
+
+def _died(ended: Ended, memory_ran_out: bool) -> Exit:
+    if ended.killed:
+        return Exit("interrupted", "ended at once, or for lack of progress; updates not yet saved are lost")
+    if ended.code == -9:
+        if memory_ran_out:
+            return Exit("host_oom", "memory ran out, and the system killed the worker")
+        return Exit("killed", "the worker was killed from outside (kill -9), or because memory ran out")
+    if ended.code == -7:
+        return Exit("host_oom", "the worker died of a bus error, most likely because /dev/shm is full")
+    return Exit("internal", f"worker exited unexpectedly (code {ended.code})")

@@ -1,0 +1,232 @@
+"""What is tried after memory ran out, with functions in the place of workers."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.commands.hints import hint_for
+from mmf_win.errors import Interrupted, ResourceError, TrainingError
+from mmf_win.protocol import AttemptRequest, Event, EventLog, Exit, Outcome, Phase, read_events
+from mmf_win.runs import attempts as attempts_module
+from mmf_win.runs import gpus
+from mmf_win.runs.attempts import until_it_fits
+from mmf_win.runs.folder import Run
+from mmf_win.runs.plan import following, smaller, smaller_rows
+from tests.worlds.torch_files import checkpoint
+
+STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "workers": 4, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("batch", "failed", "rows"),
+    [(32, 32, 16), (48, 48, 24), (12, 12, 6), (12, 4, 3), (7, 7, 1), (32, 1, None)],
+)
+def test_fewer_rows_are_the_largest_proper_divisor_within_three_quarters(
+    batch: int, failed: int, rows: int | None
+) -> None:
+    assert smaller_rows(batch, failed) == rows
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 30, 32, 480])
+def test_rows_shrink_strictly_down_to_one(batch: int) -> None:
+    tried = [batch]
+    while (rows := smaller_rows(batch, tried[-1])) is not None:
+        assert rows < tried[-1] and batch % rows == 0
+        tried.append(rows)
+    assert tried[-1] == 1
+
+
+def asked(**values: Any) -> AttemptRequest:
+    return AttemptRequest("train", "mmbt", "mmf", **values)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "phase", "failed", "less"),
+    [
+        ("cuda_oom", "train", asked(), {"micro_batch": 16}),
+        ("cuda_oom", None, asked(eval_batch=8), {"micro_batch": 16}),
+        ("cuda_oom", "val", asked(), {"eval_batch": 16}),
+        ("cuda_oom", "predict", asked(eval_batch=16), {"eval_batch": 8}),
+        ("host_oom", "train", asked(micro_batch=8), {"workers": 2}),
+        ("nan", "train", asked(), None),
+        ("killed", "train", asked(), None),
+        ("internal", "val", asked(), None),
+    ],
+)
+def test_each_shortage_has_its_own_remedy(
+    outcome: Outcome, phase: Phase | None, failed: AttemptRequest, less: dict[str, int] | None
+) -> None:
+    assert smaller(failed, Exit(outcome, phase=phase), STARTED) == less
+
+
+def test_what_was_made_smaller_before_stays_so() -> None:
+    after = following(asked(eval_batch=8), {"micro_batch": 16}, STARTED, None)
+    assert (after.micro_batch, after.eval_batch) == (16, 8)
+
+
+def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
+    tried = [4]
+    while less := smaller(asked(), Exit("host_oom"), {**STARTED, "workers": tried[-1]}):
+        tried.append(less["workers"])
+    assert tried == [4, 2, 1, 0]
+
+
+def test_fewer_workers_win_over_the_users_override() -> None:
+    failed = asked(overrides=["training.num_workers=4", "a.b=c"])
+    assert following(failed, {"workers": 2}, STARTED, None).overrides == ["a.b=c", "training.num_workers=2"]
+
+
+def test_nothing_smaller_helps_where_the_model_itself_does_not_fit() -> None:
+    assert smaller(asked(), Exit("cuda_oom"), None) is None
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """An empty run, on a machine without a GPU."""
+    monkeypatch.setattr(gpus, "free_memory", lambda: [])
+    run = Run.create(tmp_path, "mmbt")
+    run.checkpoints.mkdir()
+    return run
+
+
+class Attempts:
+    """Stands in for workers, which end as the test says.
+
+    Attributes:
+        begun: what each one was asked for.
+        saves: whether each one saves a checkpoint.
+    """
+
+    def __init__(self, run: Run, fits: Callable[[AttemptRequest], bool], **ends: Any) -> None:
+        self.run, self.fits, self.ends = run, fits, {"outcome": "cuda_oom", "phase": "train", **ends}
+        self.begun: list[AttemptRequest] = []
+        self.saves: list[bool] = []
+
+    def __call__(self, asked: AttemptRequest) -> Exit:
+        self.begun.append(asked)
+        log = EventLog(asked.events, asked.attempt.name)
+        log.write(**{**STARTED, "micro_batch": asked.micro_batch or 32})
+        if dict(enumerate(self.saves, start=1)).get(len(self.begun)):
+            with zipfile.ZipFile(self.run.checkpoints / "current.ckpt", "w") as archive:
+                archive.writestr("archive/data.pkl", b"")
+            log.write("checkpoint", update=len(self.begun))
+        return Exit("ok") if self.fits(asked) else Exit(**self.ends)
+
+    @property
+    def rows(self) -> list[int | None]:
+        return [asked.micro_batch for asked in self.begun]
+
+    @property
+    def checkpoints(self) -> list[str | None]:
+        return [asked.checkpoint for asked in self.begun]
+
+    @property
+    def seeds(self) -> list[int | None]:
+        return [asked.settings.get("training", {}).get("seed") for asked in self.begun]
+
+
+def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    attempts = Attempts(run, lambda asked: asked.micro_batch == 8)
+    until_it_fits(run, asked(), attempts)
+    assert attempts.rows == [None, 16, 8]
+    failed = [event for event in read_events(run.events) if event["kind"] == "attempt_failed"]
+    assert [(event["reason"], event["next"]) for event in failed] == [
+        ("cuda_oom", {"micro_batch": 16}),
+        ("cuda_oom", {"micro_batch": 8}),
+    ]
+    first, second = caplog.messages
+    assert re.search(r"\b32\b.* trying 16.*from the beginning", first)
+    assert re.search(r"\b16\b.* trying 8\b", second)
+
+
+def test_an_attempt_that_begins_anew_has_the_seed_of_the_first(run: Run) -> None:
+    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    until_it_fits(run, asked(), attempts)
+    assert attempts.checkpoints == [None, None]
+    assert attempts.seeds == [None, 7]
+
+
+def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
+    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    attempts.saves = [True]
+    first = asked(overrides=["checkpoint.reset.all=True", "a.b=c"], weights_alone=True, trust=True)
+    until_it_fits(run, replace(first, checkpoint="old.ckpt"), attempts)
+    last = attempts.begun[-1]
+    assert last.checkpoint == str(run.checkpoints / "current.ckpt")
+    assert last.settings["checkpoint"]["resume_file"] == last.checkpoint
+    assert not last.weights_alone and not last.trust
+    assert last.overrides == ["a.b=c"], "what says where the run starts holds once"
+
+
+def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began(run: Run) -> None:
+    """`--resume best` begins behind current.ckpt, which is not what was asked for."""
+    (run.checkpoints / "current.ckpt").write_bytes(b"of an earlier attempt")
+    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    best = str(run.checkpoints / "best.ckpt")
+    until_it_fits(run, asked(checkpoint=best), attempts)
+    assert attempts.checkpoints == [best, best]
+    assert attempts.seeds == [None, None]
+
+
+def test_an_attempt_that_saved_nothing_loses_nothing_of_the_one_before(run: Run) -> None:
+    attempts = Attempts(run, lambda asked: asked.micro_batch == 4)
+    attempts.saves = [True, False, False]
+    until_it_fits(run, asked(), attempts)
+    assert attempts.checkpoints == [None, *[str(run.checkpoints / "current.ckpt")] * 3]
+
+
+def test_there_are_six_attempts_at_most(run: Run) -> None:
+    attempts = Attempts(run, lambda asked: False, message="CUDA out of memory")
+    with pytest.raises(TrainingError, match="CUDA out of memory"):
+        until_it_fits(run, asked(), attempts)
+    assert attempts.rows == [None, 16, 8, 4, 2, 1]
+
+
+def test_no_retry_means_one_attempt(run: Run) -> None:
+    attempts = Attempts(run, lambda asked: False, outcome="host_oom")
+    with pytest.raises(ResourceError):
+        until_it_fits(run, asked(), attempts, retry=False)
+    assert len(attempts.begun) == 1
+
+
+def test_the_next_attempt_waits_until_the_memory_of_a_fake_gpu_is_free_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    free = iter([[40 << 30], [2 << 30], [9 << 30], [40 << 30]])
+    monkeypatch.setattr(gpus, "free_memory", lambda: next(free))
+    monkeypatch.setattr(attempts_module, "_PAUSE", 0)
+    until_it_fits(run, asked(), Attempts(run, lambda asked: asked.micro_batch == 16))
+    assert list(free) == []
+    assert len([message for message in caplog.messages if "waiting" in message]) == 1
+
+
+def test_it_does_not_wait_for_ever_for_the_memory_of_a_fake_gpu_that_somebody_else_took(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, clock = iter([[40 << 30]]), iter(range(100))
+    monkeypatch.setattr(gpus, "free_memory", lambda: next(free, [0]))
+    monkeypatch.setattr(attempts_module, "_PAUSE", 0)
+    monkeypatch.setattr(attempts_module.time, "monotonic", clock.__next__)
+    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    until_it_fits(run, asked(), attempts)
+    assert len(attempts.begun) == 2
+
+
+def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(_before: list[int]) -> None:
+        raise KeyboardInterrupt
+
+    checkpoint(run.checkpoints / "current.ckpt", 3)
+    monkeypatch.setattr(attempts_module, "_wait_until_free", pressed)
+    with pytest.raises(Interrupted) as caught:
+        until_it_fits(run, asked(), Attempts(run, lambda asked: False))
+    assert "--resume last" in str(hint_for(caught.value))
