@@ -36,12 +36,13 @@ class SplitSummary:
     own: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[Row], missing: Sequence[Row], *, own: bool) -> SplitSummary:
-        """Count the rows that stay, and name those that are left out."""
-        labels = [row.label for row in rows]
+    def of(cls, rows: Sequence[Row], images: Collection[str], *, own: bool) -> SplitSummary:
+        """Count the rows whose image is there, and name the others."""
+        missing = [row for row in rows if row.img not in images]
+        labels = [row.label for row in rows if row.img in images]
         labelled = any(label is not None for label in labels)
         return cls(
-            rows=len(rows),
+            rows=len(labels),
             hateful=labels.count(1) if labelled else None,
             benign=labels.count(0) if labelled else None,
             missing=len(missing),
@@ -59,9 +60,9 @@ class SplitSummary:
         return cls(**{**value, "missing_ids": tuple(value.get("missing_ids", ()))})
 
 
-def shared_ids(splits: Mapping[str, Sequence[Row]]) -> dict[str, int]:
+def shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:
     """How many memes, by id and image, two splits have in common: ``{"dev_seen & dev_unseen": 400}``."""
-    ids = {split: {(row.id, row.img) for row in rows} for split, rows in splits.items()}
+    ids = {split: {(row.id, row.img) for row in rows if row.img in images} for split, rows in splits.items()}
     counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
     return {pair: count for pair, count in counts.items() if count}
 

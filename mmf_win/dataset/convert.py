@@ -7,7 +7,7 @@ is only read.
 
 from __future__ import annotations
 
-import json
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,13 +20,13 @@ from mmf_win.dataset.check import SplitSummary, shared_ids
 from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
-from mmf_win.dataset.unpack import Unpacked, unpack
+from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.integrity import Manifest, Source
 from mmf_win.paths import DatasetPaths, Places
-from mmf_win.unpacking.extract import install
+from mmf_win.unpacking.extract import install, make_manifest
 from mmf_win.unpacking.reading import open_with_progress
-from mmf_win.unpacking.staging import left_over, require_space, staging, was_killed_while_installing
+from mmf_win.unpacking.staging import staging, was_killed_while_installing
 
 # SHA-256 of the archives that Facebook and DrivenData published: MMF's mmf_cli/hm_convert.py,
 # POSSIBLE_CHECKSUMS; the last one only in 1.0.0rc12
@@ -118,21 +118,25 @@ def convert(
             _require_empty(paths)
         archive.check_password()
         made_of = Source.of(source)
-        purpose = json.dumps([made_of.name, made_of.size, made_of.mtime_ns])
-        require_space(paths.root, _size(archive, layout) - left_over(paths.root, purpose))
-        with staging(paths.root, purpose=purpose) as here:
-            unpacked = unpack(archive, layout, here, allow_missing=allow_missing)
-            made_of = replace(made_of, sha256=unpacked.sha256)
-            result = _result(unpacked, layout, paths, started)
-            install(
-                here,
-                paths.root,
-                unpacked.files,
-                "recorded" if unpacked.sha256 is None else "archive",
-                made_of,
-                result=result.to_json(),
-                replaces=[paths.images / "img", paths.old_record, *_annotations_before(paths, manifest)],
+        with staging(paths.root, purpose=made_of.key, needed=_size(archive, layout)) as here:
+            digest = hashlib.sha256() if source.is_file() else None
+            rows, images, files = unpack(archive, layout, here, digest, allow_missing=allow_missing)
+            made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())
+            named = {row.img for listed in rows.values() for row in listed}
+            result = Conversion(
+                target=paths.root,
+                splits={s: SplitSummary.of(rows[s], images, own=s in layout.tables) for s in rows},
+                shared_ids=shared_ids(rows, images),
+                images=len(images),
+                extra_images=len(set(images) - named),
+                sha256=made_of.sha256,
+                known=None if made_of.sha256 is None else made_of.sha256 in _PUBLISHED,
+                already_done=False,
+                seconds=time.monotonic() - started,
             )
+            new = make_manifest(paths.root, files, made_of, result=result.to_json())
+            stale = [paths.images / "img", paths.old_record, *_annotations_before(paths, manifest)]
+            install(here, new, replaces=stale)
             return result
 
 
@@ -143,27 +147,6 @@ def _loaded(paths: DatasetPaths, force: bool) -> Manifest | None:
         if not force:
             raise
         return None
-
-
-def _result(unpacked: Unpacked, layout: Layout, paths: DatasetPaths, started: float) -> Conversion:
-    images = unpacked.images
-    kept = {split: [row for row in rows if row.img in images] for split, rows in unpacked.rows.items()}
-    missing = {split: [row for row in rows if row.img not in images] for split, rows in unpacked.rows.items()}
-    named = {row.img for rows in unpacked.rows.values() for row in rows}
-    return Conversion(
-        target=paths.root,
-        splits={
-            split: SplitSummary.of(rows, missing[split], own=split in layout.tables)
-            for split, rows in kept.items()
-        },
-        shared_ids=shared_ids(kept),
-        images=len(images),
-        extra_images=len(set(images) - named),
-        sha256=unpacked.sha256,
-        known=None if unpacked.sha256 is None else unpacked.sha256 in _PUBLISHED,
-        already_done=False,
-        seconds=time.monotonic() - started,
-    )
 
 
 def _annotations_before(paths: DatasetPaths, manifest: Manifest | None) -> list[Path]:

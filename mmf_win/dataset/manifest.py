@@ -11,7 +11,7 @@ from typing import Any
 from mmf_win.console import Progress
 from mmf_win.fast_zlib import crc32
 from mmf_win.files import read_json
-from mmf_win.integrity import LOCK, UNKNOWN, Check, Difference, Entry, Manifest, Source, file_digest, verify
+from mmf_win.integrity import LOCK, UNKNOWN, Difference, Entry, Manifest, Source, file_digest, verify
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths
 
@@ -70,19 +70,15 @@ def _from_old_record(root: Path, record: Any, manifest: Manifest | None) -> Mani
     source, result = Source(**record["source"]), dict(record["result"])
     if manifest is not None and manifest.source == source:
         return replace(manifest, result=result)
-    files: dict[str, Entry] = {}
-    checks: dict[str, Check] = {}
+    files = {}
     with Progress("Verifying the dataset", sum(size for size, _ in record["files"].values())) as bar:
         for name, (size, crc) in sorted(record["files"].items()):
-            sha256, check = _read(root / name, (size, crc), bar)
-            files[name] = Entry(sha256, size)
-            if check is not None:
-                checks[name] = check
-    return Manifest(root, files, "archive" if source.sha256 else "recorded", source, result, checks)
+            files[name] = Entry(_sha256(root / name, crc, bar), size)
+    return Manifest(root, files, "archive" if source.sha256 else "recorded", source, result)
 
 
-def _read(path: Path, expected: tuple[int, int], bar: Progress) -> tuple[str, Check | None]:
-    """The hash of a file, if size and CRC-32 are as expected, and the state in which it was read."""
+def _sha256(path: Path, expected_crc: int, bar: Progress) -> str:
+    """The hash of a file, if it has this CRC-32."""
     crc = 0
 
     def observe(piece: bytes) -> None:
@@ -90,11 +86,7 @@ def _read(path: Path, expected: tuple[int, int], bar: Progress) -> tuple[str, Ch
         crc = crc32(piece, crc)
 
     try:
-        before = path.stat()
         sha256 = file_digest(path, progress=bar.advance, observe=observe).hex()
-        check = Check.now(path.stat())
     except OSError:
-        return UNKNOWN, None
-    if (before.st_size, crc) != expected:
-        return UNKNOWN, None
-    return sha256, check if check.is_of(before) else None
+        return UNKNOWN
+    return sha256 if crc == expected_crc else UNKNOWN

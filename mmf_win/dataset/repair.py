@@ -14,7 +14,7 @@ from mmf_win.integrity import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
 from mmf_win.unpacking.reading import open_with_progress
-from mmf_win.unpacking.staging import require_space, staging
+from mmf_win.unpacking.staging import staging
 
 _log = logging.getLogger(__name__)
 
@@ -53,9 +53,8 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     with open_with_progress(source, ask) as opened:
         layout = find_layout(source, opened.members)
         opened.check_password()
-        require_space(paths.root, manifest.size(names))
-        with staging(paths.root) as here:
-            unpacked = unpack(opened, layout, here, allow_missing=True, only=set(names))
-            install_repaired(here, manifest, unpacked.files, names, source)
+        with staging(paths.root, needed=manifest.size(names)) as here:
+            _, _, files = unpack(opened, layout, here, allow_missing=True, only=set(names))
+            install_repaired(here, manifest, files, names, source)
     _log.info("%s: %d files were written anew from %s", paths.root, len(names), source)
     return names

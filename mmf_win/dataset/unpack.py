@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win.archives import Archive, Digest
@@ -23,47 +21,34 @@ from mmf_win.unpacking.staging import Staging
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Unpacked:
-    """What lies in the staging folder now, in MMF's layout.
-
-    Attributes:
-        rows: split → its memes, also those whose image is missing.
-        images: the images that there are, by the names in annotations.
-        files: path below the dataset's root, with ``/`` → what that file is.
-        sha256: of the archive; None for a folder, and where only some files were wanted.
-    """
-
-    rows: Mapping[str, list[Row]]
-    images: Collection[str]
-    files: Mapping[str, Entry]
-    sha256: str | None
-
-
 def unpack(
     archive: Archive,
     layout: Layout,
     here: Staging,
+    digest: Digest | None = None,
     *,
     allow_missing: bool,
     only: Collection[str] | None = None,
-) -> Unpacked:
-    """Write annotations and images to the staging folder.
+) -> tuple[dict[str, list[Row]], Collection[str], dict[str, Entry]]:
+    """Write annotations and images to the staging folder, in MMF's layout.
 
     Args:
         archive: opened.
         layout: where things are in it.
         here: the staging folder.
+        digest: is fed with the archive itself; complete when this has ended.
         allow_missing: leave out rows whose image is missing instead of refusing the archive.
-        only: the files that are wanted, by their path below the dataset's root; annotations are written
-            in any case.
+        only: the images that are wanted, by their path below the dataset's root; all if not given.
+
+    Returns:
+        the rows of each split, also those that are left out; the names of all images in the archive, as the
+        rows have them; and path below the dataset's root → what that file is.
 
     Raises:
         ArchiveError: the archive is damaged or hostile.
         DatasetError: the parts disagree.
         ResourceError: the images do not fit on the disk.
     """
-    digest = hashlib.sha256() if only is None and archive.path.is_file() else None
     rows, own_images = _unpack_annotations(archive, layout, here)
     with _image_archive(archive, layout, here, digest) as (holder, images):
         images = {**images, **(own_images if holder is archive else {})}
@@ -74,16 +59,15 @@ def unpack(
         if layout.tables:
             require_names_apart(images, {row.img for listed in rows.values() for row in listed})
         targets = {member: f"images/{image}" for image, member in images.items()}
-        if only is not None:
-            targets = {member: target for member, target in targets.items() if target in only}
-        files = unpack_chosen(holder, targets.get, here, "Converting", digest if holder is archive else None)
+        wanted = {member: name for member, name in targets.items() if only is None or name in only}
+        files = unpack_chosen(holder, wanted.get, here, "Converting", digest if holder is archive else None)
     for split, listed in rows.items():
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
         if len(kept) < len(listed):
             keep_rows(here.new / name, kept)
         files[name] = Entry(file_digest(here.new / name).hex(), (here.new / name).stat().st_size)
-    return Unpacked(rows, images.keys(), files, None if digest is None else digest.hexdigest())
+    return rows, images.keys(), files
 
 
 def _unpack_annotations(

@@ -14,6 +14,7 @@ another ``SHA256SUMS``, every file is read again at the next check, and the hash
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import time
@@ -101,6 +102,11 @@ class Source:
             files = [path.stat()]
         newest = max((file.st_mtime_ns for file in files), default=0)
         return cls(path.name, sum(file.st_size for file in files), newest, sha256, str(path.absolute()))
+
+    @property
+    def key(self) -> str:
+        """What tells it from other archives without reading it; ASCII, whatever its name."""
+        return json.dumps([self.name, self.size, self.mtime_ns])
 
     def is_same(self, path: Path) -> bool:
         """Whether ``path`` is this; a file that may only have been touched or copied is hashed to know."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import Progress
-from mmf_win.integrity.manifest import Basis, Check, Entry, Manifest, Source
+from mmf_win.integrity.manifest import SUMS, Basis, Check, Entry, Manifest, Source
 from mmf_win.integrity.parallel import hash_files
 from mmf_win.integrity.tree import Difference
 from mmf_win.locking import locked
@@ -153,8 +153,9 @@ def _unreadable(name: str, error: OSError) -> Difference:
 
 
 def _remember(manifest: Manifest) -> None:
-    with suppress(OSError), locked(manifest.folder / LOCK):
-        manifest.save_checks()
+    if (manifest.folder / SUMS).is_file():
+        with suppress(OSError), locked(manifest.folder / LOCK):
+            manifest.save_checks()
 
 
 def _seen(

@@ -8,7 +8,6 @@ again.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -29,7 +28,7 @@ from mmf_win.integrity import (
     verify,
 )
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
-from mmf_win.unpacking.staging import Staging, flush_all, left_over, require_space, staging
+from mmf_win.unpacking.staging import Staging, flush_all, staging
 
 _log = logging.getLogger(__name__)
 
@@ -77,54 +76,59 @@ def extract_verified(
     with open_archive(archive, ask, listed=False) as opened:
         opened.check_password()
         source = Source.of(archive)
-        purpose = json.dumps([source.name, source.size, source.mtime_ns, expected_sha256])
-        require_space(folder, least_size(opened, choose) - left_over(folder, purpose))
-        with staging(folder, purpose=purpose, wait=True) as here:
+        with staging(folder, purpose=source.key, needed=least_size(opened, choose), wait=True) as here:
             manifest = _made_of(archive, folder, expected_sha256)
             if manifest is not None and not verify(manifest):
                 return manifest  # thanks to the process that was at work here until now
             digest = hashlib.sha256() if archive.is_file() else None
             files = unpack_chosen(opened, choose, here, title, digest)
-            sha256 = None if digest is None else digest.hexdigest()
-            _require_published(archive, sha256, expected_sha256)
+            source = replace(source, sha256=None if digest is None else digest.hexdigest())
+            manifest = make_manifest(folder, files, source, expected_sha256)
             if check is not None:
                 check(files)
-            basis = _basis(sha256, expected_sha256)
-            return install(here, folder, files, basis, replace(source, sha256=sha256), replaces=replaces)
+            install(here, manifest, replaces=replaces)
+            return manifest
 
 
-def install(
-    here: Staging,
-    folder: Path,
-    files: Mapping[str, Entry],
-    basis: Basis,
-    source: Source,
-    *,
-    result: Mapping[str, Any] | None = None,
-    replaces: Collection[Path] = (),
-) -> Manifest:
-    """Move staged files to their folder and write their manifest: all together, the manifest last.
+def install(here: Staging, manifest: Manifest, *, replaces: Collection[Path] = ()) -> None:
+    """Move staged files to their folder, together with their manifest: all or nothing, the manifest last.
 
     Args:
         here: holds the files below ``new``, and nothing else.
-        folder: where to.
-        files: what they are.
-        basis: where the hashes come from.
-        source: what the files were made of.
-        result: what the manifest is to remember.
+        manifest: of the files, as they will be in place.
         replaces: files and folders that are removed first.
     """
-    manifest = Manifest(here.folder, dict(sorted(files.items())), basis, source, result or {})
-    manifest.save()
     # Else a power cut might leave the manifest and lose the files. Their sizes would not always tell: NTFS
     # may keep a size and lose the content. The moves need no more than that: file systems keep their order.
-    flush_all([here.new / name for name in files])
-    stale = [*manifest_files(folder), *replaces]
-    moves = [*((None, path) for path in stale), *_moves(here.new, folder, stale)]
-    here.install([*moves, *((path, folder / path.name) for path in reversed(manifest_files(here.folder)))])
-    manifest = replace(manifest, folder=folder)
-    mark_intact(manifest, files)
-    return manifest
+    flush_all([here.new / name for name in manifest.files])
+    replace(manifest, folder=here.folder).save()
+    stale = [*manifest_files(manifest.folder), *replaces]
+    moves = [*((None, path) for path in stale), *_moves(here.new, manifest.folder, stale)]
+    moves += [(path, manifest.folder / path.name) for path in reversed(manifest_files(here.folder))]
+    here.install(moves)
+    mark_intact(manifest, manifest.files)
+
+
+def make_manifest(
+    folder: Path,
+    files: Mapping[str, Entry],
+    source: Source,
+    expected_sha256: str | None = None,
+    result: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """The manifest of files that came out of an archive; it is not written.
+
+    Raises:
+        ArchiveError: the archive is not the expected one.
+    """
+    if expected_sha256 not in (None, source.sha256):
+        raise ArchiveError(
+            f"{source.path}: not the archive that was published: its SHA-256 is {source.sha256}, "
+            f"not {expected_sha256}",
+            hint="the file may be incomplete or damaged; get it again",
+        )
+    basis: Basis = "published" if expected_sha256 else "archive" if source.sha256 else "recorded"
+    return Manifest(folder, dict(sorted(files.items())), basis, source, result or {})
 
 
 def manifest_of(
@@ -151,8 +155,7 @@ def manifest_of(
     """
     with open_archive(archive, listed=False) as opened:
         files, sha256 = hash_chosen(opened, choose, title)
-        _require_published(archive, sha256, expected_sha256)
-        return Manifest(folder, files, _basis(sha256, expected_sha256), Source.of(archive, sha256))
+        return make_manifest(folder, files, Source.of(archive, sha256), expected_sha256)
 
 
 def repair(
@@ -187,11 +190,11 @@ def repair(
         name = choose(member)
         return name if name in names else None
 
-    with open_archive(archive, ask, listed=False) as opened, staging(manifest.folder, wait=True) as here:
+    with open_archive(archive, ask, listed=False) as opened:
         opened.check_password()
-        require_space(manifest.folder, manifest.size(names))
-        files = unpack_chosen(opened, choose_wrong, here, title, enough=len(names))
-        install_repaired(here, manifest, files, names, archive)
+        with staging(manifest.folder, needed=manifest.size(names), wait=True) as here:
+            files = unpack_chosen(opened, choose_wrong, here, title, enough=len(names))
+            install_repaired(here, manifest, files, names, archive)
 
 
 def install_repaired(
@@ -232,20 +235,6 @@ def _made_of(archive: Path, folder: Path, expected_sha256: str | None) -> Manife
     if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
         return None
     return manifest if expected_sha256 in (None, manifest.source.sha256) else None
-
-
-def _require_published(archive: Path, sha256: str | None, expected: str | None) -> None:
-    if expected is not None and sha256 != expected:
-        raise ArchiveError(
-            f"{archive}: not the archive that was published: its SHA-256 is {sha256}, not {expected}",
-            hint="the file may be incomplete or damaged; get it again",
-        )
-
-
-def _basis(sha256: str | None, expected: str | None) -> Basis:
-    if expected is not None:
-        return "published"
-    return "archive" if sha256 is not None else "recorded"
 
 
 def _moves(new: Path, target: Path, removed: Collection[Path]) -> Iterator[tuple[Path | None, Path]]:

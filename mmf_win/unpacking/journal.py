@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from mmf_win.archives import Extracted
-from mmf_win.console import Progress
-from mmf_win.integrity import Entry, file_digest
+from mmf_win.integrity import Entry, Manifest, verify
 
 
 class Journal:
@@ -47,19 +46,9 @@ class Journal:
     def intact(self, names: Container[str] | None = None) -> dict[str, Entry]:
         """Those of the files ``names``, or of all, that were verified and have not changed since."""
         noted = {name: e for name, e in self._entries.items() if names is None or name in names}
-        if not noted:
-            return {}
-        with Progress("Checking what was done before", sum(e.size or 0 for e in noted.values())) as bar:
-            return {name: entry for name, entry in noted.items() if self._is_intact(name, entry, bar)}
-
-    def _is_intact(self, name: str, entry: Entry, bar: Progress) -> bool:
-        path = self._root / name
-        try:
-            if path.stat().st_size != entry.size:
-                return False
-            return file_digest(path, progress=bar.advance).hex() == entry.sha256
-        except OSError:
-            return False
+        found = verify(Manifest(self._root, noted), title="Checking what was done before")
+        wrong = {difference.path for difference in found}
+        return {name: entry for name, entry in noted.items() if name not in wrong}
 
 
 def _read(path: Path) -> Iterable[tuple[str, Entry]]:

@@ -81,14 +81,14 @@ def unpack_chosen(
         ArchiveError: the archive is damaged or hostile, or two members are for one file.
         ResourceError: the members do not fit on the disk.
     """
-    names = _Names(archive.path, choose)
     sizes = {name: m.size for m in archive.members if (name := choose(m.name)) is not None}
+    choose = _once(choose, archive.path)
     with Journal(here.journal, here.new) as journal:
         files = journal.intact(sizes if archive.members else None)
         require_space(here.new, sum(size for name, size in sizes.items() if name not in files))
 
         def target(member: Member) -> Path | None:
-            name = names.of(member.name)
+            name = choose(member.name)
             if name is None or name in files:
                 return None
             if member.size > _LARGE:
@@ -112,9 +112,9 @@ def hash_chosen(archive: Archive, choose: Choose, title: str) -> tuple[dict[str,
     """
     if not isinstance(archive, TarArchive):
         raise ArchiveError(f"{archive.path}: not a tar, so files cannot be compared with it")
-    digest, names, files = hashlib.sha256(), _Names(archive.path, choose), {}
+    digest, choose, files = hashlib.sha256(), _once(choose, archive.path), {}
     with Progress(title, archive.path.stat().st_size) as bar:
-        for name, size, sha256 in archive.hash_in_order(lambda m: names.of(m.name), bar.advance, digest):
+        for name, size, sha256 in archive.hash_in_order(lambda m: choose(m.name), bar.advance, digest):
             files[name] = Entry(sha256, size)
     return files, digest.hexdigest()
 
@@ -146,24 +146,16 @@ def _written(
             yield done
 
 
-class _Names:
-    """Chooses files for members, and refuses a second member for the same file."""
+def _once(choose: Choose, archive: Path) -> Choose:
+    """``choose``, but it refuses a second member for the same file by an :class:`ArchiveError`."""
+    taken: dict[str, str] = {}
 
-    def __init__(self, archive: Path, choose: Choose) -> None:
-        self._archive, self._choose = archive, choose
-        self._taken: dict[str, str] = {}
-
-    def of(self, member: str) -> str | None:
-        """The file that a member is for, if any.
-
-        Raises:
-            ArchiveError: another member is for the same.
-        """
-        name = self._choose(member)
-        if name is None:
-            return None
-        other = self._taken.get(folded(name))
-        if other is not None:
-            raise ArchiveError(f"{self._archive}: members {other} and {member} are both for the file {name}")
-        self._taken[folded(name)] = member
+    def choose_once(member: str) -> str | None:
+        name = choose(member)
+        if name is not None:
+            if (other := taken.get(folded(name))) is not None:
+                raise ArchiveError(f"{archive}: members {other} and {member} are both for the file {name}")
+            taken[folded(name)] = member
         return name
+
+    return choose_once

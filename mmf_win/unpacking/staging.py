@@ -70,7 +70,9 @@ class Staging:
 
 
 @contextmanager
-def staging(root: Path, *, purpose: str | None = None, wait: bool = False) -> Iterator[Staging]:
+def staging(
+    root: Path, *, purpose: str | None = None, needed: int = 0, wait: bool = False
+) -> Iterator[Staging]:
     """A staging folder in ``root``, which is made. It is empty at first, and gone afterwards.
 
     With a ``purpose``, it outlives an interruption – Ctrl+C or the death of the process, no error – and
@@ -79,11 +81,15 @@ def staging(root: Path, *, purpose: str | None = None, wait: bool = False) -> It
     Args:
         root: the folder that the files are for.
         purpose: of the step.
+        needed: bytes that will be written, less what an interrupted step with this purpose has left.
         wait: for another process to finish, rather than refuse; it may then have done the same step already.
 
     Raises:
+        ResourceError: they do not fit on the disk; nothing was written.
         UsageError: another process is at work in ``root``.
     """
+    if needed:
+        require_space(root, needed - _left_over(root, purpose))
     root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         _lock(root, stack, wait)
@@ -119,7 +125,7 @@ def _lock(root: Path, stack: ExitStack, wait: bool) -> None:
         stack.enter_context(locked(path, patience=inf))
 
 
-def left_over(root: Path, purpose: str) -> int:
+def _left_over(root: Path, purpose: str | None) -> int:
     """Bytes that an interrupted step with this purpose has left for the next start."""
     if not _can_go_on(root, purpose):
         return 0
