@@ -15,9 +15,8 @@ from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
 from mmf_win.integrity import Entry
-from mmf_win.unpacking.flushing import Flushing
 from mmf_win.unpacking.journal import Journal
-from mmf_win.unpacking.staging import Staging, require_space
+from mmf_win.unpacking.staging import Staging, flushing_ahead, require_space
 
 Choose: TypeAlias = Callable[[str], str | None]
 """Name of a member → path of its file below the folder, with ``/``; None leaves the member out."""
@@ -124,15 +123,18 @@ def _written(
 ) -> Generator[Extracted, None, None]:
     """Each member that has a target, once it is there."""
     if isinstance(archive, TarArchive):
-        with Progress(title, archive.path.stat().st_size) as bar, Flushing() as flushing:
+        with Progress(title, archive.path.stat().st_size) as bar, flushing_ahead() as grown:
+            writing: Path | None = None
 
             def watched(member: Member) -> Path | None:
-                flushing.file = target(member)
-                return flushing.file
+                nonlocal writing
+                writing = target(member)
+                return writing
 
             def advance(amount: int) -> None:
                 bar.advance(amount)
-                flushing.advance(amount)
+                if writing is not None:
+                    grown(writing, amount)
 
             yield from archive.extract_in_order(watched, advance, digest)
         return
