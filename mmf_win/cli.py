@@ -141,7 +141,7 @@ def _report(error: MmfwError) -> int:
     # Imported only now, since few commands fail.
     from mmf_win.commands.hints import hint_for
 
-    if hint := error.hint or hint_for(error):
+    if hint := hint_for(error):
         say(f"{colour('hint:', 36)} {hint}")
     return error.exit_code
 

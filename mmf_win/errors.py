@@ -4,18 +4,28 @@
 
     MmfwError                  1    a bug in mmfw itself, unless a subclass says otherwise
     ├── UsageError             2    the command line asks for something that cannot be
-    │   └── UnknownConfiguration    a checkpoint is in no run's folder, and no preset is named
+    │   ├── UnknownConfiguration    a checkpoint is in no run's folder, and no preset is named
+    │   ├── UnknownKey              MMF's configuration has no such key
+    │   └── NoDrive                 a folder is on a Windows drive that does not exist
     ├── DataError              3    what the user gave cannot be used
     │   ├── ArchiveError            an archive is damaged, hostile or not one at all
     │   ├── DatasetError            files of the dataset are missing or disagree
+    │   │   ├── NoDataset           there is no dataset where one is needed
+    │   │   ├── NoFeatures          there are no region features where some are needed
     │   │   ├── NoFeatureFiles      no folder has region features to build an LMDB of
     │   │   ├── FeaturesConflict    region features that cannot be in one LMDB
+    │   │   ├── AlreadyThere        other data is in the place of what is to be written
+    │   │   ├── MissingImages       images that the annotations name are missing
     │   │   ├── UnreadableImage     a picture of it is missing or cannot be decoded
     │   │   └── MissingArchive      the archive that it was converted from cannot be found
     │   └── CheckpointError         a checkpoint is missing, unreadable or of another model
-    ├── PasswordError          4    a password is wrong or missing
+    ├── PasswordError          4    a password is wrong
+    │   └── NoPassword              a password is needed and none was given
     ├── ResourceError          5    not enough disk or memory
+    │   └── NoRoom                  what is to be written does not fit on the disk
     ├── MmfError               6    MMF or what it needs is missing or broken
+    │   ├── BrokenMmf               MMF is not installed, incomplete or unreadable
+    │   └── PipFailed               pip did not bring MMF
     ├── TrainingError          7    training failed
     └── Interrupted          130    the user asked to stop
 
@@ -60,6 +70,24 @@ class UnknownConfiguration(UsageError):
     """A checkpoint lies in no run's folder, and no preset says how its model is made."""
 
 
+class UnknownKey(UsageError):
+    """MMF's configuration has no such key.
+
+    Args:
+        message: what went wrong.
+        hint: what may have been meant.
+        version: a version of MMF that has the key.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, version: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.version = version
+
+
+class NoDrive(UsageError):
+    """A folder is on a Windows drive that does not exist."""
+
+
 class DataError(MmfwError):
     """What the user gave cannot be used."""
 
@@ -80,6 +108,31 @@ class NoFeatureFiles(DatasetError):
 
 class FeaturesConflict(DatasetError):
     """Region features cannot be in one LMDB: of the same image, or of different detectors."""
+
+
+class NoDataset(DatasetError):
+    """There is no dataset where one is needed.
+
+    Args:
+        message: what went wrong.
+        nearby: a data folder with a dataset, above or below the one that was named.
+    """
+
+    def __init__(self, message: str, nearby: Path | None = None) -> None:
+        super().__init__(message)
+        self.nearby = nearby
+
+
+class NoFeatures(DatasetError):
+    """There are no region features where some are needed."""
+
+
+class AlreadyThere(DatasetError):
+    """Other data is in the place of what is to be written."""
+
+
+class MissingImages(DatasetError):
+    """Images that the annotations name are missing."""
 
 
 class UnreadableImage(DatasetError):
@@ -105,9 +158,13 @@ class CheckpointError(DataError):
 
 
 class PasswordError(MmfwError):
-    """A password is wrong or missing."""
+    """A password is wrong."""
 
     exit_code = 4
+
+
+class NoPassword(PasswordError):
+    """A password is needed and none was given."""
 
 
 class ResourceError(MmfwError):
@@ -116,10 +173,32 @@ class ResourceError(MmfwError):
     exit_code = 5
 
 
+class NoRoom(ResourceError):
+    """What is to be written does not fit on the disk."""
+
+
 class MmfError(MmfwError):
     """MMF, or what it needs, is missing or broken."""
 
     exit_code = 6
+
+
+class BrokenMmf(MmfError):
+    """MMF is not installed, incomplete or unreadable; getting it again repairs that.
+
+    Args:
+        message: what went wrong.
+        hint: another way to repair it.
+        origin: where to get it from, ``pypi`` or ``github``; None for where it was got from before.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, origin: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.origin = origin
+
+
+class PipFailed(MmfError):
+    """Pip did not bring MMF."""
 
 
 class TrainingError(MmfwError):

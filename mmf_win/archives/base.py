@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
-from mmf_win.errors import ArchiveError, PasswordError
+from mmf_win.errors import ArchiveError, NoPassword, PasswordError
 from mmf_win.fast_zlib import crc32
 from mmf_win.threads import Advance, ignore, result_of
 
@@ -183,7 +183,7 @@ class Archive(ABC):
         """The password, asked for when it is first needed."""
         if self._password is None:
             if self._ask is None:
-                raise PasswordError(f"{self.path} is encrypted and no password was given")
+                raise NoPassword(f"{self.path} is encrypted and no password was given")
             self._password = self._ask()
         return self._password
 

@@ -1,7 +1,8 @@
 """What to do about an error, where that is an option or a command: by the class of the error.
 
 An error raised below the commands names neither. Its class is in the table here, and what the hint needs are
-its attributes; a class that is not here has the hint of its base. An error that brings a hint keeps it.
+its attributes; a class that is not here has the hint of its base. Where the error brings a hint of its own,
+the one here is the other way out.
 """
 
 from __future__ import annotations
@@ -10,23 +11,65 @@ from collections.abc import Callable
 from typing import Any
 
 from mmf_win.commands.outcomes import hint_after
-from mmf_win.errors import FeaturesConflict, MmfwError, NoFeatureFiles, PasswordError, UnknownConfiguration
-
-_HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
-    FeaturesConflict: "--output LMDB builds another LMDB; --force takes the features of the last folder",
-    NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
-    "`mmfw features extract` puts a finished LMDB in place",
-    UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",
-    PasswordError: "give it with --password, --password-file or the variable MMFW_PASSWORD",
-}
+from mmf_win.console import as_typed
+from mmf_win.errors import (
+    AlreadyThere,
+    BrokenMmf,
+    FeaturesConflict,
+    MissingImages,
+    MmfwError,
+    NoDataset,
+    NoDrive,
+    NoFeatureFiles,
+    NoFeatures,
+    NoPassword,
+    NoRoom,
+    PipFailed,
+    UnknownConfiguration,
+    UnknownKey,
+)
 
 
 def hint_for(error: MmfwError) -> str | None:
     """The next step after ``error``, in options and commands; None where there is none to tell."""
-    if error.outcome is not None and error.run_dir is not None:
+    here = next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)
+    told = here(error) if callable(here) else here
+    hint = ", or ".join(part for part in (error.hint, told) if part) or None
+    if hint is None and error.outcome is not None and error.run_dir is not None:
         return hint_after(error.outcome, error.action, error.run_dir)
-    for kind in type(error).__mro__:
-        if kind in _HINTS:
-            hint = _HINTS[kind]
-            return hint if isinstance(hint, str) else hint(error)
-    return None
+    return hint
+
+
+def _get_mmf(error: BrokenMmf) -> str:
+    return f"run `mmfw setup{f' --mmf {error.origin}' if error.origin else ''}`"
+
+
+def _make_dataset(error: NoDataset) -> str:
+    if error.nearby is not None:
+        return as_typed("--data-dir", error.nearby) + " is where a dataset lies"
+    return "make it with: mmfw convert --zip ARCHIVE, or name its folder with --data-dir"
+
+
+def _get_version(error: UnknownKey) -> str | None:
+    from mmf_win.upstream.sources import SOURCES
+
+    origin = next((source.name for source in SOURCES if source.version == error.version), None)
+    return origin and f"run `mmfw setup --mmf {origin}`"
+
+
+_HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
+    AlreadyThere: "--force replaces it; --data-dir chooses another folder",
+    BrokenMmf: _get_mmf,
+    FeaturesConflict: "--output LMDB builds another LMDB; --force takes the features of the last folder",
+    MissingImages: "leave these memes out with --allow-missing",
+    NoDataset: _make_dataset,
+    NoDrive: "choose another with --data-dir",
+    NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
+    "`mmfw features extract` puts a finished LMDB in place",
+    NoFeatures: "`mmfw features add FOLDER --output LMDB` makes some",
+    NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
+    NoRoom: "choose a folder on another disk with --data-dir",
+    PipFailed: "take `mmfw setup --mmf github`, which does without pip",
+    UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",
+    UnknownKey: _get_version,
+}

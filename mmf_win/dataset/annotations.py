@@ -23,15 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import as_typed
-from mmf_win.errors import DatasetError
+from mmf_win.errors import DatasetError, NoDataset
 from mmf_win.paths import DatasetPaths
 
 SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_unseen")
 """The splits of phase 1 (train, dev, test) and of phase 2, as their files are named."""
 
 _CSV_HEADER = re.compile(r"\W*(id|img|text|label)\W*[,;\t].*", re.IGNORECASE)
-_OF_CSV = "let its name end in .csv: `mmfw convert --zip FOLDER` and `mmfw predict --memes FILE` take CSV"
+_OF_CSV = "let its name end in .csv; a conversion, and a prediction of memes of your own, take CSV"
 _AS_UTF8 = "save it as UTF-8; Excel calls that “CSV UTF-8”"
 _DIGITS = re.compile(r"[0-9]{1,18}")
 LARGEST_ID = 2**31 - 1
@@ -150,24 +149,24 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     if "," in split:
         raise DatasetError(f"{file}: MMF takes no comma in the name of a split", hint="rename the file")
     if file.stem != split or not file.is_file():  # a split is a name, not a path
+        message = f"{paths.annotations}: there is no such split: {split}"
         there = splits_on_disk(paths)
+        if not there:
+            raise NoDataset(message, nearby_dataset(paths))
         stem = Path(split).stem
-        hint = f"there are: {', '.join(there)}" if there else near_dataset(paths)
-        raise DatasetError(
-            f"{paths.annotations}: there is no such split: {split}",
-            hint=f"a split is a name, not a file: --split {stem}" if stem in there else hint,
-        )
+        hint = f"a split is a name, not a file: {stem}" if stem in there else f"there are: {', '.join(there)}"
+        raise DatasetError(message, hint=hint)
     return file
 
 
-def near_dataset(paths: DatasetPaths) -> str:
-    """Where a dataset lies whose data folder was named one level too high or too deep, or how to make one."""
+def nearby_dataset(paths: DatasetPaths) -> Path | None:
+    """The data folder of a dataset, where the one that was named is one level too high or too deep."""
     named = paths.data_dir
     with suppress(OSError):  # of a folder that must not be looked into
         for folder in (*named.parents, *sorted(named.glob("*"))):
             if DatasetPaths.below(folder).split("train").is_file():
-                return as_typed("--data-dir", folder) + " is where a dataset lies"
-    return "make it with: mmfw convert --zip ARCHIVE, or name its folder with --data-dir"
+                return folder
+    return None
 
 
 def labels_of(rows: Iterable[Row]) -> list[int] | None:
@@ -190,9 +189,7 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     val = next((split for split in _VAL if split in there), None)
     if "train" not in there or val is None:
         what = "train.jsonl" if "train" not in there else "validation split (dev_unseen, dev_seen or dev)"
-        raise DatasetError(
-            f"{paths.annotations}: there is no {what}", hint="convert the dataset: mmfw convert --zip ARCHIVE"
-        )
+        raise NoDataset(f"{paths.annotations}: there is no {what}", nearby_dataset(paths))
     return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
 
 

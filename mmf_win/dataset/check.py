@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import DatasetError
+from mmf_win.errors import MissingImages
 
 _NAMES_SHOWN = 3
 
@@ -78,10 +78,9 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
         shown = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
-        raise DatasetError(
+        raise MissingImages(
             f"{source}: images are missing: {', '.join(counts)} ({shown})",
-            hint=other_name(names, images)
-            or "get a complete copy, or leave these memes out with --allow-missing",
+            hint=other_name(names, images) or "get a complete copy",
         )
 
 

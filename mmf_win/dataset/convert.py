@@ -21,7 +21,7 @@ from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import DataError, DatasetError
+from mmf_win.errors import AlreadyThere, DataError
 from mmf_win.integrity import Manifest, Source
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.unpacking.extract import install, make_manifest
@@ -157,10 +157,7 @@ def _annotations_before(paths: DatasetPaths, manifest: Manifest | None) -> list[
 
 def _require_empty(paths: DatasetPaths) -> None:
     if _splits_of_a_release(paths) or (paths.images / "img").exists():
-        raise DatasetError(
-            f"{paths.root}: there is a dataset already that was not made from this archive",
-            hint="--force replaces its images and annotations; --data-dir chooses another folder",
-        )
+        raise AlreadyThere(f"{paths.root}: there is a dataset already that was not made from this archive")
 
 
 def _splits_of_a_release(paths: DatasetPaths) -> list[str]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmf_win.archives import Ask
-from mmf_win.errors import ArchiveError, DatasetError
+from mmf_win.errors import AlreadyThere, ArchiveError, DatasetError, NoFeatures
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import Entry, Manifest, verify
 from mmf_win.paths import Places
@@ -85,10 +85,7 @@ def find_lmdb(path: Path) -> Path:
         raise DatasetError(f"{path}: there are several LMDBs in it", hint=f"name one, such as {found[0]}")
     lmdb = next(iter(found), None)
     if lmdb is None:
-        raise DatasetError(
-            f"{path}: there is no LMDB of region features",
-            hint="`mmfw features add FOLDER --output LMDB` makes one",
-        )
+        raise NoFeatures(f"{path}: there is no LMDB of region features")
     if lmdb.suffix != ".lmdb" or "," in str(lmdb):
         raise DatasetError(
             f"{lmdb}: MMF takes only a folder whose name ends in .lmdb, and no comma in its path",
@@ -113,10 +110,7 @@ def _require_same(archive: Path, features: Path, expected_sha256: str | None) ->
             return
     elif manifest.source is not None and manifest.source.is_same(archive):
         return
-    raise DatasetError(
-        f"{features / _DATA}: there are features already that were not made from this archive",
-        hint="--force replaces them; --data-dir chooses another folder",
-    )
+    raise AlreadyThere(f"{features / _DATA}: there are features already that were not made from this archive")
 
 
 def _require_data(archive: Path, files: Mapping[str, Entry]) -> None:

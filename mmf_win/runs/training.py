@@ -7,8 +7,8 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from mmf_win.dataset.annotations import choose_splits, near_dataset
-from mmf_win.errors import DatasetError, UnknownConfiguration, UsageError
+from mmf_win.dataset.annotations import choose_splits, nearby_dataset
+from mmf_win.errors import NoDataset, UnknownConfiguration, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import checkpoints, fits, history, needs, plan, presets, zoo_weights
@@ -147,9 +147,8 @@ def _of_preset(asked: RunRequest, places: Places) -> RunRequest:
 
 def _require_dataset(places: Places) -> None:
     if not places.dataset.split("train").is_file():
-        raise DatasetError(
-            f"there is no Hateful Memes dataset in {places.data_dir}",
-            hint=near_dataset(places.dataset),
+        raise NoDataset(
+            f"there is no Hateful Memes dataset in {places.data_dir}", nearby_dataset(places.dataset)
         )
 
 

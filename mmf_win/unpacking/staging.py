@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -24,11 +25,13 @@ from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
 
-from mmf_win.console import Progress, say, size
-from mmf_win.errors import ResourceError, UsageError
+from mmf_win.console import Progress, size
+from mmf_win.errors import NoDrive, NoRoom, UsageError
 from mmf_win.files import free_space, rename
 from mmf_win.integrity import LOCK
 from mmf_win.locking import locked
+
+_log = logging.getLogger(__name__)
 
 _RESERVE = 64 << 20
 _FLUSHED_AT_ONCE = 8
@@ -122,7 +125,7 @@ def _lock(root: Path, stack: ExitStack, wait: bool) -> None:
         what = f"{root}: another mmfw is at work here"
         if not wait:
             raise UsageError(what, hint="wait until it has finished") from None
-        say(f"{what}; waiting for it to finish")
+        _log.info("%s; waiting for it to finish", what)
         stack.enter_context(locked(path, patience=inf))
 
 
@@ -228,13 +231,11 @@ def require_space(folder: Path, needed: int) -> None:
     """
     free = free_space(folder)
     if free is None:
-        raise UsageError(
-            f"{folder}: there is no drive {folder.anchor}", hint="choose another with --data-dir"
-        )
+        raise NoDrive(f"{folder}: there is no drive {folder.anchor}")
     if free < needed + _RESERVE:
-        raise ResourceError(
+        raise NoRoom(
             f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free",
-            hint="free some space, or choose a folder on another disk with --data-dir",
+            hint="free some space",
         )
 
 

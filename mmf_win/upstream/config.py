@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import BrokenMmf, UsageError
 from mmf_win.paths import Places, no_datasets
 from mmf_win.upstream.overrides import assign
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
@@ -136,7 +136,7 @@ def _load(root: Path, path: Path) -> Any:
     try:
         own: Any = OmegaConf.load(path)
     except OSError as error:
-        raise MmfError(f"{path} cannot be read: {error.strerror}", hint="mmfw setup") from None
+        raise BrokenMmf(f"{path} cannot be read: {error.strerror}") from None
     included = []
     for name in own.pop("includes", None) or []:
         of_mmf = follow_text_links(root / "mmf" / name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import http
 import http.client
+import logging
 import math
 import os
 import re
@@ -25,11 +26,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from mmf_win import __version__
-from mmf_win.console import Progress, say, size
+from mmf_win.console import Progress, size
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.integrity import file_digest
 from mmf_win.locking import locked
+
+_log = logging.getLogger(__name__)
 
 PAUSE = 2.0
 """Seconds before the second attempt; twice as long before each further one that brought nothing."""
@@ -67,7 +70,7 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
         raise UsageError(f"{url}: not a URL of http or https")
     lock = target.with_name(f".{target.name}.lock")
     waiting = f"another mmfw is downloading {target.name}; waiting for it"
-    with locked(lock, math.inf, lambda: say(waiting)):
+    with locked(lock, math.inf, lambda: _log.info(waiting)):
         if sha256 is not None and target.is_file():
             there = file_digest(target).hex()
             if there.startswith(sha256):
@@ -75,7 +78,7 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
         part = _Part(target, url, sha256)
         found = part.fetch(title, attempts)
         if not found.startswith(sha256 or "") and part.continued:
-            say(f"{title}: what an earlier download had left does not fit; starting over")
+            _log.info("%s: what an earlier download had left does not fit; starting over", title)
             part.discard()
             found = part.fetch(title, attempts)
         if not found.startswith(sha256 or ""):

@@ -15,6 +15,7 @@ among them) can no longer be met and must not meet pip's resolver.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import shutil
 import sys
@@ -26,13 +27,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from mmf_win.console import say
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import BrokenMmf, MmfError, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import tool_home
 from mmf_win.upstream.sources import SOURCES, Source
 from mmf_win.upstream.versions import read_version
+
+_log = logging.getLogger(__name__)
 
 Origin = Literal["pypi", "github", "path", "environment"]
 
@@ -67,9 +69,9 @@ def find() -> Installed:
     """
     installed = chosen() or _importable()
     if installed is None:
-        raise MmfError("MMF is not installed", hint="run `mmfw setup`")
+        raise BrokenMmf("MMF is not installed")
     if not _holds_mmf(installed.root):
-        raise MmfError(f"the MMF in {installed.root} is incomplete", hint=_cure(installed))
+        raise _incomplete(installed)
     return installed
 
 
@@ -115,7 +117,7 @@ def chosen() -> Installed | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise MmfError(f"{_note()} cannot be read: {error}", hint="run `mmfw setup --mmf pypi`") from error
+        raise BrokenMmf(f"{_note()} cannot be read: {error}", origin="pypi") from error
 
 
 def was_set_up() -> bool:
@@ -154,7 +156,7 @@ def adopt(checkout: Path) -> Installed:
     """
     root = checkout.expanduser().resolve()
     if not root.is_dir():
-        raise UsageError(f"there is no folder {checkout}", hint="--mmf takes pypi, github or a folder")
+        raise UsageError(f"there is no folder {checkout}", hint="give pypi, github or a folder")
     if not _holds_mmf(root):
         raise UsageError(
             f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
@@ -194,7 +196,7 @@ def _replace(root: Path, source: Source) -> None:
         if damage := next(source.differences(new), None):
             raise MmfError(
                 f"MMF {source.version} did not arrive whole ({damage})",
-                hint="run `mmfw setup` again; if that does not help, suspect the disk or a virus scanner",
+                hint="try again; if that does not help, suspect the disk or a virus scanner",
             )
         with ExitStack() as undo:
             if root.exists():
@@ -225,10 +227,11 @@ def _holds_mmf(root: Path) -> bool:
     return (root / "mmf" / "version.py").is_file() and (root / "mmf_cli" / "run.py").is_file()
 
 
-def _cure(installed: Installed) -> str:
+def _incomplete(installed: Installed) -> BrokenMmf:
+    message = f"the MMF in {installed.root} is incomplete"
     if installed.source == "path":
-        return f"bring {installed.root} back, or run `mmfw setup --mmf pypi`"
-    return "run `mmfw setup`"
+        return BrokenMmf(message, hint=f"bring {installed.root} back", origin="pypi")
+    return BrokenMmf(message)
 
 
 def _home() -> Path:
@@ -240,7 +243,7 @@ def _alone() -> Iterator[None]:
     """Let no other process change what is in force during the block."""
 
     def waiting() -> None:
-        say(f"another mmfw is at work in {_home()}; waiting for it …")
+        _log.info("another mmfw is at work in %s; waiting for it", _home())
 
     with locked(_writable_home() / "lock", math.inf, waiting):
         yield

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mmf_win.console import as_typed
-from mmf_win.errors import UsageError
+from mmf_win.errors import UnknownKey, UsageError
 from mmf_win.upstream.versions import versions_with
 
 _FIELD = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
@@ -49,7 +49,7 @@ def assign(config: Any, words: Sequence[str], *, version: str, has_user_dir: boo
         try:
             OmegaConf.from_dotlist([word])  # MMF reads each as YAML, too
             _assign(config, word, _decoded(value), version)
-        except _Unknown:
+        except UnknownKey:
             if not (has_user_dir and key.startswith(("model_config.", "dataset_config."))):
                 raise
             OmegaConf.update(config, key, _decoded(value), force_add=True)
@@ -57,10 +57,6 @@ def assign(config: Any, words: Sequence[str], *, version: str, has_user_dir: boo
             reason = " ".join(str(error).split())
             quoted = as_typed(f"{key}={value!r}")
             raise UsageError(f"{word}: not a value that MMF can read ({reason})", hint=quoted) from None
-
-
-class _Unknown(UsageError):
-    """The configuration has no such key."""
 
 
 def _assign(config: Any, word: str, value: Any, version: str) -> None:
@@ -157,12 +153,11 @@ def _group(word: str, key: str, group: Mapping[str, Any]) -> UsageError:
     )
 
 
-def _unknown(config: Any, key: str, version: str) -> _Unknown:
+def _unknown(config: Any, key: str, version: str) -> UnknownKey:
     message = f"MMF {version} has no key {key}"
     others = [other for other in versions_with(key) if other != version]
     if others:
-        github = "mmfw setup --mmf github" if others == ["1.0.0rc12"] else "mmfw setup --mmf pypi"
-        return _Unknown(f"{message}; {others[0]} has", hint=github)
+        return UnknownKey(f"{message}; {others[0]} has", version=others[0])
     known = list(_leaves(config))
     name = key.rpartition(".")[2]
     near = [other for other in known if other.rpartition(".")[2] == name]
@@ -171,7 +166,7 @@ def _unknown(config: Any, key: str, version: str) -> _Unknown:
     hints = [f"did you mean {meant}?"] if meant else []
     if not meant or any(other.startswith(f"{key.rpartition('.')[0]}.") for other in known):
         hints.append(_in_a_preset(key))
-    return _Unknown(message, hint=" ".join(hints))
+    return UnknownKey(message, hint=" ".join(hints))
 
 
 def _in_a_preset(key: str) -> str:

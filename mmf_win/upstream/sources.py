@@ -8,6 +8,7 @@ other files; GitHub may pack its archives anew at any time, so there the id of g
 from __future__ import annotations
 
 import gzip
+import logging
 import subprocess
 import sys
 import tarfile
@@ -18,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-from mmf_win.console import say
-from mmf_win.errors import MmfError
+from mmf_win.errors import MmfError, PipFailed
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import Difference, differences, file_digest
 from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, file_blob_id, tree_id
 from mmf_win.integrity.wheel_record import read_record, record_identity
 from mmf_win.paths import is_portable
 from mmf_win.upstream.download import download
+
+_log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -80,12 +82,12 @@ class PypiWheel:
 
     def fetch(self, root: Path, scratch: Path) -> None:
         """Download the wheel by pip, check its hash and unpack it."""
-        say(f"Getting MMF {self.version} by pip.")
+        _log.info("Getting MMF %s by pip.", self.version)
         wheel = self._download(scratch)
         if file_digest(wheel).hex() != self.wheel_sha256:
-            raise MmfError(
+            raise PipFailed(
                 f"{wheel.name} is not the wheel that PyPI publishes",
-                hint="check which index pip uses (`pip config list`), then run `mmfw setup` again",
+                hint="check which index pip uses (`pip config list`)",
             )
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(root)
@@ -118,14 +120,10 @@ class PypiWheel:
         if done.returncode == 0 and wheels:
             return wheels[0]
         if "No module named pip" in done.stdout:
-            raise MmfError(
-                f"{sys.executable} has no pip",
-                hint="run `python -m ensurepip`, or take `mmfw setup --mmf github`, which does without",
-            )
+            raise PipFailed(f"{sys.executable} has no pip", hint="run `python -m ensurepip`")
         said = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-10:])
-        raise MmfError(
-            f"pip cannot download mmf=={self.version}:\n{said}",
-            hint="check the connection and pip's index, or take `mmfw setup --mmf github`",
+        raise PipFailed(
+            f"pip cannot download mmf=={self.version}:\n{said}", hint="check the connection and pip's index"
         )
 
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
-from mmf_win.errors import MmfError
+from mmf_win.errors import BrokenMmf, MmfError
 
 # Linux gives up after as many, https://man7.org/linux/man-pages/man7/path_resolution.7.html
 _MAX_LINKS = 40
@@ -69,9 +69,9 @@ def has_key(version: str, key: str) -> bool:
         MmfError: mmfw does not know that version.
     """
     if version not in ONLY_IN:
-        raise MmfError(
+        raise BrokenMmf(
             f"MMF {version} is unknown to mmfw, which works with {' and '.join(ONLY_IN)}",
-            hint="mmfw setup --mmf pypi",
+            origin="pypi",
         )
     return version in versions_with(key)
 
@@ -88,7 +88,7 @@ def read_version(root: Path) -> str:
     path = root / "mmf" / "version.py"
     match = re.search(r'^__version__ = "([^"]+)"', _read(path), re.MULTILINE)
     if match is None:
-        raise MmfError(f"no version can be found in {path}", hint="mmfw setup")
+        raise BrokenMmf(f"no version can be found in {path}")
     return match[1]
 
 
@@ -106,7 +106,7 @@ def dataset_version(root: Path) -> str | float:
     path = follow_text_links(root / "mmf" / "configs" / "zoo" / "datasets.yaml")
     version = OmegaConf.select(OmegaConf.create(_read(path)), "hateful_memes.defaults.version")
     if version is None:
-        raise MmfError(f"{path} lists no Hateful Memes dataset", hint="mmfw setup")
+        raise BrokenMmf(f"{path} lists no Hateful Memes dataset")
     return version if isinstance(version, float) else str(version)
 
 
@@ -152,7 +152,7 @@ def follow_text_links(path: Path) -> Path:
         if link is None or target is None:
             return here
         here = Path(os.path.normpath(link.parent / target / here.relative_to(link)))
-    raise MmfError(f"the links from {path} lead in a circle", hint="mmfw setup")
+    raise BrokenMmf(f"the links from {path} lead in a circle")
 
 
 def _link_target(path: Path) -> str | None:
@@ -178,4 +178,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise MmfError(f"{path} cannot be read: {error.strerror}", hint="mmfw setup") from error
+        raise BrokenMmf(f"{path} cannot be read: {error.strerror}") from error

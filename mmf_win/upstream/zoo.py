@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import BrokenMmf, UsageError
 from mmf_win.paths import Places, is_portable
 from mmf_win.upstream.versions import follow_text_links
 
@@ -134,7 +134,7 @@ def _load(root: Path, kind: str, chosen: str | None) -> Any:
         problem = f"{path}: not valid YAML ({' '.join(str(error).split())})"
     if chosen:
         raise UsageError(problem, hint=f"see the variable MMF_{kind.upper().removesuffix('S')}_ZOO")
-    raise MmfError(problem, hint="mmfw setup")
+    raise BrokenMmf(problem)
 
 
 @lru_cache(maxsize=4)  # a listing asks for the same zoos again and again

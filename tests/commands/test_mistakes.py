@@ -71,8 +71,8 @@ def test_a_mistake_is_named_with_the_next_step(
 @pytest.mark.parametrize(
     ("split", "said"),
     [
-        ("test_seen.jsonl", "--split test_seen"),
-        (f"{DEFAULTS}/annotations/test_seen.jsonl", "--split test_seen"),
+        ("test_seen.jsonl", "a name, not a file: test_seen"),
+        (f"{DEFAULTS}/annotations/test_seen.jsonl", "a name, not a file: test_seen"),
         ("tset_seen", "test_seen"),
     ],
 )

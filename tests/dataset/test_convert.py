@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import pytest
 
+from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.dataset.manifest import verify_dataset
@@ -154,7 +155,7 @@ def test_missing_images_are_counted_for_each_split(half: Path, places: Places) -
     ):
         assert part in str(caught.value)
     assert "test_seen" not in str(caught.value)
-    assert "--allow-missing" in (caught.value.hint or "")
+    assert "--allow-missing" in (hint_for(caught.value) or "")
     assert tree(places.data_dir) == {}
 
 
@@ -199,7 +200,7 @@ def test_another_dataset_is_replaced_only_by_force(archive: Path, user_dir: Path
     convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
     with pytest.raises(DatasetError) as caught:
         convert(archive, places, ask=lambda: PASSWORD)
-    assert "--force" in (caught.value.hint or "")
+    assert "--force" in (hint_for(caught.value) or "")
     assert tree(places.dataset.root) == laid_out(old)
 
     convert(archive, places, ask=lambda: PASSWORD, force=True)

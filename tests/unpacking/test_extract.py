@@ -7,6 +7,7 @@ import errno
 import gzip
 import hashlib
 import json
+import logging
 import lzma
 import subprocess
 import sys
@@ -353,12 +354,13 @@ def test_two_at_once_one_works_and_the_other_waits_and_says_so(
         assert first.stdout.readline() == "at work\n"
         said: list[str] = []
 
-        def hear(text: str) -> None:
+        def hear(record: logging.LogRecord) -> bool:
             assert first.stdin is not None
-            said.append(text)
+            said.append(record.getMessage())
             first.stdin.close()  # the first one goes on
+            return True
 
-        monkeypatch.setattr("mmf_win.unpacking.staging.say", hear)
+        monkeypatch.setattr(logging.getLogger("mmf_win.unpacking.staging"), "filters", [hear])
         monkeypatch.setattr(extract_module, "unpack_chosen", None)  # the second one has nothing to do
         manifest = extract_verified(archive, folder)
     assert first.returncode == 0

@@ -115,7 +115,7 @@ def test_a_file_that_changes_between_two_parts_is_fetched_anew(target: Path) -> 
 
 
 def test_a_part_of_another_file_is_noticed_by_the_hash_where_the_server_names_no_versions(
-    target: Path, capsys: pytest.CaptureFixture[str]
+    target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with WebServer.serving(file_bin=b"old" * 100_000) as server:
         server.etags = False
@@ -125,7 +125,7 @@ def test_a_part_of_another_file_is_noticed_by_the_hash_where_the_server_names_no
         server.files["file.bin"] = CONTENT
         fetch(server, target)
     assert target.read_bytes() == CONTENT
-    assert "does not fit; starting over" in capsys.readouterr().err
+    assert "does not fit; starting over" in caplog.text
 
 
 def test_a_part_from_a_server_without_versions_is_not_gone_on_with_unless_a_hash_is_known(

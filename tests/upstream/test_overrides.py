@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from mmf_win.commands.hints import hint_for
 from mmf_win.console import as_typed
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
@@ -151,7 +152,7 @@ def test_what_mmf_refuses_is_refused(root: Path, places: Places, answers: dict[s
         assert isinstance(answers[word], str), word
         with pytest.raises(UsageError) as caught:
             assigned(root, places, word)
-        assert caught.value.hint, word
+        assert hint_for(caught.value), word
 
 
 def test_what_mmf_would_drop_is_refused(root: Path, places: Places, answers: dict[str, Any]) -> None:
@@ -159,7 +160,7 @@ def test_what_mmf_would_drop_is_refused(root: Path, places: Places, answers: dic
         assert not isinstance(answers[word], str), word
         with pytest.raises(UsageError) as caught:
             assigned(root, places, word)
-        assert caught.value.hint, word
+        assert hint_for(caught.value), word
 
 
 def test_no_key_that_mmf_has_is_unknown_here(root: Path, places: Places) -> None:
@@ -191,7 +192,7 @@ def test_keys_of_one_version_alone_are_known() -> None:
 def test_a_key_of_another_version_is_told_so(places: Places, word: str) -> None:
     with pytest.raises(UsageError, match=r"1\.0\.0rc10 has no key .*; 1\.0\.0rc12 has") as caught:
         assigned(find().root, places, word)
-    assert caught.value.hint == "mmfw setup --mmf github"
+    assert hint_for(caught.value) == "run `mmfw setup --mmf github`"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_a_key_of_another_version_is_told_so(places: Places, word: str) -> None:
 def test_a_misspelt_key_names_the_nearest(root: Path, places: Places, word: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         assigned(root, places, word)
-    assert f"did you mean {meant}" in str(caught.value.hint)
+    assert f"did you mean {meant}" in str(hint_for(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_a_misspelt_key_names_the_nearest(root: Path, places: Places, word: str,
 def test_the_hint_says_how_it_is_done(root: Path, places: Places, word: str, hinted: str) -> None:
     with pytest.raises(UsageError) as caught:
         assigned(root, places, word)
-    assert hinted in str(caught.value.hint)
+    assert hinted in str(hint_for(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_the_hint_says_how_it_is_done(root: Path, places: Places, word: str, hin
 def test_the_value_that_a_hint_names_is_taken(root: Path, places: Places, word: str) -> None:
     with pytest.raises(UsageError) as caught:
         assigned(root, places, word)
-    config = assigned(root, places, str(caught.value.hint))
+    config = assigned(root, places, str(hint_for(caught.value)))
     assert OmegaConf.select(config, word.partition("=")[0]) in (True, False, None)
 
 
@@ -252,7 +253,7 @@ def test_a_preset_of_the_users_own_adds_the_key_that_the_hint_puts_there(root: P
     word = "optimizer.params.no_such_key=1"
     with pytest.raises(UsageError) as caught:
         assigned(root, places, word)
-    settings = OmegaConf.create(str(caught.value.hint).partition("settings: ")[2].replace("VALUE", "1"))
+    settings = OmegaConf.create(str(hint_for(caught.value)).partition("settings: ")[2].replace("VALUE", "1"))
     config = merge(
         root, places, model=MMBT[0], config=MMBT[1], settings=OmegaConf.to_container(settings), offline=True
     )
