@@ -1,12 +1,16 @@
-"""Tells what an archive is by its content: names are often wrong, and downloads are often web pages."""
+"""Tells what an archive is by its content: names are often wrong, and downloads are often web pages.
+
+A folder is read as if it were an archive.
+"""
 
 from __future__ import annotations
 
+import os
 import zipfile
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
-from mmf_win.archives.base import Archive, Ask, damaged
-from mmf_win.archives.folder import FolderArchive
+from mmf_win.archives.base import BLOCK, Archive, Ask, Extracted, Member, damaged, with_problems
 from mmf_win.errors import ArchiveError
 from mmf_win.threads import Advance, ignore
 
@@ -80,3 +84,39 @@ def _is_tar(head: bytes) -> bool:
     except tarfile.HeaderError:
         return False
     return True
+
+
+class FolderArchive(Archive):
+    """The files under a folder. Links are followed: whoever has the folder has made them himself."""
+
+    format = "folder"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.members = with_problems(
+            Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in _files(path)
+        )
+
+    def _extract(
+        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
+    ) -> Generator[Extracted, None, None]:
+        for name, (member, target) in wanted.items():
+            yield self._write(member, target, _blocks(self.path / name), progress)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    seen: set[str] = set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        folders.sort()
+        real = os.path.realpath(here)
+        if real in seen:  # a link to a folder above would never end
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (file for name in sorted(files) if (file := Path(here, name)).is_file())
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        while block := opened.read(BLOCK):
+            yield block

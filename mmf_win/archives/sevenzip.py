@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -51,6 +52,19 @@ def _each_key_once() -> Iterator[None]:
         py7zr.compressor.calculate_key = calculate_key
 
 
+@dataclass(frozen=True)
+class SevenZipMember(Member):
+    """A file in a 7z.
+
+    Attributes:
+        raw_name: how the archive spells its name.
+        stream: which compressed stream it is in.
+    """
+
+    raw_name: str = field(kw_only=True)
+    stream: int = field(kw_only=True)
+
+
 class SevenZipArchive(Archive):
     """A 7z file. Many members share a compressed stream, which is read from its beginning each time.
 
@@ -61,9 +75,6 @@ class SevenZipArchive(Archive):
 
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         super().__init__(path, ask)
-        self._raw_names: dict[str, str] = {}
-        self._streams: dict[str, int] = {}
-        self._cheapest: Member | None = None
         with path.open("rb") as file, _each_key_once():
             try:
                 opened = self._open(file)
@@ -74,7 +85,9 @@ class SevenZipArchive(Archive):
                     opened = self._open(file)
                 except ArchiveError:
                     raise wrong_password(path) from None
-            self.members = with_problems(self._list(opened))
+            members = with_problems(self._list(opened))
+        self.members: Sequence[SevenZipMember] = members
+        self._by_name = {member.name: member for member in members}
 
     def _open(self, file: IO[bytes]) -> Any:
         # A file object, not a path: py7zr would unpack a path in threads of its own.
@@ -83,42 +96,38 @@ class SevenZipArchive(Archive):
         except PasswordRequired:
             raise
         except Exception as error:  # on nonsense py7zr's parser fails with whatever it stumbles over
-            raise self._error(f"not a whole 7z: {error}") from error
+            raise self._error(f"not a valid 7z: {error}") from error
 
-    def _list(self, archive: Any) -> Iterator[Member]:
-        tried = set()
+    def _list(self, archive: Any) -> Iterator[SevenZipMember]:
         for file in archive.files:
             if file.is_directory:
                 continue
             stream = None if file.emptystream else file.folder
             methods = set() if stream is None else {coder["method"] for coder in stream.coders}
-            encrypted = _AES in methods
             problem = "it is a link" if file.is_symlink or file.is_junction else None
             if _PPMD in methods:  # pyppmd 1.3 ends the whole process on damage, or on a wrong password
                 problem = "it is compressed by PPMd, whose decoder may crash; pack it anew by LZMA2"
-            member = Member(
+            yield SevenZipMember(
                 self._safe_name(file.filename),
                 file.uncompressed,
-                encrypted,
+                _AES in methods,
                 file.crc32,
                 problem,
+                raw_name=file.filename,
+                stream=id(stream),
             )
-            self._raw_names[member.name] = file.filename
-            self._streams[member.name] = id(stream)
-            if (
-                encrypted and not problem and id(stream) not in tried
-            ):  # only the first of a stream can be read cheaply
-                tried.add(id(stream))
-                if self._cheapest is None or member.size < self._cheapest.size:
-                    self._cheapest = member
-            yield member
 
     def _password_fits(self) -> bool:
-        if self._cheapest is None:  # nothing of it will be extracted
+        first: dict[int, SevenZipMember] = {}  # only the first of a stream can be read cheaply
+        for member in self.members:
+            if member.encrypted and not member.problem:
+                first.setdefault(member.stream, member)
+        if not first:  # nothing of it will be extracted
             return True
+        cheapest = min(first.values(), key=lambda member: member.size)
         try:
             with _each_key_once():
-                self._unpack([self._cheapest.name], lambda _: _Sink(lambda block: None))
+                self._unpack([cheapest.name], lambda _: _Sink(lambda block: None))
         except Exception as error:
             if not _is_damage(error):
                 raise
@@ -129,8 +138,8 @@ class SevenZipArchive(Archive):
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
         by_stream: dict[int, list[Member]] = defaultdict(list)
-        for member, _ in wanted.values():
-            by_stream[self._streams[member.name]].append(member)
+        for name, (member, _) in wanted.items():
+            by_stream[self._by_name[name].stream].append(member)
         size = sum(member.size for member, _ in wanted.values())
         count = max(1, min(worker_count(), size // _SMALLEST_SHARE))
         shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
@@ -143,16 +152,30 @@ class SevenZipArchive(Archive):
         self, wanted: Mapping[str, tuple[Member, Path]], group: ThreadGroup[Extracted]
     ) -> None:
         """A thread's work."""
-        with closing(_Outputs(self.path, wanted, group)) as outputs:
-            try:
-                self._unpack(wanted, outputs.next)
-                outputs.finish()
-            except CrcError as error:
-                raise self._error("its checksum (CRC-32) is wrong", error.args[2]) from error
-            except Exception as error:
-                if not _is_damage(error):
-                    raise
-                raise self._error(f"damaged: {error}") from error
+        current: Output | None = None
+
+        def finish_current() -> None:
+            if current is not None:
+                group.report(current.finish())
+
+        def open_next(name: str) -> Py7zIO:
+            nonlocal current
+            finish_current()
+            current = Output(self.path, *wanted[name], group.advance)
+            return _Sink(current.write)
+
+        try:
+            self._unpack(wanted, open_next)
+            finish_current()
+        except CrcError as error:
+            raise self._error("its checksum (CRC-32) is wrong", error.args[2]) from error
+        except Exception as error:
+            if not _is_damage(error):
+                raise
+            raise self._error(f"damaged: {error}") from error
+        finally:
+            if current is not None:
+                current.close()
 
     def _unpack(self, names: Iterable[str], into: Callable[[str], Py7zIO]) -> None:
         """One pass over the archive; ``into`` is asked for each member's writer when its turn comes."""
@@ -161,7 +184,7 @@ class SevenZipArchive(Archive):
             # written to this empty one; it keeps that judgement from depending on the user's folders.
             root = Path(nowhere).resolve()
             factory = _Factory(lambda joined: into(safe_name(Path(joined).relative_to(root).as_posix())))
-            targets = {self._raw_names[name] for name in names}
+            targets = {self._by_name[name].raw_name for name in names}
             with self._open(file) as archive:
                 archive.extract(path=root, targets=targets, factory=factory)
 
@@ -172,30 +195,6 @@ def _is_damage(error: Exception) -> bool:
     For bz2, damage is an OSError; unlike those of the system it has no number.
     """
     return not isinstance(error, (MmfwError, MemoryError)) and getattr(error, "errno", None) is None
-
-
-class _Outputs:
-    """Opens each member's output when its turn comes, and finishes the one before."""
-
-    def __init__(
-        self, archive: Path, wanted: Mapping[str, tuple[Member, Path]], group: ThreadGroup[Extracted]
-    ) -> None:
-        self._archive, self._wanted, self._group = archive, wanted, group
-        self._current: Output | None = None
-
-    def next(self, name: str) -> Py7zIO:
-        self.finish()
-        self._current = Output(self._archive, *self._wanted[name], self._group.advance)
-        return _Sink(self._current.write)
-
-    def finish(self) -> None:
-        if self._current is not None:
-            self._group.report(self._current.finish())
-            self._current = None
-
-    def close(self) -> None:
-        if self._current is not None:
-            self._current.close()
 
 
 class _Factory(WriterFactory):  # type: ignore[misc]  # py7zr has no types for us

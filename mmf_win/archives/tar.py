@@ -8,7 +8,7 @@ import lzma
 import os
 import tarfile
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -29,7 +29,7 @@ _OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
 T = TypeVar("T")
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
-_READ_WHOLE = (
+_READ_AT_ONCE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
@@ -143,27 +143,27 @@ class TarArchive(Archive):
         with self.path.open("rb") as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:
             yield from (self._member(info) for info in tar if not info.isdir())
             file.seek(tar.offset)
-            # tarfile takes one that was cut off at a header for whole.
+            # tarfile takes one that was cut off at a header for complete.
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise self._error("not a whole tar: its end is missing")
+                raise self._error("not a valid tar: its end is missing")
 
     def _extract(
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
         left = len(wanted)
-        with self._damage_told(), self._streamed(ignore, None) as (tar, forward, _):
-            for info in tar:
+        with (
+            self._damage_told(),
+            closing(self._pass(lambda member: wanted.get(member.name), ignore, None)) as chosen,
+        ):
+            for _, (member, target), _, content in chosen:
+                yield self._write(member, target, content, progress)
+                left -= 1
                 if not left:
                     return
-                if info.isdir() or (name := self._safe_name(info.name)) not in wanted:
-                    continue
-                member, target = wanted[name]
-                yield self._write(member, target, _blocks(tar, forward, info), progress)
-                left -= 1
 
     def _pass(
         self, choose: Callable[[Member], T | None], progress: Advance, digest: Digest | None
-    ) -> Iterator[tuple[Member, T, float, Iterator[bytes | memoryview]]]:
+    ) -> Generator[tuple[Member, T, float, Iterator[bytes | memoryview]], None, None]:
         """Each chosen member, what it was chosen for, its time and its content.
 
         The content must be used before the next member is asked for.
@@ -206,9 +206,9 @@ class TarArchive(Archive):
                 last = forward.last_read
                 while forward.take(BLOCK):
                     pass
-                # tarfile takes one that was cut off or damaged at a header for whole.
+                # tarfile takes one that was cut off or damaged at a header for complete.
                 if last != bytes(tarfile.BLOCKSIZE):
-                    raise self._error(f"not a whole {self.format}: its end is missing")
+                    raise self._error(f"not a valid {self.format}: its end is missing")
 
             yield tar, forward, finish
 
@@ -221,7 +221,7 @@ class TarArchive(Archive):
             if getattr(error, "errno", None) is not None:
                 raise
             self._require_unchanged()
-            raise self._error(f"not a whole {self.format}: {error}") from error
+            raise self._error(f"not a valid {self.format}: {error}") from error
 
 
 class _Info(tarfile.TarInfo):
@@ -229,7 +229,7 @@ class _Info(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo | None:
         """Where tarfile wants subclasses to say how a type of member is read."""
-        if self.type in _READ_WHOLE and self.size > _MOST_HEADER:
+        if self.type in _READ_AT_ONCE and self.size > _MOST_HEADER:
             raise tarfile.ReadError(f"a header of {self.size} bytes, which no member needs")
         return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
 

@@ -108,7 +108,7 @@ def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
             ends = [*(info.header_offset for info in infos), archive.start_dir][1:]
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise ArchiveError(
-            f"{path}: not a whole zip: {error}",
+            f"{path}: not a valid zip: {error}",
             hint="the file may be incomplete or one part of several; get it again",
         ) from error
     for info, end in zip(infos, ends, strict=True):

@@ -60,10 +60,10 @@ def test_the_content_decides_not_the_suffix(write: object, expected: str, user_d
         (b"just text", "not an archive"),
         (b"\n<!DOCTYPE html><html>please log in", "web page"),
         (bytes(2048), "not an archive"),
-        (b"PK\x03\x04" + bytes(500), "not a whole zip"),
-        (b"7z\xbc\xaf\x27\x1c" + bytes(500), "not a whole 7z"),
-        (b"\x1f\x8b" + bytes(500), "not a whole tar.gz"),
-        (gzip.compress(b"a text that is no tar", mtime=0), "not a whole tar.gz"),
+        (b"PK\x03\x04" + bytes(500), "not a valid zip"),
+        (b"7z\xbc\xaf\x27\x1c" + bytes(500), "not a valid 7z"),
+        (b"\x1f\x8b" + bytes(500), "not a valid tar.gz"),
+        (gzip.compress(b"a text that is no tar", mtime=0), "not a valid tar.gz"),
     ],
 )
 def test_what_is_no_archive_is_said_so(content: bytes, reason: str, user_dir: Path) -> None:

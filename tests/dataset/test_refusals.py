@@ -68,7 +68,7 @@ def test_a_truncated_archive_inside_is_told_by_the_users_own_names(user_dir: Pat
     path = encrypted_zip(user_dir / "a.zip", files)
     with pytest.raises(ArchiveError) as caught:
         convert(path, places, ask=lambda: PASSWORD)
-    assert str(caught.value).startswith(f"{path}: member hateful_memes/img.tar.gz: not a whole tar.gz")
+    assert str(caught.value).startswith(f"{path}: member hateful_memes/img.tar.gz: not a valid tar.gz")
     assert tree(places.data_dir) == {}
 
 
