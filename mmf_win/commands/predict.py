@@ -11,11 +11,10 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
-from mmf_win.results.ensemble import KINDS
+from mmf_win.results.probabilities import KINDS
 
 if TYPE_CHECKING:
-    from mmf_win.results.members import Member
-    from mmf_win.results.prediction import Result
+    from mmf_win.results.prediction import Result, RunCheckpoint
 
 
 @click.command(
@@ -137,7 +136,7 @@ def command(
     from mmf_win.dataset.annotations import require_split
     from mmf_win.dataset.features import find_lmdb
     from mmf_win.paths import Places
-    from mmf_win.results import members, prediction
+    from mmf_win.results import prediction
     from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, require_predictable, split_runs
     from mmf_win.runs.published import splits_of_paper
     from mmf_win.runs.zoo_weights import run_of
@@ -160,12 +159,12 @@ def command(
         for name in split:  # before a long download
             require_split(places.dataset, name)
         run = run_of(published, places, source, without_dataset=bool(memes or image))
-        chosen_members = [members.Member(run, run.checkpoints / "best.ckpt")]
+        chosen_members = [prediction.RunCheckpoint(run, run.checkpoints / "best.ckpt")]
     elif source is not None:
         raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")
     else:
-        chosen_members = members.choose(save, runs, checkpoint or ("best",))
-    chosen = prediction.Options(
+        chosen_members = prediction.choose_checkpoints(save, runs, checkpoint or ("best",))
+    chosen = prediction.PredictionOptions(
         splits=split,
         memes=memes[0] if memes else None,
         features=find_lmdb(features) if features else None,
@@ -219,7 +218,7 @@ def _require_one_kind(
 
 
 def _print_probas(
-    probas: Sequence[float], chosen: Sequence[Member], ensemble: str | None, as_json: bool
+    probas: Sequence[float], chosen: Sequence[RunCheckpoint], ensemble: str | None, as_json: bool
 ) -> None:
     """One probability a line, or a JSON object each."""
     whose = [[member] for member in chosen] if ensemble is None else [chosen]

@@ -132,7 +132,7 @@ def calibration_error(labels: Sequence[int], probas: Sequence[float], bins: int 
 
 
 @dataclass(frozen=True)
-class Difference:
+class AurocDifference:
     """How much better one prediction of the same rows is than another.
 
     Attributes:
@@ -154,7 +154,7 @@ def auroc_difference(
     *,
     samples: int = SAMPLES,
     seed: int = 0,
-) -> Difference | None:
+) -> AurocDifference | None:
     """Compare the AUROC of two predictions by a paired bootstrap: both are scored on the same draws.
 
     Args:
@@ -177,7 +177,7 @@ def auroc_difference(
     # One is added to both counts: a p-value of 0 cannot be shown by any number of draws.
     tail = (min(np.sum(drawn <= 0), np.sum(drawn >= 0)) + 1) / (samples + 1)
     value = float(sklearn.roc_auc_score(y, p) - sklearn.roc_auc_score(y, q))
-    return Difference(value, *_ends(drawn), p=float(min(1.0, 2 * tail)))
+    return AurocDifference(value, *_ends(drawn), p=float(min(1.0, 2 * tail)))
 
 
 def _arrays(labels: Sequence[int], probas: Sequence[float]) -> tuple[npt.NDArray[np.int64], Floats]:

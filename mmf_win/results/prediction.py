@@ -24,13 +24,31 @@ from mmf_win.files import write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places, new_folder
 from mmf_win.protocol import read_events
-from mmf_win.results import ensemble, record
-from mmf_win.results.members import Member
-from mmf_win.results.threshold import DEFAULT, best_accuracy, label
-from mmf_win.runs import predicting
+from mmf_win.results import probabilities, record
+from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
+from mmf_win.runs import checkpoints, history, predicting
 from mmf_win.runs.attempts import Display, silent
+from mmf_win.runs.folder import Run
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """The checkpoint that predicts.
+
+    Attributes:
+        run: knows the model's configuration.
+        checkpoint: the weights, which may be another run's.
+    """
+
+    run: Run
+    checkpoint: Path
+
+    @property
+    def name(self) -> str:
+        """What the user reads."""
+        return f"{self.checkpoint.name} of run {self.run.id}"
 
 
 @dataclass(frozen=True)
@@ -51,14 +69,14 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Options:
+class PredictionOptions:
     """What the user chose.
 
     Attributes:
         splits: annotation files' stems; none for the test split of the first run.
         memes: a table of own memes to predict instead of splits.
         features: an LMDB of region features to read instead of the dataset's.
-        kind: how to blend, a key of :data:`~mmf_win.results.ensemble.KINDS`; None not to.
+        kind: how to blend, a key of :data:`~mmf_win.results.probabilities.KINDS`; None not to.
         best_threshold: choose the threshold on the validation split.
         data_dir: MMF's data folder; None for each run's own.
         overrides: the user's ``KEY=VALUE`` words, after those of the run.
@@ -83,7 +101,33 @@ class Options:
     display: Display = silent
 
 
-def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iterator[Result]:
+def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str]) -> list[RunCheckpoint]:
+    """Every wanted checkpoint of every run.
+
+    Args:
+        save_dir: where runs are kept.
+        runs: ids, names or folders. Without any, a checkpoint's path stands for its own run, and ``best`` and
+            ``last`` for the newest.
+        wanted: ``best``, ``last`` or paths.
+
+    Raises:
+        UsageError: there is no such run, or one is named twice.
+        CheckpointError: there is no such checkpoint, or it is broken.
+    """
+    members: list[RunCheckpoint] = []
+    names: Sequence[str | None] = runs or [None]
+    for name in names:
+        for which in wanted:
+            own = None if name else history.owner(Path(which).expanduser().absolute())
+            run = own or history.find(save_dir, name)
+            members.append(RunCheckpoint(run, checkpoints.choose(run, which)))
+    twice = next((member for member in members if members.count(member) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice.name} is named twice")
+    return members
+
+
+def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions) -> Iterator[Result]:
     """The results for each split, or for own memes: of every member, then of the ensemble.
 
     Args:
@@ -111,7 +155,7 @@ def predict(members: Sequence[Member], save_dir: Path, options: Options) -> Iter
 
 
 def predict_one(
-    members: Sequence[Member], save_dir: Path, options: Options, image: Path, text: str
+    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, image: Path, text: str
 ) -> list[float]:
     """The probability that one meme is hateful: of every member, or of the ensemble alone. Leaves no files.
 
@@ -125,7 +169,7 @@ def predict_one(
         target = Target.of_image(image, text, Path(scratch))
         csvs = [Path(scratch, f"{n}.csv") for n, _ in enumerate(members)]
         probas = [team.proba(member, target, csv) for member, csv in zip(members, csvs, strict=True)]
-    return probas if options.kind is None else ensemble.blend(options.kind, [[p] for p in probas])
+    return probas if options.kind is None else probabilities.blend(options.kind, [[p] for p in probas])
 
 
 def _import_metrics() -> None:
@@ -144,10 +188,10 @@ class _Team:
         UsageError: an ensemble of one is asked for.
     """
 
-    members: Sequence[Member]
+    members: Sequence[RunCheckpoint]
     save_dir: Path
-    options: Options
-    _csvs: dict[tuple[Member, str], Path] = field(default_factory=dict)
+    options: PredictionOptions
+    _csvs: dict[tuple[RunCheckpoint, str], Path] = field(default_factory=dict)
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -183,11 +227,11 @@ class _Team:
         if not alone:
             yield self._finished(self._blended_csv(target), self.members, target, blended)
 
-    def proba(self, member: Member, target: Target, csv: Path) -> float:
+    def proba(self, member: RunCheckpoint, target: Target, csv: Path) -> float:
         """The probability of a single meme; ``csv`` is where it is written."""
         return read_predictions(self._csv(member, target, csv))[0].proba
 
-    def _threshold(self, members: Sequence[Member], split: str) -> float:
+    def _threshold(self, members: Sequence[RunCheckpoint], split: str) -> float:
         """The threshold that is best on the validation split.
 
         Raises:
@@ -200,10 +244,10 @@ class _Team:
         return best_accuracy(labels, self._probas(members, target))
 
     def _finished(
-        self, csv: Path, members: Sequence[Member], target: Target, threshold: float | None
+        self, csv: Path, members: Sequence[RunCheckpoint], target: Target, threshold: float | None
     ) -> Result:
         """Label, score and record the predictions in ``csv``."""
-        value = DEFAULT if threshold is None else threshold
+        value = DEFAULT_THRESHOLD if threshold is None else threshold
         predictions = read_predictions(csv)
         labelled = [replace(row, label=label(row.proba, value)) for row in predictions]
         if labelled != predictions:
@@ -236,7 +280,7 @@ class _Team:
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
         return Result(csv, names, target.title, facts)
 
-    def _csv(self, member: Member, target: Target, report: Path | None = None) -> Path:
+    def _csv(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Path:
         """The member's predictions; made when they are first asked for."""
         if (member, target.name) not in self._csvs:
             say(f"predicting {target.title} with {member.name}")
@@ -267,14 +311,14 @@ class _Team:
         write_predictions(csv, [Prediction(row.shown_id, p, label(p)) for row, p in rows])
         return csv
 
-    def _probas(self, members: Sequence[Member], target: Target) -> list[float]:
+    def _probas(self, members: Sequence[RunCheckpoint], target: Target) -> list[float]:
         columns = [[row.proba for row in read_predictions(self._csv(m, target))] for m in members]
-        return columns[0] if self.options.kind is None else ensemble.blend(self.options.kind, columns)
+        return columns[0] if self.options.kind is None else probabilities.blend(self.options.kind, columns)
 
-    def _places(self, member: Member) -> Places:
+    def _places(self, member: RunCheckpoint) -> Places:
         return Places.resolve(self.options.data_dir or Path(member.run.request().data_dir), self.save_dir)
 
-    def _of(self, member: Member, target: Target | str) -> Target:
+    def _of(self, member: RunCheckpoint, target: Target | str) -> Target:
         """The target as a member has it: a split lies in its own data folder."""
         if isinstance(target, Target) and target.is_own:
             return target
@@ -288,7 +332,7 @@ class _Team:
         return self._digests[path]
 
 
-def _versions(member: Member) -> dict[str, str]:
+def _versions(member: RunCheckpoint) -> dict[str, str]:
     """What the worker that predicted said of itself; the members are all predicted with the same."""
     started = [event for event in read_events(member.run.events) if event["kind"] == "run_started"]
     said = started[-1] if started else {}

@@ -28,7 +28,7 @@ from typing import Any
 from mmf_win.dataset.annotations import Row, labels_of
 from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
-from mmf_win.results.ensemble import NO_PROBABILITIES
+from mmf_win.results.probabilities import NO_PROBABILITIES
 
 METRICS = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration_error")
 """In the order of their weight in the challenge."""

@@ -14,8 +14,7 @@ import pytest
 
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
-from mmf_win.results.ensemble import blend
-from mmf_win.results.threshold import best_accuracy
+from mmf_win.results.probabilities import best_accuracy, blend
 from tests.endtoend.conftest import Tool
 
 pytestmark = pytest.mark.torch

@@ -8,13 +8,13 @@ import pytest
 
 from mmf_win.errors import DatasetError
 from mmf_win.results import prediction
-from mmf_win.results.members import Member
+from mmf_win.results.prediction import RunCheckpoint
 from tests.worlds import report_world
 
 
 def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
     world = report_world.make(tmp_path, groups=0)  # draws nothing, so it needs no Pillow
     world.annotate([], "nobody")
-    member = Member(world.run(), tmp_path / "best.ckpt")
+    member = RunCheckpoint(world.run(), tmp_path / "best.ckpt")
     with pytest.raises(DatasetError, match=r"nobody\.jsonl: there are no memes in it"):
-        list(prediction.predict([member], world.save, prediction.Options(splits=["nobody"])))
+        list(prediction.predict([member], world.save, prediction.PredictionOptions(splits=["nobody"])))

@@ -18,8 +18,8 @@ from mmf_win.demo.drawing import Picture, draw  # noqa: E402
 
 
 def alike(files: dict[int, Path]) -> dict[int, int]:
-    with pictures.Comparison(files) as comparison:
-        return comparison.alike()  # type: ignore[no-any-return]
+    with pictures.PictureMatcher(files) as matcher:
+        return matcher.alike()  # type: ignore[no-any-return]
 
 
 def test_a_small_copy_keeps_the_shape(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_pat
             files[id_] = tmp_path / f"{id_}.png"
             files[id_].write_bytes(draw(picture, f"caption {caption} that is long enough for two lines"))
     looked_at: list[None] = []
-    with pictures.Comparison(files) as comparison:
-        found = comparison.alike(lambda: looked_at.append(None))
-    assert len(looked_at) == comparison.work
+    with pictures.PictureMatcher(files) as matcher:
+        found = matcher.alike(lambda: looked_at.append(None))
+    assert len(looked_at) == matcher.work
     assert {id_ - id_ % 10 for id_ in found} == {like - like % 10 for like in found.values()}
     assert all(like == id_ - id_ % 10 for id_, like in found.items()), "nothing else looks alike"
     assert len(found) >= 60, "most of the 80 are found; plain ones are left out"

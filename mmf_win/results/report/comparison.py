@@ -10,9 +10,9 @@ from pathlib import Path
 
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.protocol import read_events
-from mmf_win.results.metrics import SAMPLES, Difference, auroc_difference, measure
+from mmf_win.results.metrics import SAMPLES, AurocDifference, auroc_difference, measure
 from mmf_win.results.report import plots
-from mmf_win.results.report.curves import Curves, read_curves
+from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Scored
 from mmf_win.runs import history
@@ -22,7 +22,7 @@ from mmf_win.runs.request import RunRequest
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedRun:
     """One of the runs.
 
     Attributes:
@@ -36,7 +36,7 @@ class Entry:
 
     run: Run
     request: RunRequest
-    curves: Curves
+    curves: TrainingCurves
     state: str
     best: float | None
     best_on: str | None
@@ -73,11 +73,11 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Group:
+class PresetGroup:
     """The runs of one preset."""
 
     preset: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ComparedRun, ...]
 
     def spread(self, metric: str) -> Spread:
         """Of ``best``, ``auroc`` or ``accuracy``."""
@@ -103,10 +103,10 @@ class Group:
 class Contrast:
     """Two runs on the memes that both predicted."""
 
-    first: Entry
-    second: Entry
+    first: ComparedRun
+    second: ComparedRun
     memes: int
-    difference: Difference | None
+    difference: AurocDifference | None
 
 
 def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: Path) -> Path:
@@ -147,31 +147,31 @@ def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: 
     )
 
 
-def coloured(entries: Sequence[Entry]) -> dict[str, str]:
+def coloured(entries: Sequence[ComparedRun]) -> dict[str, str]:
     """What colours tell apart, each with its role: the presets, or the runs where all are of one preset."""
     presets = dict.fromkeys(entry.group for entry in entries)
     apart = list(presets) if len(presets) > 1 else [entry.run.id for entry in entries]
     return {name: plots.series(n) for n, name in enumerate(apart)}
 
 
-def _colour(entry: Entry, colours: Mapping[str, str]) -> str:
+def _colour(entry: ComparedRun, colours: Mapping[str, str]) -> str:
     return colours.get(entry.run.id) or colours[entry.group]
 
 
-def grouped(entries: Sequence[Entry]) -> Iterator[Group]:
+def grouped(entries: Sequence[ComparedRun]) -> Iterator[PresetGroup]:
     """The runs by preset, in the order in which the presets were first named."""
     for name in dict.fromkeys(entry.group for entry in entries):
-        yield Group(name, tuple(entry for entry in entries if entry.group == name))
+        yield PresetGroup(name, tuple(entry for entry in entries if entry.group == name))
 
 
-def contrasts(entries: Sequence[Entry]) -> list[Contrast]:
+def contrasts(entries: Sequence[ComparedRun]) -> list[Contrast]:
     """Every two runs that predicted memes in common, the better one of each first."""
     scored = [entry for entry in entries if entry.scored is not None]
     ranked = sorted(scored, key=lambda entry: entry.auroc or 0.0, reverse=True)
     return [_contrast(first, second) for first, second in combinations(ranked, 2)]
 
 
-def _contrast(first: Entry, second: Entry) -> Contrast:
+def _contrast(first: ComparedRun, second: ComparedRun) -> Contrast:
     assert first.scored is not None and second.scored is not None
     others = {meme.row.id: meme for meme in second.scored.memes}
     both = [(ours, others[ours.row.id]) for ours in first.scored.memes if ours.row.id in others]
@@ -182,7 +182,7 @@ def _contrast(first: Entry, second: Entry) -> Contrast:
     return Contrast(first, second, len(both), difference)
 
 
-def entry_of(run: Run, scored: Scored | None) -> Entry:
+def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
     """A run, with its scores where its predictions have labels.
 
     Raises:
@@ -196,4 +196,4 @@ def entry_of(run: Run, scored: Scored | None) -> Entry:
     curves = read_curves(read_events(run.events))
     best = summary.best_auroc
     on = None if best is None else summary.validated_on
-    return Entry(run, run.request(), curves, summary.state, best, on, scored, auroc, accuracy)
+    return ComparedRun(run, run.request(), curves, summary.state, best, on, scored, auroc, accuracy)

@@ -34,7 +34,7 @@ _PACKAGES = {
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TrainedAttempt:
     """One process that trained.
 
     Attributes:
@@ -70,7 +70,7 @@ class Sample:
     Attributes:
         update: how many updates were done.
         seconds: time spent in training until then; pauses between attempts do not count.
-        values: finite numbers by the names that :meth:`Curves.series` takes.
+        values: finite numbers by the names that :meth:`TrainingCurves.series` takes.
         data: of a validation, what it was measured on, where it is known.
     """
 
@@ -81,7 +81,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Curves:
+class TrainingCurves:
     """The training of one run.
 
     Attributes:
@@ -91,7 +91,7 @@ class Curves:
         versions: the versions that the newest attempt ran with.
     """
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[TrainedAttempt, ...] = ()
     samples: tuple[Sample, ...] = ()
     undone: tuple[Sample, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
@@ -118,9 +118,9 @@ class Curves:
         return [(sample.seconds, sample.values[name]) for sample in everything if name in sample.values]
 
 
-def read_curves(events: Iterable[Event]) -> Curves:
+def read_curves(events: Iterable[Event]) -> TrainingCurves:
     """The training that ``events`` tell of; predictions, and what is not understood, are skipped."""
-    attempts: list[Attempt] = []
+    attempts: list[TrainedAttempt] = []
     samples: list[list[Sample]] = []
     outcome: str | None = None
     versions: dict[str, str] = {}
@@ -146,7 +146,7 @@ def read_curves(events: Iterable[Event]) -> Curves:
                 seconds = spent + max(0.0, time - began)
                 samples[-1].append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
     kept, undone = _sift(attempts, samples)
-    return Curves(tuple(attempts), tuple(kept), tuple(undone), tuple(named_versions(versions)))
+    return TrainingCurves(tuple(attempts), tuple(kept), tuple(undone), tuple(named_versions(versions)))
 
 
 def named_versions(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -156,10 +156,10 @@ def named_versions(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, versions[key]
 
 
-def _attempt(event: Event, number: int, outcome: str | None) -> Attempt:
+def _attempt(event: Event, number: int, outcome: str | None) -> TrainedAttempt:
     device = event.get("device")
     why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
-    return Attempt(
+    return TrainedAttempt(
         number=number,
         update=_whole(event.get("update")) or 0,
         batch=_whole(event.get("batch")),
@@ -181,7 +181,7 @@ def _values(event: Event) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def _sift(attempts: list[Attempt], samples: list[list[Sample]]) -> tuple[list[Sample], list[Sample]]:
+def _sift(attempts: list[TrainedAttempt], samples: list[list[Sample]]) -> tuple[list[Sample], list[Sample]]:
     """What counts, and what a later attempt did once more because it began before it."""
     kept: list[Sample] = []
     undone: list[Sample] = []

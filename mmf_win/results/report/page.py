@@ -15,8 +15,8 @@ from mmf_win.protocol import read_events
 from mmf_win.results.metrics import Metrics, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
-from mmf_win.results.report.curves import Curves, named_versions, read_curves
-from mmf_win.results.report.pictures import Comparison, Thumbnail, thumbnail
+from mmf_win.results.report.curves import TrainingCurves, named_versions, read_curves
+from mmf_win.results.report.pictures import PictureMatcher, Thumbnail, thumbnail
 from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Meme, Scored, ranked, worst
 from mmf_win.runs import history
@@ -107,7 +107,7 @@ def write(
     scored: Scored | None,
     dataset: DatasetPaths,
     output: Path,
-    comparison: Comparison | None,
+    matcher: PictureMatcher | None,
 ) -> Path:
     """Write the page of a run.
 
@@ -116,7 +116,7 @@ def write(
         scored: its predictions; None for a page about training alone.
         dataset: where the memes are.
         output: the page.
-        comparison: of the memes' pictures; None for a page without small copies of them.
+        matcher: of the memes' pictures; None for a page without small copies of them.
 
     Raises:
         DataError: the run's request cannot be read.
@@ -134,18 +134,20 @@ def write(
         facts=_facts(run, request, summary, curves, scored),
         training=plots.training(curves),
         resources=plots.resources(curves),
-        **_about(scored, request.published, dataset, comparison),
+        **_about(scored, request.published, dataset, matcher),
     )
 
 
-def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, comparison: Comparison | None) -> Path:
+def write_blended(
+    scored: Scored, dataset: DatasetPaths, output: Path, matcher: PictureMatcher | None
+) -> Path:
     """Write the page of an ensemble: all that is on a run's but its training.
 
     Args:
         scored: its predictions.
         dataset: where the memes are.
         output: the page.
-        comparison: of the memes' pictures; None for a page without small copies of them.
+        matcher: of the memes' pictures; None for a page without small copies of them.
     """
     told = scored.record
     members = told.get("members", [])
@@ -165,15 +167,15 @@ def write_blended(scored: Scored, dataset: DatasetPaths, output: Path, compariso
         ],
         training=[],
         resources=[],
-        **_about(scored, {}, dataset, comparison),
+        **_about(scored, {}, dataset, matcher),
     )
 
 
 def _about(
-    scored: Scored | None, numbers: dict[str, Any], dataset: DatasetPaths, comparison: Comparison | None
+    scored: Scored | None, numbers: dict[str, Any], dataset: DatasetPaths, matcher: PictureMatcher | None
 ) -> dict[str, Any]:
     """What there is to say of predictions; ``numbers`` are those published of the preset."""
-    images = comparison is not None
+    images = matcher is not None
     always = {"scored": scored, "paper": PAPER, "images": images, "metrics": None}
     if scored is None:
         return {**always, "decisions": []}
@@ -189,7 +191,7 @@ def _about(
         }
     metrics = measure(labels, scored.probas, threshold=scored.threshold, calibrated=scored.are_probabilities)
     decisions = plots.decisions(labels, scored.probas, metrics)
-    found = pairs(scored.memes, {} if comparison is None else _alike(comparison))
+    found = pairs(scored.memes, {} if matcher is None else _alike(matcher))
     return {
         **always,
         "metrics": metrics,
@@ -232,9 +234,9 @@ class _Cards:
         return self._made[meme.row.id]
 
 
-def _alike(comparison: Comparison) -> dict[int, int]:
-    with Progress("comparing pictures", comparison.work, "image") as progress:
-        return comparison.alike(lambda: progress.advance(1))
+def _alike(matcher: PictureMatcher) -> dict[int, int]:
+    with Progress("comparing pictures", matcher.work, "image") as progress:
+        return matcher.alike(lambda: progress.advance(1))
 
 
 def _shown(found: list[Pair]) -> list[Pair]:
@@ -277,7 +279,7 @@ def _confusion(memes: Iterable[Meme]) -> Confusion:
 
 
 def _facts(
-    run: Run, request: RunRequest, summary: history.Summary, curves: Curves, scored: Scored | None
+    run: Run, request: RunRequest, summary: history.Summary, curves: TrainingCurves, scored: Scored | None
 ) -> list[Fact]:
     if request.published_weights:
         return [

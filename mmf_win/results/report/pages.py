@@ -10,7 +10,7 @@ from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.results import record
-from mmf_win.results.report.pictures import Comparison
+from mmf_win.results.report.pictures import PictureMatcher
 from mmf_win.results.report.scored import Scored, predictions_of, read_scored
 from mmf_win.runs.folder import Run
 
@@ -47,10 +47,10 @@ def of_run(
         )
         raise UsageError(f"run {run.id} has no predictions for {split}", hint=hint)
     scored = None if found is None else read_scored(found[1], found[0], dataset)
-    with _comparison(scored, dataset, images) as comparison:
+    with _matching(scored, dataset, images) as matcher:
         from mmf_win.results.report import page
 
-        return page.write(run, scored, dataset, output or run.reports / "report.html", comparison)
+        return page.write(run, scored, dataset, output or run.reports / "report.html", matcher)
 
 
 def of_ensemble(csv: Path) -> Path:
@@ -66,10 +66,10 @@ def of_ensemble(csv: Path) -> Path:
     annotations = Path(told["annotations"])  # of own memes, it lies in no dataset, and a copy beside the CSV
     dataset = DatasetPaths(annotations.parent.parent)
     scored = read_scored(csv, told["split"], dataset)
-    with _comparison(scored, dataset, images=True) as comparison:
+    with _matching(scored, dataset, images=True) as matcher:
         from mmf_win.results.report import page
 
-        return page.write_blended(scored, dataset, csv.with_name("report.html"), comparison)
+        return page.write_blended(scored, dataset, csv.with_name("report.html"), matcher)
 
 
 def of_runs(
@@ -106,14 +106,14 @@ def of_runs(
 
 
 @contextmanager
-def _comparison(scored: Scored | None, dataset: DatasetPaths, images: bool) -> Iterator[Comparison | None]:
+def _matching(scored: Scored | None, dataset: DatasetPaths, images: bool) -> Iterator[PictureMatcher | None]:
     """Compare the pictures in the background, from before the rest that a page needs has been imported."""
     if not images:
         yield None
         return
     labelled = scored.memes if scored is not None and scored.labels is not None else ()
-    with Comparison({meme.row.id: dataset.images / meme.row.img for meme in labelled}) as comparison:
-        yield comparison
+    with PictureMatcher({meme.row.id: dataset.images / meme.row.img for meme in labelled}) as matcher:
+        yield matcher
 
 
 def _dataset(run: Run, data_dir: Path | None) -> DatasetPaths:

@@ -7,8 +7,8 @@ import io
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,10 @@ from PIL import Image
 SIDE = 256
 """The longer side of a small copy, in pixels."""
 
-# A coarse grid is compared: from a quarter of the height down, clear of a caption at the top. To decode takes
-# most of the time that a page takes, so a few rows are looked at first, which tell what to look at again: of
-# all cells _SAME can only agree if _PERHAPS do of those rows' (57 of 192 may differ, 57 of 80 leave 23; a
-# little less, since the same cell can differ by a rounding).
-_COLUMNS = 16
-_FIRST, _ALL = 5, 12  # rows, of 32 over the whole height
-_SAME, _PERHAPS = 0.7, 0.27  # shares of the cells
+# A coarse grid is compared, from a quarter of the height down to five eighths: clear of captions at the top
+# and the bottom. A perceptual hash of the whole picture finds the same pairs, but takes twice the time.
+_COLUMNS, _ROWS = 16, 12  # the rows of 32 over the whole height
+_SAME = 0.7  # share of the cells
 _NOISE = 3  # of 255: what rendering the same picture twice may change
 _FLAT = 12.0  # of 255: two plain backgrounds look alike without being the same picture
 # What Pillow raises for bad files: DDS and AVIF a RuntimeError, a PNG without its palette an AssertionError,
@@ -73,7 +70,7 @@ def thumbnail(path: Path) -> Thumbnail | None:
     return Thumbnail(f"data:image/webp;base64,{coded}", small.width, small.height)
 
 
-class Comparison:
+class PictureMatcher:
     """Looks for pictures that show the same under different captions, in the background from the start.
 
     Two pictures are the same when they have one size and agree in seven tenths of a coarse grid, which begins
@@ -84,16 +81,19 @@ class Comparison:
     """
 
     def __init__(self, files: Mapping[int, Path]) -> None:
-        self._files = files
         by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
         for id_, file in files.items():
             with suppress(*_BROKEN), Image.open(file) as image:  # reads the header alone
                 by_size[image.size].append(id_)
         # Pillow decodes without holding the interpreter.
         self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="mmfw-picture")
-        self._glances = [self._look(_FIRST, ids) for ids in by_size.values() if len(ids) > 1]
+        self._looks = [
+            {id_: self._pool.submit(_cells, files[id_]) for id_ in ids}
+            for ids in by_size.values()
+            if len(ids) > 1
+        ]
 
-    def __enter__(self) -> Comparison:
+    def __enter__(self) -> PictureMatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,7 +102,7 @@ class Comparison:
     @property
     def work(self) -> int:
         """How many pictures have to be decoded: those that are not the only ones of their size."""
-        return sum(map(len, self._glances))
+        return sum(map(len, self._looks))
 
     def alike(self, looked_at: Callable[[], None] = lambda: None) -> dict[int, int]:
         """Wait until all have been looked at.
@@ -113,54 +113,34 @@ class Comparison:
         Returns:
             For the ids of those that have a like, the smallest id among them.
         """
-        again = [self._look(_ALL, _matches(_seen(looks, looked_at), _PERHAPS)) for looks in self._glances]
         found: dict[int, int] = {}
-        for looks in again:
-            found |= _matches(_lively(_seen(looks)), _SAME)
+        for looks in self._looks:
+            seen = {}
+            for id_, look in looks.items():
+                cells = look.result()
+                looked_at()
+                if cells is not None:
+                    seen[id_] = cells
+            found |= _matches(seen)
         return found
 
-    def _look(self, rows: int, ids: Iterable[int]) -> dict[int, Future[Cells | None]]:
-        return {id_: self._pool.submit(_cells, self._files[id_], rows) for id_ in ids}
 
-
-def _seen(
-    looks: Mapping[int, Future[Cells | None]], looked_at: Callable[[], None] = lambda: None
-) -> dict[int, Cells]:
-    """What was read, without the pictures that could not be."""
-    seen: dict[int, Cells] = {}
-    for id_, look in looks.items():
-        cells = look.result()
-        looked_at()
-        if cells is not None:
-            seen[id_] = cells
-    return seen
-
-
-def _cells(path: Path, rows: int) -> Cells | None:
-    """The brightness of a coarse grid from a quarter of the height down; None for an unreadable picture.
-
-    Args:
-        path: the picture.
-        rows: of 32 over the whole height; each has 16 cells.
-    """
+def _cells(path: Path) -> Cells | None:
+    """The brightness of the grid's cells; None for a plain background and a picture that cannot be read."""
     try:
         with Image.open(path) as image:
-            top, bottom = image.height / 4, image.height * (8 + rows) / 32
+            top, bottom = image.height / 4, image.height * (8 + _ROWS) / 32
             _leave_out_below(image, math.ceil(bottom))
             grey = image.crop((0, int(top), image.width, math.ceil(bottom))).convert("L")
     except _BROKEN:
         return None
     box = (0, top - int(top), image.width, bottom - int(top))
-    return np.asarray(grey.resize((_COLUMNS, rows), Image.Resampling.BOX, box), dtype=np.int16).ravel()
+    cells = np.asarray(grey.resize((_COLUMNS, _ROWS), Image.Resampling.BOX, box), dtype=np.int16).ravel()
+    return cells if cells.std() >= _FLAT else None
 
 
-def _lively(prints: Mapping[int, Cells]) -> dict[int, Cells]:
-    """Those that are more than a plain background."""
-    return {id_: cells for id_, cells in prints.items() if cells.std() >= _FLAT}
-
-
-def _matches(prints: Mapping[int, Cells], agreeing: float) -> dict[int, int]:
-    """For the ids of those that agree with another in this share of cells, the smallest id of their group.
+def _matches(prints: Mapping[int, Cells]) -> dict[int, int]:
+    """For the ids of those that show the same as another, the smallest id of their group.
 
     Two that agree with a third are of one group.
     """
@@ -171,7 +151,7 @@ def _matches(prints: Mapping[int, Cells], agreeing: float) -> dict[int, int]:
     group = np.arange(len(ids))  # each is the place of its first one
     for n in range(len(ids)):
         share = (np.abs(cells[n:] - cells[n]) <= _NOISE).mean(axis=1)
-        joined = np.unique(group[n:][share >= agreeing])
+        joined = np.unique(group[n:][share >= _SAME])
         if len(joined) > 1:
             group[np.isin(group, joined)] = joined[0]
     shared = np.bincount(group)[group] > 1

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from mmf_win.results.metrics import CALIBRATION_BINS, Metrics
-from mmf_win.results.report.curves import Curves
+from mmf_win.results.report.curves import TrainingCurves
 from mmf_win.results.report.svg import COLOURS, SERIES, Key, Plot, canvas
 
 _MOST = 400  # points of a line; more cannot be seen
@@ -21,7 +21,7 @@ _BARS = 25
 Points = Sequence[tuple[float, float]]
 
 
-def training(curves: Curves) -> list[Plot]:
+def training(curves: TrainingCurves) -> list[Plot]:
     """Loss, learning rate and validation over the updates; those of which nothing is known are left out."""
     plots = []
     if losses := curves.series("loss"):
@@ -63,7 +63,7 @@ def training(curves: Curves) -> list[Plot]:
     return plots
 
 
-def resources(curves: Curves) -> list[Plot]:
+def resources(curves: TrainingCurves) -> list[Plot]:
     """Speed and GPU memory over the time spent in training."""
     plots = []
     speeds = curves.over_time("speed")
@@ -176,14 +176,14 @@ def _calibration(y: npt.NDArray[Any], p: npt.NDArray[Any], error: float | None) 
     return Plot("calibration", "Calibration", caption, drawing.svg)
 
 
-def _attempts(axes: Axes, curves: Curves) -> None:
+def _attempts(axes: Axes, curves: TrainingCurves) -> None:
     for attempt in curves.attempts[1:]:
         axes.axvline(attempt.update, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)))
         where = axes.get_xaxis_transform()
         axes.text(attempt.update, 1.0, f" {attempt.number}", transform=where, va="top", fontsize=8)
 
 
-def _over_updates(axes: Axes, curves: Curves) -> None:
+def _over_updates(axes: Axes, curves: TrainingCurves) -> None:
     """The same axis for all plots of a training, so that they can be read above each other."""
     last = max(sample.update for sample in (*curves.samples, *curves.undone))
     axes.set_xlim(0, 1.03 * last or 1)

@@ -15,8 +15,7 @@ from mmf_win.dataset.predictions import in_order, read_predictions
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import record
-from mmf_win.results.ensemble import NO_PROBABILITIES
-from mmf_win.results.threshold import DEFAULT
+from mmf_win.results.probabilities import DEFAULT_THRESHOLD, NO_PROBABILITIES
 from mmf_win.runs.folder import Run
 
 # As Run.report names them; the split is the stem of an annotation file.
@@ -99,7 +98,7 @@ class Scored:
     def threshold(self) -> float:
         """A probability above it was predicted to be hateful."""
         value = self.record.get("threshold")
-        return float(value) if isinstance(value, (int, float)) else DEFAULT
+        return float(value) if isinstance(value, (int, float)) else DEFAULT_THRESHOLD
 
 
 def predictions_of(run: Run) -> list[tuple[str, Path]]:

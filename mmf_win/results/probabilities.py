@@ -1,6 +1,6 @@
-"""One prediction from several of the same memes.
+"""What is made of predicted probabilities: one prediction from several of the same memes, and labels.
 
-All three kinds need no more than the probabilities, and none of them changes the order of a single member.
+Every kind of ensemble needs only the probabilities, and none changes the order of a single member.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 
 Column = Sequence[float]
+
+DEFAULT_THRESHOLD = 0.5
 
 _EDGE = 1e-7  # a logit of 0 or 1 is infinite; 32-bit probabilities come no nearer to 1
 
@@ -71,3 +73,38 @@ result is no probability then; ``logit`` the log-odds, which lets a sure member 
 
 NO_PROBABILITIES = frozenset({"rank"})
 """The kinds whose result is none."""
+
+
+def label(proba: float, threshold: float = DEFAULT_THRESHOLD) -> int:
+    """1 above ``threshold``, else 0; at exactly 0.5 MMF says 0 too."""
+    return int(proba > threshold)
+
+
+def best_accuracy(labels: Sequence[int], probas: Sequence[float]) -> float:
+    """The threshold that labels most rows rightly.
+
+    Candidates are 0.5, the ends, and the middle between neighbouring probabilities; of equally good ones, the
+    one nearest to 0.5 is taken.
+
+    Args:
+        labels: 0 or 1 for each row; at least one row.
+        probas: the probability of 1 for each row, 0 to 1.
+    """
+    gained: dict[float, int] = {}  # rightly labelled rows more, once the threshold has passed this value
+    for proba, truth in zip(probas, labels, strict=True):
+        gained[proba] = gained.get(proba, 0) + (-1 if truth else 1)
+    values = sorted(gained)
+    right = sum(gained[value] for value in values if value <= DEFAULT_THRESHOLD)
+    candidates = [(right, DEFAULT_THRESHOLD)]
+    right = 0
+    if values[0] > 0:
+        candidates.append((right, 0.0))
+    for value, following in zip(values, [*values[1:], 1.0], strict=True):
+        right += gained[value]
+        candidates.append((right, _between(value, following)))
+    return max(candidates, key=lambda candidate: (candidate[0], -abs(candidate[1] - DEFAULT_THRESHOLD)))[1]
+
+
+def _between(low: float, high: float) -> float:
+    middle = (low + high) / 2
+    return middle if middle < high else low  # there may be no number between the two

@@ -1,0 +1,88 @@
+"""Ensembles of probabilities, and the threshold that turns them into labels."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from random import Random
+
+import pytest
+
+from mmf_win.results.probabilities import KINDS, best_accuracy, blend, label, logits, ranks
+
+
+def test_the_mean_is_of_the_probabilities() -> None:
+    assert blend("mean", [[0.2, 0.8], [0.4, 1.0]]) == pytest.approx([0.3, 0.9])
+
+
+def test_ranks_go_from_0_to_1_and_equal_values_share_theirs() -> None:
+    assert ranks([0.3, 0.1, 0.9]) == [0.5, 0, 1]
+    assert ranks([0.5, 0.1, 0.5, 0.5, 0.9]) == [0.5, 0, 0.5, 0.5, 1]
+    assert ranks([0.4, 0.4]) == [0.5, 0.5]
+    assert ranks([0.7]) == [0.5]
+
+
+def test_ranks_forget_how_far_apart_the_probabilities_are() -> None:
+    assert blend("rank", [[0.1, 0.2, 0.3], [0.99, 0.98, 0.5]]) == [0.5, 0.5, 0.5]
+
+
+def test_the_logit_mean_lets_a_sure_member_say_more() -> None:
+    (blended,) = blend("logit", [[0.999], [0.4]])
+    assert blended == pytest.approx(1 / (1 + math.sqrt(0.001 / 0.999 * 0.6 / 0.4)))
+    assert blended > blend("mean", [[0.999], [0.4]])[0]
+
+
+def test_a_probability_of_0_or_1_has_a_finite_logit() -> None:
+    assert all(map(math.isfinite, logits([0.0, 1.0])))
+    assert blend("logit", [[0.0, 1.0], [1.0, 1.0]]) == pytest.approx([0.5, 1.0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_changes_the_order_of_a_single_member(kind: str) -> None:
+    member = [0.7, 0.1, 0.5, 0.9, 0.11]
+    blended = blend(kind, [member])
+    assert sorted(range(5), key=blended.__getitem__) == sorted(range(5), key=member.__getitem__)
+    assert all(0 <= value <= 1 for value in blended)
+
+
+def test_members_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError):
+        blend("mean", [[0.1], [0.1, 0.2]])
+
+
+def right(labels: list[int], probas: list[float], threshold: float) -> int:
+    return sum(label(p, threshold) == truth for p, truth in zip(probas, labels, strict=True))
+
+
+def test_at_exactly_the_threshold_a_meme_is_benign() -> None:
+    assert [label(p, 0.5) for p in (0.49, 0.5, 0.51)] == [0, 0, 1]
+
+
+def test_the_threshold_lies_between_the_classes() -> None:
+    assert best_accuracy([0, 0, 1, 1], [0.6, 0.7, 0.8, 0.9]) == pytest.approx(0.75)
+
+
+def test_one_half_stays_where_nothing_is_better() -> None:
+    assert best_accuracy([0, 1], [0.1, 0.95]) == 0.5
+
+
+def test_one_class_alone_gets_a_threshold_at_its_end() -> None:
+    assert best_accuracy([1, 1], [0.1, 0.2]) == 0.0
+    assert best_accuracy([0, 0], [0.9, 1.0]) == 1.0
+
+
+def test_neighbours_without_a_number_between_them_are_told_apart() -> None:
+    low, high = 0.7, 0.7000000000000001
+    assert right([0, 1], [low, high], best_accuracy([0, 1], [low, high])) == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_threshold_does_better(seed: int) -> None:
+    random = Random(seed)
+    values = [0.0, 0.2, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0]
+    probas = [random.choice(values) for _ in range(9)]
+    labels = [random.randint(0, 1) for _ in probas]
+    every = sorted({0.0, 1.0, *values, *((a + b) / 2 for a, b in product(values, values))})
+    assert right(labels, probas, best_accuracy(labels, probas)) == max(
+        right(labels, probas, t) for t in every
+    )
