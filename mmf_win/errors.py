@@ -6,6 +6,7 @@
     ├── UsageError             2    the command line asks for something that cannot be
     │   ├── UnknownConfiguration    a checkpoint is in no run's folder, and no preset is named
     │   ├── UnknownKey              MMF's configuration has no such key
+    │   ├── ReservedKey             an override or a preset sets a key of MMF's that mmfw sets itself
     │   └── NoDrive                 a folder is on a Windows drive that does not exist
     ├── DataError              3    what the user gave cannot be used
     │   ├── ArchiveError            an archive is damaged, hostile or not one at all
@@ -68,6 +69,18 @@ class UsageError(MmfwError):
 
 class UnknownConfiguration(UsageError):
     """A checkpoint lies in no run's folder, and no preset says how its model is made."""
+
+
+class ReservedKey(UsageError):
+    """An override or a preset sets a key of MMF's that mmfw sets itself.
+
+    Args:
+        key: the key, or the group of keys that it belongs to.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key} is set by mmfw")
+        self.key = key
 
 
 class UnknownKey(UsageError):

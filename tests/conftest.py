@@ -34,6 +34,18 @@ def user_dir(tmp_path: Path) -> Path:
     return folder
 
 
+_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
+_WITHOUT = pytest.mark.skipif(_CHECKOUT is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12")
+
+
+@pytest.fixture(scope="session", params=["rc10", pytest.param("rc12", marks=_WITHOUT)])
+def mmf_root(request: pytest.FixtureRequest) -> Path:
+    """The MMF that ``mmfw setup`` installed, then the checkout of the newest."""
+    from mmf_win.upstream.install import find
+
+    return find().root if request.param == "rc10" else Path(str(_CHECKOUT))
+
+
 @pytest.fixture
 def home(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty tool home: nothing is installed."""

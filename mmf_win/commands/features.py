@@ -326,8 +326,8 @@ def _as_json(
         "checked": status.checked,
         "against": status.against or None,
         "problems": list(status.problems),
-        "source": need.entry.resource.url if need.entry else need.url,
-        "sha256": need.entry.resource.sha256 if need.entry else None,
+        "source": need.entry.url if need.entry else need.url,
+        "sha256": need.entry.sha256 if need.entry else None,
         "download_bytes": cost[0] if cost else None,
         "disk_bytes": cost[1] if cost else None,
     }

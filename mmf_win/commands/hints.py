@@ -25,6 +25,7 @@ from mmf_win.errors import (
     NoPassword,
     NoRoom,
     PipFailed,
+    ReservedKey,
     UnknownConfiguration,
     UnknownKey,
 )
@@ -70,6 +71,7 @@ _HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
     NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     NoRoom: "choose a folder on another disk with --data-dir",
     PipFailed: "take `mmfw setup --mmf github`, which does without pip",
+    ReservedKey: "use --data-dir, --save-dir or the variable MMF_CACHE_DIR; reports are in the run's folder",
     UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",
     UnknownKey: _get_version,
 }

@@ -125,10 +125,9 @@ def _require_known_weights(needs: Sequence[Need], config: Tree) -> None:
     """Refuse a key of pretrained weights that nothing stands for, since nothing could fetch them."""
     if any(need.kind == "weights" and not need.entry and not need.folder.exists() for need in needs):
         key = config["checkpoint"]["resume_zoo"]
-        zoo = config["env"]["model_zoo"] or "mmf/configs/zoo/models.yaml of MMF"
         raise UsageError(
             f"checkpoint.resume_zoo={key}: neither a file nor a key of MMF's zoo",
-            hint=f"its keys are in {zoo}",
+            hint=f"its keys are in {config['env']['model_zoo']}",
         )
 
 

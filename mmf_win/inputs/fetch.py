@@ -201,7 +201,7 @@ class Fetcher:
         Raises:
             DataError: they came out of another archive than the zoo's.
         """
-        manifest, published = _loaded(need), need.entry.resource.sha256 if need.entry else None
+        manifest, published = _loaded(need), need.entry.sha256 if need.entry else None
         source = manifest.source if manifest else None
         if manifest is None or source is None or need.url or source.sha256 == published:
             return
@@ -225,7 +225,7 @@ class Fetcher:
                 f"{need.title} is not here, and nothing may be downloaded",
                 hint=f"give the folder of {' or '.join(self._names(need))} with --source",
             )
-        sha256 = need.entry.resource.sha256 if need.entry else hash_in_name(archive)
+        sha256 = need.entry.sha256 if need.entry else hash_in_name(archive)
         for url in urls:
             try:
                 download(url, archive, need.title, sha256=sha256, attempts=ATTEMPTS)
@@ -238,7 +238,7 @@ class Fetcher:
 
     def _unpack(self, need: Need, archive: Path) -> None:
         """Mend the files from the archive where only some of them are wrong, else unpack all of it."""
-        sha256 = need.entry.resource.sha256 if need.entry else None
+        sha256 = need.entry.sha256 if need.entry else None
         if self._mend(need, archive):
             return
         extract_verified(
@@ -273,14 +273,14 @@ class Fetcher:
         return need.folder / (source.name if source and not need.url else str(need.url).rpartition("/")[2])
 
     def _names(self, need: Need) -> tuple[str, ...]:
-        names = need.entry.resource.names if need.entry else (self._archive(need).name,)
+        names = need.entry.names if need.entry else (self._archive(need).name,)
         source = _source(need)
         return tuple(dict.fromkeys((*([source.name] if source else []), *names)))
 
     def _urls(self, need: Need) -> list[str]:
         if need.is_of_hub or self.offline:
             return []
-        own = need.entry.resource.url if need.entry else need.url
+        own = need.entry.url if need.entry else need.url
         return [*(self.mirror.urls(self._names(need)) if self.mirror else ()), *([own] if own else [])]
 
 

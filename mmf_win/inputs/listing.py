@@ -12,7 +12,7 @@ from mmf_win.dataset.features import choose_features, mark_built
 from mmf_win.inputs import caches
 from mmf_win.paths import Places
 from mmf_win.upstream.config import Tree
-from mmf_win.upstream.zoo import Entry, dataset_entry, model_entry
+from mmf_win.upstream.zoo import Zoo, ZooEntry
 
 Kind = Literal["features", "extras", "weights", "fc7", "glove", "bert", "tokenizer", "resnet", "other"]
 
@@ -40,7 +40,7 @@ class Need:
     title: str
     folder: Path
     names: tuple[str, ...] = ()
-    entry: Entry | None = None
+    entry: ZooEntry | None = None
     url: str | None = None
     library: str | None = None
 
@@ -106,18 +106,18 @@ def needs_of(root: Path, places: Places, config: Tree, slots: Sequence[str] = ("
         UsageError: the zoo that the user chose is none.
         MmfError: MMF's own zoo cannot be read.
     """
+    zoo = Zoo(root, places, config["env"]["dataset_zoo"], config["env"]["model_zoo"])
     found = [
-        *_features(root, places, config, slots),
-        *_vocabularies(root, places, config),
-        *_pretrained(root, places, config),
-        *_encoders(root, places, config["model"], config["env"]["model_zoo"]),
+        *_features(zoo, config["dataset"], slots),
+        *_vocabularies(zoo, config),
+        *_pretrained(zoo, config["checkpoint"]),
+        *_encoders(zoo, config["model"]),
         *_berts(config),
     ]
     return list(dict.fromkeys(found))
 
 
-def _features(root: Path, places: Places, config: Tree, slots: Sequence[str]) -> Iterator[Need]:
-    dataset, zoo = config["dataset"], config["env"]["dataset_zoo"]
+def _features(zoo: Zoo, dataset: Tree, slots: Sequence[str]) -> Iterator[Need]:
     if not dataset.get("use_features"):
         return
     for path in dict.fromkeys(paths_of(dataset, "features", slots)):
@@ -125,8 +125,8 @@ def _features(root: Path, places: Places, config: Tree, slots: Sequence[str]) ->
             yield Need("other", "region features", path.parent, (path.name,))
             continue
         name = f"{path.name}/data.mdb"
-        own = path == places.dataset.features / path.name
-        entry = dataset_entry(root, places, "features", zoo) if own else None
+        own = path == zoo.places.dataset.features / path.name
+        entry = zoo.dataset("features") if own else None
         yield Need("features", "region features", path.parent, (name,), entry)
 
 
@@ -145,38 +145,35 @@ def paths_of(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
     return [base / part for item in flat for part in str(item).split(",")]
 
 
-def _vocabularies(root: Path, places: Places, config: Tree) -> Iterator[Need]:
-    zoo = config["env"]["dataset_zoo"]
+def _vocabularies(zoo: Zoo, config: Tree) -> Iterator[Need]:
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
     if text.get("type") == "vocab":
         base = str(config["dataset"].get("data_dir", ""))
-        yield from _vocabulary(root, places, (text.get("params") or {}).get("vocab") or {}, zoo, base)
+        yield from _vocabulary(zoo, (text.get("params") or {}).get("vocab") or {}, base)
     for encoder in _of_type(config["model"], "embedding"):
         embedding = (encoder.get("params") or {}).get("embedding_params") or {}
         if embedding.get("type") == "vocab":
-            yield from _vocabulary(root, places, embedding.get("params") or {}, zoo)
+            yield from _vocabulary(zoo, embedding.get("params") or {})
 
 
-def _vocabulary(
-    root: Path, places: Places, vocab: Tree, zoo: str | None, data_dir: str | None = None
-) -> Iterator[Need]:
+def _vocabulary(zoo: Zoo, vocab: Tree, data_dir: str | None = None) -> Iterator[Need]:
     words, vectors = vocab.get("vocab_file"), vocab.get("embedding_name")
     if words:
         path = Path(data_dir or str(vocab.get("data_dir", "")), str(words))
-        extras = places.dataset.root / "extras"
+        extras = zoo.places.dataset.root / "extras"
         if path.is_relative_to(extras):
-            name, entry = path.relative_to(extras).as_posix(), dataset_entry(root, places, "extras", zoo)
-            yield Need("extras", "vocabulary", extras, (name,), entry)
+            name = path.relative_to(extras).as_posix()
+            yield Need("extras", "vocabulary", extras, (name,), zoo.dataset("extras"))
         else:
             yield Need("other", "vocabulary", path.parent, (path.name,))
     if vectors and str(vectors).startswith("glove."):
         archive = _GLOVE.format(str(vectors).removeprefix("glove.").rpartition(".")[0])
-        yield Need("glove", "GloVe word vectors", places.cache_dir, (f"{vectors}.txt",), url=archive)
+        yield Need("glove", "GloVe word vectors", zoo.places.cache_dir, (f"{vectors}.txt",), url=archive)
 
 
-def _pretrained(root: Path, places: Places, config: Tree) -> Iterator[Need]:
-    key = config["checkpoint"].get("resume_zoo")
-    if not key or config["checkpoint"].get("resume_file"):
+def _pretrained(zoo: Zoo, checkpoint: Tree) -> Iterator[Need]:
+    key = checkpoint.get("resume_zoo")
+    if not key or checkpoint.get("resume_file"):
         return
     local = Path(str(key)).expanduser()
     if local.is_file():
@@ -184,29 +181,22 @@ def _pretrained(root: Path, places: Places, config: Tree) -> Iterator[Need]:
     elif local.is_dir():
         yield Need("weights", "pretrained weights", local)
     else:
-        yield zoo_weights(root, places, str(key), config["env"]["model_zoo"])
+        yield zoo_weights(zoo, str(key))
 
 
-def zoo_weights(root: Path, places: Places, key: str, zoo: str | None) -> Need:
-    """The weights that MMF's zoo has under a key.
-
-    Args:
-        root: the folder that holds the package ``mmf``.
-        places: MMF's folders.
-        key: such as ``mmbt.hateful_memes.images``; one that the zoo lacks gives a need without an entry.
-        zoo: the zoo's file; None for MMF's own.
-    """
-    entry = model_entry(root, places, key, zoo)
-    folder = entry.folder if entry else places.data_dir / "models" / key
+def zoo_weights(zoo: Zoo, key: str) -> Need:
+    """The weights that a zoo has under a key; one that it lacks gives a need without an entry."""
+    entry = zoo.model(key)
+    folder = entry.folder if entry else zoo.places.data_dir / "models" / key
     return Need("weights", f"weights {key}", folder, entry=entry)
 
 
-def _encoders(root: Path, places: Places, model: Tree, zoo: str | None) -> Iterator[Need]:
+def _encoders(zoo: Zoo, model: Tree) -> Iterator[Need]:
     for encoder in _of_type(model, "finetune_faster_rcnn_fpn_fc7"):
         params = encoder.get("params") or {}
-        base = Path(str(params.get("model_data_dir", places.data_dir)))
+        base = Path(str(params.get("model_data_dir", zoo.places.data_dir)))
         weights, bias = (base / str(params.get(f"{part}_file", "")) for part in ("weights", "bias"))
-        yield _fc7(root, places, weights, bias, zoo)
+        yield _fc7(zoo, weights, bias)
     for encoder in _of_type(model, "resnet152"):
         if (encoder.get("params") or {}).get("pretrained", True):
             url = caches.resnet152_url()
@@ -216,14 +206,14 @@ def _encoders(root: Path, places: Places, model: Tree, zoo: str | None) -> Itera
             )
 
 
-def _fc7(root: Path, places: Places, weights: Path, bias: Path, zoo: str | None) -> Need:
+def _fc7(zoo: Zoo, weights: Path, bias: Path) -> Need:
     """The detector's last layer, where the configuration has it, or where MMF would have put it."""
     title, names = "detectron fc7", (weights.name, bias.name)
-    of_mmf = model_entry(root, places, "detectron.vmb_weights", zoo)
+    of_mmf = zoo.model("detectron.vmb_weights")
     configured = weights.is_file() and bias.is_file()
     if of_mmf and not configured and all((of_mmf.folder / name).is_file() for name in names):
         return Need("fc7", title, of_mmf.folder, names, of_mmf)
-    entry = model_entry(root, places, "detectron", zoo)
+    entry = zoo.model("detectron")
     own = entry if entry and entry.folder == weights.parent == bias.parent else None
     return Need("fc7", title, weights.parent, names, own)
 

@@ -125,7 +125,7 @@ def _adopted(need: Need) -> Manifest | None:
                 need.entry.archive,
                 need.folder,
                 choose=need.choose,
-                expected_sha256=need.entry.resource.sha256,
+                expected_sha256=need.entry.sha256,
                 title=f"Comparing {need.title} with its archive",
             )
         except ArchiveError as error:
@@ -168,13 +168,13 @@ def _require_structure(need: Need) -> None:
 
 def _of_another_archive(need: Need, manifest: Manifest) -> str | None:
     """Why files are not those of the installed MMF, though they are whole: each version has its own."""
-    sha256 = need.entry.resource.sha256 if need.entry else None
+    sha256 = need.entry.sha256 if need.entry else None
     source = manifest.source
     if manifest.basis != "published" or source is None or need.entry is None or sha256 is None:
         return None
     if source.sha256 == sha256:
         return None
-    wanted = need.entry.resource.file_name
+    wanted = need.entry.file_name
     return f"{need.folder}: made of another archive ({source.name}) than the installed MMF's {wanted}"
 
 

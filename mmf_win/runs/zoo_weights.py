@@ -22,6 +22,7 @@ from mmf_win.runs.presets import Preset
 from mmf_win.runs.published import splits_of_paper
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.install import Installed, usable_mmf
+from mmf_win.upstream.zoo import MODELS, Zoo
 
 
 def need_of(preset: Preset, mmf: Installed, places: Places) -> Need | None:
@@ -38,8 +39,8 @@ def need_of(preset: Preset, mmf: Installed, places: Places) -> Need | None:
     """
     if preset.zoo is None:
         return None
-    zoo = os.environ.get("MMF_MODEL_ZOO") or (preset.settings.get("env") or {}).get("model_zoo")
-    need = zoo_weights(mmf.root, places, preset.zoo, zoo)
+    models = (preset.settings.get("env") or {}).get("model_zoo") or os.environ.get("MMF_MODEL_ZOO", MODELS)
+    need = zoo_weights(Zoo(mmf.root, places, models=models), preset.zoo)
     return need if need.entry else None
 
 

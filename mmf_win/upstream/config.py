@@ -7,14 +7,13 @@ configuration, then the one that the run names with its includes, the run's sett
 
 from __future__ import annotations
 
-import ast
-import os
-import warnings
+import re
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import BrokenMmf, UsageError
+from mmf_win.errors import BrokenMmf, ReservedKey, UsageError
 from mmf_win.paths import Places, no_datasets
 from mmf_win.upstream.overrides import assign
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
@@ -23,6 +22,19 @@ Tree = dict[str, Any]
 
 DATASET = "hateful_memes"
 _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
+# 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.
+_ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
+_FOLDERS = ("cache_dir", "data_dir", "save_dir", "report_dir")
+# mmf.utils.configuration.Configuration.upgrade and ._update_specific
+_RENAMED = {
+    "learning_rate": "optimizer.params.lr",
+    "training.resume_file": "checkpoint.resume_file",
+    "training.resume": "checkpoint.resume",
+    "training.resume_best": "checkpoint.resume_best",
+    "training.load_pretrained": "checkpoint.resume_pretrained",
+    "training.pretrained_state_mapping": "checkpoint.pretrained_state_mapping",
+    "training.run_type": "run_type",
+}
 
 
 def resolve(
@@ -77,89 +89,56 @@ def resolve(
 def merge(
     root: Path, places: Places, *, model: str, config: str | None, settings: Mapping[str, Any], offline: bool
 ) -> Any:
-    """MMF's whole configuration before the overrides, by OmegaConf; arguments as for :func:`resolve`."""
+    """MMF's whole configuration before the overrides; arguments and errors as for :func:`resolve`."""
     from omegaconf import OmegaConf
 
-    named = config_path(root, config) if config else None
-    layers = [_load(root, root / "mmf" / "configs" / "defaults.yaml")]
+    defaults: Any = load_yaml(root, root / "mmf" / "configs" / "defaults.yaml")
     own = model_config(root, model)
-    layers += [_load(root, root / "mmf" / own)] if own else []
-    layers.append(_load(root, root / "mmf" / _DATASET_CONFIG))
-    layers += [_load(root, named)] if named else []
-    with warnings.catch_warnings():
-        # Of the empty default in MMF's own "${oc.env:MMF_USER_DIR,}".
-        warnings.filterwarnings("ignore", "In the sequence", UserWarning)
-        merged: Any = OmegaConf.merge(*layers, OmegaConf.create(dict(settings)))
-    merged.env = _environment(places, merged.get("env") or {}, offline)
+    named = [root / "mmf" / own] if own else []
+    named += [root / "mmf" / _DATASET_CONFIG]
+    named += [config_path(root, config)] if config else []
+    merged: Any = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named), dict(settings))
+    env: Any = OmegaConf.to_container(merged.env)
+    env_of_mmf: Any = OmegaConf.to_container(defaults.env)
+    for key in _FOLDERS:
+        if env[key] != env_of_mmf[key]:
+            raise ReservedKey(f"env.{key}")
+    for old, new in _RENAMED.items():
+        if OmegaConf.select(merged, old) is not None:
+            raise UsageError(f"{old} is an old key, which MMF lets win over {new}", hint=f"write {new}")
+    merged.env.cache_dir, merged.env.data_dir = str(places.cache_dir), str(places.data_dir)
+    if offline:
+        merged.env.dataset_zoo = str(no_datasets())
     return merged
 
 
 def model_config(root: Path, model: str) -> str | None:
-    """The configuration that MMF's class of a model names as its own; None where it names none.
+    """The configuration that MMF's class of a model names as its own; None where it names none itself.
 
     Args:
         root: the folder that holds the package ``mmf``.
         model: the name under which the class is registered.
     """
     for path in sorted((root / "mmf" / "models").glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if f'register_model("{model}")' in text:
-            return _config_path_in(ast.parse(text), model)
+        _, registered, code = path.read_text(encoding="utf-8").partition(f'.register_model("{model}")')
+        if registered:
+            named = re.search(r'def config_path\(\w+\):\s+return "(.+)"', code.split("\nclass ")[1])
+            return named[1] if named else None
     return None
 
 
-def _config_path_in(module: ast.Module, model: str) -> str | None:
-    classes = [node for node in module.body if isinstance(node, ast.ClassDef) and _registers(node, model)]
-    for node in (child for owner in classes for child in owner.body):
-        if isinstance(node, ast.FunctionDef) and node.name == "config_path":
-            for statement in node.body:
-                if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Constant):
-                    return str(statement.value.value) if statement.value.value else None
-    return None
-
-
-def _registers(node: ast.ClassDef, model: str) -> bool:
-    calls = (decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call))
-    return any(
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr == "register_model"
-        and [ast.literal_eval(argument) for argument in call.args] == [model]
-        for call in calls
-    )
-
-
-def _load(root: Path, path: Path) -> Any:
+def load_yaml(root: Path, path: Path) -> Any:
     """A YAML file of MMF's with its ``includes``, relative to the package ``mmf`` or to the file."""
     from omegaconf import OmegaConf
 
     path = follow_text_links(path)
     try:
-        own: Any = OmegaConf.load(path)
+        text = path.read_text(encoding="utf-8")
+        own: Any = OmegaConf.load(StringIO(_ENVIRONMENT.sub(r"${oc.env:\1,'\2'}", text)))
     except OSError as error:
         raise BrokenMmf(f"{path} cannot be read: {error.strerror}") from None
     included = []
     for name in own.pop("includes", None) or []:
         of_mmf = follow_text_links(root / "mmf" / name)
-        included.append(_load(root, of_mmf if of_mmf.is_file() else path.parent / name))
+        included.append(load_yaml(root, of_mmf if of_mmf.is_file() else path.parent / name))
     return OmegaConf.merge(*included, own)
-
-
-def _environment(places: Places, given: Mapping[str, Any], offline: bool) -> Tree:
-    """MMF's ``env``, as the worker's environment will make it, with nothing for what says no file here."""
-    from omegaconf import OmegaConf
-
-    raw: Any = OmegaConf.to_container(given, resolve=False) if OmegaConf.is_config(given) else given
-
-    named = {key: None if "${" in str(value) else value for key, value in raw.items()}
-
-    def chosen(key: str) -> str | None:
-        return named.get(key) or os.environ.get(f"MMF_{key.upper()}") or None
-
-    return {
-        **named,
-        "cache_dir": str(places.cache_dir),
-        "data_dir": str(places.data_dir),
-        "user_dir": chosen("user_dir"),
-        "dataset_zoo": str(no_datasets()) if offline else chosen("dataset_zoo"),
-        "model_zoo": chosen("model_zoo"),
-    }

@@ -1,8 +1,8 @@
 """``KEY=VALUE`` overrides, set in a configuration as MMF sets them, or refused.
 
-``mmf.utils.configuration._merge_with_dotlist`` sets keys that are there and refuses others. Some it accepts
-and drops, such as a value for a group of keys, and some mean something else to it than they say, such as
-``[-1]``. These are refused too.
+``mmf.utils.configuration._merge_with_dotlist`` sets keys that exist and refuses others. It accepts and drops
+some, such as a value for a group of keys, and takes some for something else, such as ``[-1]``. These are
+refused too.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PYTHON = {
     **dict.fromkeys(("false", "no", "off"), "False"),
     **dict.fromkeys(("null", "~"), "None"),
 }
-"""What YAML's words are in Python."""
+"""YAML's spelling of a value → Python's, which MMF reads."""
 
 
-def assign(config: Any, words: Sequence[str], *, version: str, has_user_dir: bool = False) -> None:
+def assign(config: Any, overrides: Sequence[str], *, version: str, has_user_dir: bool = False) -> None:
     """Set what the overrides say.
 
     Args:
         config: OmegaConf's; it is changed.
-        words: ``KEY=VALUE`` overrides.
+        overrides: ``KEY=VALUE``.
         version: of the MMF that will get them.
         has_user_dir: the user's own code may bring models and datasets whose keys nobody knows here.
 
@@ -43,12 +43,12 @@ def assign(config: Any, words: Sequence[str], *, version: str, has_user_dir: boo
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    _require_apart(words)
-    for word in words:
-        key, _, value = word.partition("=")
+    _require_apart(overrides)
+    for override in overrides:
+        key, _, value = override.partition("=")
         try:
-            OmegaConf.from_dotlist([word])  # MMF reads each as YAML, too
-            _assign(config, word, _decoded(value), version)
+            OmegaConf.from_dotlist([override])  # MMF reads each as YAML, too
+            _assign(config, override, _decoded(value), version)
         except UnknownKey:
             if not (has_user_dir and key.startswith(("model_config.", "dataset_config."))):
                 raise
@@ -56,68 +56,67 @@ def assign(config: Any, words: Sequence[str], *, version: str, has_user_dir: boo
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             quoted = as_typed(f"{key}={value!r}")
-            raise UsageError(f"{word}: not a value that MMF can read ({reason})", hint=quoted) from None
+            raise UsageError(f"{override}: not a value that MMF can read ({reason})", hint=quoted) from None
 
 
-def _assign(config: Any, word: str, value: Any, version: str) -> None:
-    key = word.partition("=")[0]
-    fields = key.split(".")
-    node = config
-    for depth, field in enumerate(fields, 1):
-        is_last = depth == len(fields)
-        found = _FIELD.fullmatch(field)
-        name, index = found.groups() if found else (field, None)
-        if not isinstance(node, Mapping) or name not in node:
+def _assign(config: Any, override: str, value: Any, version: str) -> None:
+    key = override.partition("=")[0]
+    here, parent, node = "", config, config
+    last: str | int = ""
+    index = None
+    for name, index in _fields(key):
+        if here and not isinstance(node, Mapping):
+            example = f"{here}[{name}]" if _is_list(node) else here
+            raise UsageError(f"{override}: {here} has no keys below it", hint=f"{example}=VALUE")
+        if name not in node:
             raise _unknown(config, key, version)
-        here = ".".join([*fields[: depth - 1], name])
-        child = _child(node, name)
+        here += f".{name}" if here else name
+        parent, last, node = node, name, _child(node, name)
         if index is not None:
-            if not _is_list(child):
-                raise UsageError(f"{word}: {here} is no list", hint=f"{key.replace(f'[{index}]', '')}=VALUE")
-            position = _position(word, here, index, child)
-            if is_last:
-                _require_meant(word, child[position], value)
-                child[position] = value
-                return
-            node = child[position]
-            if not isinstance(node, Mapping):
-                item = f"{here}[{index}]"
-                raise UsageError(f"{word}: {item} has no keys below it", hint=f"{item}=VALUE")
-        elif isinstance(child, Mapping):
-            if is_last:
-                raise _group(word, key, child)
-            node = child
-        elif is_last:
-            _require_meant(word, child, value)
-            node[name] = value  # type: ignore[index]
-        else:
-            example = f"{here}[{fields[depth]}]" if _is_list(child) else here
-            raise UsageError(f"{word}: {here} has no keys below it", hint=f"{example}=VALUE")
+            if not _is_list(node):
+                raise UsageError(
+                    f"{override}: {here} is no list", hint=f"{key.replace(f'[{index}]', '')}=VALUE"
+                )
+            last = _position(override, here, index, node)
+            parent, node, here = node, node[last], f"{here}[{index}]"
+    if isinstance(node, Mapping) and index is None:
+        raise _group(override, key, node)
+    _require_meant(override, node, value)
+    parent[last] = value
 
 
-def _require_apart(words: Sequence[str]) -> None:
+def _fields(key: str) -> list[tuple[str, str | None]]:
+    """The names in a key, each with the number of the item that stands in brackets after it, if one does."""
+    fields = []
+    for field in key.split("."):
+        match = _FIELD.fullmatch(field)
+        fields.append((match[1], match[2]) if match else (field, None))
+    return fields
+
+
+def _require_apart(overrides: Sequence[str]) -> None:
     """Refuse a list and one of its items beside each other, which MMF cannot merge."""
-    keys = {word.partition("=")[0] for word in words}
+    keys = {override.partition("=")[0] for override in overrides}
     for key in sorted(keys):
         whole = key.partition("[")[0]
         if whole != key and whole in keys:
             raise UsageError(f"{key} and {whole} set the same list", hint=f"set it by {whole} alone")
 
 
-def _require_meant(word: str, before: Any, value: Any) -> None:
+def _require_meant(override: str, before: Any, value: Any) -> None:
     """Refuse a text where something else is meant: MMF reads Python's values, not YAML's."""
-    key, _, typed = word.partition("=")
+    key, _, typed = override.partition("=")
     if not isinstance(value, str) or "${" in value:
         return
     bare, python = typed == value, _PYTHON.get(value.lower())
     if bare and value[:1] in ("[", "{"):
         raise UsageError(
-            f"{word}: not a list that MMF can read", hint=as_typed(f"{key}=['VALUE']") + ", with quotes"
+            f"{override}: not a list that MMF can read", hint=as_typed(f"{key}=['VALUE']") + ", with quotes"
         )
     if isinstance(before, (bool, int, float)) or (bare and value.lower() in ("true", "false", "null")):
         kind = "True or False" if isinstance(before, bool) else "a number"
         hint = f"{key}={python}" if python else f"it takes {kind}, such as {key}={before}"
-        raise UsageError(f"{word}: MMF would take {value!r} for a text", hint=hint)
+        raise UsageError(f"{override}: MMF would take {value!r} for a text", hint=hint)
 
 
 def _child(node: Any, name: str) -> Any:
@@ -133,22 +132,22 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _position(word: str, here: str, index: str, items: Sequence[Any]) -> int:
+def _position(override: str, here: str, index: str, items: Sequence[Any]) -> int:
     if not index.isdecimal() or int(index) >= len(items):
         allowed = f"{here}[0]" + (f" to {here}[{len(items) - 1}]" if len(items) > 1 else "")
         hint = f"{allowed}, or the whole list: " if items else "set the whole list: "
         raise UsageError(
-            f"{word}: {here} has {len(items)} items and none numbered {index!r}",
+            f"{override}: {here} has {len(items)} items and none numbered {index!r}",
             hint=hint + as_typed(f"{here}=['VALUE']"),
         )
     return int(index)
 
 
-def _group(word: str, key: str, group: Mapping[str, Any]) -> UsageError:
+def _group(override: str, key: str, group: Mapping[str, Any]) -> UsageError:
     names = list(group)
     below = ", ".join(f"{key}.{name}" for name in names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
     return UsageError(
-        f"{word}: {key} is a group of keys, which MMF does not set as one",
+        f"{override}: {key} is a group of keys, which MMF does not set as one",
         hint=f"set a key in it: {below}" if names else _in_a_preset(key),
     )
 

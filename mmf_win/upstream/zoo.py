@@ -25,19 +25,26 @@ Version: TypeAlias = str | float
 """What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML, some
 look like numbers."""
 
+DATASETS, MODELS = "configs/zoo/datasets.yaml", "configs/zoo/models.yaml"
+"""MMF's own zoos, as its configuration names them."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Resource:
+class ZooEntry:
     """An archive that MMF downloads.
 
     Attributes:
+        folder: where MMF puts the archive and unpacks it.
+        version: what MMF writes into ``.built.json``; where it finds another, it downloads all of it again.
         url: where from.
         file_name: what MMF calls it on disk.
         sha256: what it must be; None where the zoo does not say.
     """
 
+    folder: Path
+    version: Version | None
     url: str
     file_name: str
     sha256: str | None = None
@@ -48,21 +55,6 @@ class Resource:
         on_server = unquote(urlsplit(self.url).path).rpartition("/")[2]
         return tuple(dict.fromkeys(name for name in (on_server, self.file_name) if name))
 
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry of the zoo.
-
-    Attributes:
-        folder: where MMF puts the archive and unpacks it.
-        version: what MMF writes into ``.built.json``; where it finds another, it downloads all of it again.
-        resource: the archive.
-    """
-
-    folder: Path
-    version: Version | None
-    resource: Resource
-
     @property
     def marker(self) -> Path:
         """MMF's note that the entry was downloaded."""
@@ -71,70 +63,74 @@ class Entry:
     @property
     def archive(self) -> Path:
         """Where MMF puts the archive."""
-        return self.folder / self.resource.file_name
+        return self.folder / self.file_name
 
 
-def dataset_entry(root: Path, places: Places, part: str, zoo: str | None = None) -> Entry | None:
-    """The zoo's entry for ``features`` or ``extras`` of Hateful Memes; None where the zoo has none.
+@dataclass(frozen=True)
+class Zoo:
+    """MMF's zoo, or the one that the user chose.
 
-    Args:
+    Attributes:
         root: the folder that holds the package ``mmf``.
         places: MMF's folders.
-        part: a key of the entry's resources.
-        zoo: the zoo's file; None for MMF's own.
-
-    Raises:
-        UsageError: ``zoo`` is no zoo.
-        MmfError: MMF's own zoo cannot be read.
+        datasets, models: the two files of it, as ``env`` of a configuration names them.
     """
-    key = "hateful_memes.defaults"
-    datasets = _load(root, "datasets", zoo)
-    entry = _select(datasets, key) or _select(datasets, "hateful_memes")
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("resources"), Mapping):
-        return None
-    folder = places.dataset.root if part == "extras" else places.dataset.root / part
-    return _entry(f"{key}.{part}", folder, entry["version"], entry["resources"].get(part))
+
+    root: Path
+    places: Places
+    datasets: str = DATASETS
+    models: str = MODELS
+
+    def dataset(self, part: str) -> ZooEntry | None:
+        """The entry for ``features`` or ``extras`` of Hateful Memes; None where there is none.
+
+        Raises:
+            UsageError: the zoo that the user chose is none.
+            MmfError: MMF's own zoo cannot be read.
+        """
+        datasets = _load(self.root, self.datasets)
+        entry = _select(datasets, "hateful_memes.defaults") or _select(datasets, "hateful_memes")
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("resources"), Mapping):
+            return None
+        root = self.places.dataset.root
+        folder = root if part == "extras" else root / part
+        return _entry(f"hateful_memes.{part}", folder, entry["version"], entry["resources"].get(part))
+
+    def model(self, key: str) -> ZooEntry | None:
+        """The entry for a pretrained model; None where there is none of that name.
+
+        Args:
+            key: such as ``visual_bert.pretrained.coco``; where that is a group, its ``defaults`` are meant.
+
+        Raises:
+            UsageError: the zoo that the user chose is none.
+            MmfError: MMF's own zoo cannot be read.
+        """
+        entry, name = _select(_load(self.root, self.models), key), key
+        if isinstance(entry, Mapping) and not {"version", "resources"} <= entry.keys():
+            entry, name = entry.get("defaults"), f"{key}.defaults"
+        if not isinstance(entry, Mapping):
+            return None
+        folder = self.places.data_dir / "models" / name
+        return _entry(key, folder, entry.get("version"), entry.get("resources"))
 
 
-def model_entry(root: Path, places: Places, key: str, zoo: str | None = None) -> Entry | None:
-    """The zoo's entry for a pretrained model; None where the zoo has none of that name.
-
-    Args:
-        root: the folder that holds the package ``mmf``.
-        places: MMF's folders.
-        key: such as ``visual_bert.pretrained.coco``; where that is a group, its ``defaults`` are meant.
-        zoo: the zoo's file; None for MMF's own.
-
-    Raises:
-        UsageError: ``zoo`` is no zoo.
-        MmfError: MMF's own zoo cannot be read.
-    """
-    models = _load(root, "models", zoo)
-    entry, name = _select(models, key), key
-    if isinstance(entry, Mapping) and not {"version", "resources"} <= entry.keys():
-        entry, name = entry.get("defaults"), f"{key}.defaults"
-    if not isinstance(entry, Mapping):
-        return None
-    return _entry(key, places.data_dir / "models" / name, entry.get("version"), entry.get("resources"))
-
-
-def _load(root: Path, kind: str, chosen: str | None) -> Any:
+def _load(root: Path, zoo: str) -> Any:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    path = follow_text_links(root / "mmf" / "configs" / "zoo" / f"{kind}.yaml")
-    if chosen:
-        beside = root / "mmf" / chosen  # MMF looks there, too
-        path = Path(chosen) if Path(chosen).is_file() or not beside.is_file() else beside
+    # MMF looks in the working folder first, then in its own.
+    of_mmf = follow_text_links(root / "mmf" / zoo)
+    path = of_mmf if of_mmf.is_file() and not Path(zoo).is_file() else Path(zoo)
     try:
         return _read(path, path.stat().st_mtime_ns)
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror}"
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         problem = f"{path}: not valid YAML ({' '.join(str(error).split())})"
-    if chosen:
-        raise UsageError(problem, hint=f"see the variable MMF_{kind.upper().removesuffix('S')}_ZOO")
-    raise BrokenMmf(problem)
+    if zoo in (DATASETS, MODELS):
+        raise BrokenMmf(problem)
+    raise UsageError(problem, hint="see the variables MMF_DATASET_ZOO and MMF_MODEL_ZOO")
 
 
 @lru_cache(maxsize=4)  # a listing asks for the same zoos again and again
@@ -155,7 +151,7 @@ def _select(zoo: Any, key: str) -> Any:
         return None
 
 
-def _entry(key: str, folder: Path, version: Version | None, listed: Any) -> Entry | None:
+def _entry(key: str, folder: Path, version: Version | None, listed: Any) -> ZooEntry | None:
     """The entry; None where it is not one archive, as everything is that Hateful Memes needs."""
     items = [listed] if isinstance(listed, Mapping) else list(listed or [])
     if len(items) != 1 or not items[0].get("compressed", True):
@@ -166,4 +162,4 @@ def _entry(key: str, folder: Path, version: Version | None, listed: Any) -> Entr
     if url.startswith(_PREFIX):
         url = _REPLACEMENT + url.removeprefix(_PREFIX)
     sha256 = str(items[0].get("hashcode") or "").lower()
-    return Entry(folder, version, Resource(url, name, sha256 if _SHA256.fullmatch(sha256) else None))
+    return ZooEntry(folder, version, url, name, sha256 if _SHA256.fullmatch(sha256) else None)

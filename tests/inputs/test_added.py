@@ -325,21 +325,20 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
 def test_an_archive_beside_it_is_not_taken_for_its_origin(
     user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
 ) -> None:
-    from mmf_win.upstream.zoo import Entry as ZooEntry
-    from mmf_win.upstream.zoo import Resource
+    from mmf_win.upstream.zoo import ZooEntry
     from tests.worlds.zoo import features_archive, sha256
 
     folder = npy.write_pairs(user_dir / "npy", ["00001"])
     add(folder)
     archive = lmdb.parent / "features.tar.gz"
     archive.write_bytes(features_archive())
-    resource = Resource("http://127.0.0.1:9/nothing", archive.name, sha256(archive.read_bytes()))
+    url, digest = "http://127.0.0.1:9/nothing", sha256(archive.read_bytes())
     need = Need(
         "features",
         "region features",
         lmdb.parent,
         ("detectron.lmdb/data.mdb",),
-        ZooEntry(lmdb.parent, "1", resource),
+        ZooEntry(lmdb.parent, "1", url, archive.name, digest),
     )
     assert Fetcher(places).fetch([need])[0].state == "ok"
     hostile.flip_byte(lmdb / "data.mdb", 9000)

@@ -416,15 +416,15 @@ def start(zoo: Zoo) -> subprocess.Popen[bytes]:
         "import sys; from pathlib import Path\n"
         "from mmf_win.inputs.fetch import Fetcher\n"
         "from mmf_win.inputs.listing import Need\n"
-        "from mmf_win.upstream.zoo import Entry, Resource\n"
+        "from mmf_win.upstream.zoo import ZooEntry\n"
         "from mmf_win.paths import Places\n"
         "cache, data, folder, url, sha256 = sys.argv[1:]\n"
-        "entry = Entry(Path(folder), '1.0', Resource(url, 'fc7.tar.gz', sha256))\n"
+        "entry = ZooEntry(Path(folder), '1.0', url, 'fc7.tar.gz', sha256)\n"
         "need = Need('fc7', 'detectron fc7', Path(folder), ('fc7_w.pkl', 'fc7_b.pkl'), entry)\n"
         "Fetcher(Places(Path(cache), Path(data), Path(data))).fetch([need])"
     )
-    resource = zoo.fc7.entry.resource  # type: ignore[union-attr]
-    words = (zoo.places.cache_dir, zoo.places.data_dir, zoo.fc7.folder, resource.url, resource.sha256)
+    entry = zoo.fc7.entry  # type: ignore[union-attr]
+    words = (zoo.places.cache_dir, zoo.places.data_dir, zoo.fc7.folder, entry.url, entry.sha256)
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, words)],
         stdin=subprocess.DEVNULL,

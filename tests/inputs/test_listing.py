@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,9 @@ from mmf_win.inputs.listing import Need, needs_of
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.upstream.config import resolve
-from mmf_win.upstream.install import find
 from mmf_win.upstream.versions import dataset_version, read_version
 
 pytestmark = pytest.mark.torch  # for MMF
-
-_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
-_WITHOUT = pytest.mark.skipif(_CHECKOUT is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12")
 
 NEEDS = {
     "concat_bert": {"resnet", "bert"},
@@ -55,57 +50,51 @@ WEIGHTS = {
 }
 
 
-@pytest.fixture(params=["rc10", pytest.param("rc12", marks=_WITHOUT)])
-def root(request: pytest.FixtureRequest) -> Path:
-    """The MMF that ``mmfw setup`` installed, or the checkout."""
-    return find().root if request.param == "rc10" else Path(str(_CHECKOUT))
-
-
 @pytest.fixture
 def places(user_dir: Path) -> Places:
     """Empty folders."""
     return Places.resolve(user_dir / "data", user_dir / "save", {"MMF_CACHE_DIR": str(user_dir / "cache")})
 
 
-def needs(root: Path, places: Places, name: str, *words: str, **settings: Any) -> dict[str, Need]:
+def needs(mmf_root: Path, places: Places, name: str, *overrides: str, **settings: Any) -> dict[str, Need]:
     """What a preset needs, by kind."""
     preset = presets.load(name)
     config = resolve(
-        root,
+        mmf_root,
         places,
         model=preset.model,
         config=preset.config,
         settings=presets.merge(preset.settings, settings),
-        overrides=words,
+        overrides=overrides,
         offline=preset.offline,
     )
-    return {need.kind: need for need in needs_of(root, places, config)}
+    return {need.kind: need for need in needs_of(mmf_root, places, config)}
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_needs_what_its_model_reads(root: Path, places: Places, name: str) -> None:
-    assert needs(root, places, name).keys() == NEEDS[name]
+def test_every_preset_needs_what_its_model_reads(mmf_root: Path, places: Places, name: str) -> None:
+    assert needs(mmf_root, places, name).keys() == NEEDS[name]
 
 
-def test_the_archives_are_those_that_mmf_publishes(root: Path, places: Places) -> None:
-    found = needs(root, places, "image_region")
+def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, places: Places) -> None:
+    found = needs(mmf_root, places, "image_region")
     features = found["features"].entry
     assert features is not None
-    assert (features.resource.names[0], features.resource.sha256) == FEATURES[read_version(root)]
-    assert features.version == dataset_version(root)
-    assert features.resource.url.startswith("https://dl.fbaipublicfiles.com/mmf/data/")
+    assert (features.names[0], features.sha256) == FEATURES[read_version(mmf_root)]
+    assert features.version == dataset_version(mmf_root)
+    assert features.url.startswith("https://dl.fbaipublicfiles.com/mmf/data/")
     for kind, sha256 in ARCHIVES.items():
         entry = found[kind].entry
         assert entry is not None
-        assert entry.resource.sha256 == sha256
+        assert entry.sha256 == sha256
     for name, sha256 in WEIGHTS.items():
-        entry = needs(root, places, name)["weights"].entry
+        entry = needs(mmf_root, places, name)["weights"].entry
         assert entry is not None
-        assert entry.resource.sha256 == sha256
+        assert entry.sha256 == sha256
 
 
-def test_the_files_are_those_that_mmf_opens(root: Path, places: Places) -> None:
-    found = needs(root, places, "image_region")
+def test_the_files_are_those_that_mmf_opens(mmf_root: Path, places: Places) -> None:
+    found = needs(mmf_root, places, "image_region")
     dataset = places.data_dir / "datasets" / "hateful_memes" / "defaults"
     models = places.data_dir / "models"
     assert found["features"].files == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
@@ -114,12 +103,12 @@ def test_the_files_are_those_that_mmf_opens(root: Path, places: Places) -> None:
     assert found["glove"].files == [places.cache_dir / "glove.6B.300d.txt"]
 
 
-def test_the_users_own_words_change_what_is_read(root: Path, places: Places, user_dir: Path) -> None:
+def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: Places, user_dir: Path) -> None:
     bert, weights = user_dir / "my bert", user_dir / "my weights.pth"
     bert.mkdir()
     weights.touch()
     found = needs(
-        root,
+        mmf_root,
         places,
         "vilbert_cc",
         f"model_config.vilbert.bert_model_name={bert}",
@@ -135,6 +124,8 @@ def test_the_users_own_words_change_what_is_read(root: Path, places: Places, use
     assert found["tokenizer"].url == "bert-base-uncased"
 
 
-def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(root: Path, places: Places) -> None:
+def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(
+    mmf_root: Path, places: Places
+) -> None:
     resumed = {"checkpoint": {"resume_file": "current.ckpt", "resume_zoo": None}}
-    assert "weights" not in needs(root, places, "visual_bert_coco", **resumed)
+    assert "weights" not in needs(mmf_root, places, "visual_bert_coco", **resumed)

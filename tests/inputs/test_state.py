@@ -56,13 +56,14 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
     zoo.server.files["features_2020_10_01.tar.gz"] = features_archive(b"new" * 999)
     assert old.entry is not None
     name = "features_2020_10_01.tar.gz"
-    resource = replace(
-        old.entry.resource,
+    entry = replace(
+        old.entry,
+        version="2.0",
         url=f"{zoo.server.url}/{name}",
         file_name=name,
         sha256=sha256(zoo.server.files[name]),
     )
-    new = replace(old, entry=replace(old.entry, version="2.0", resource=resource))
+    new = replace(old, entry=entry)
     for status in (look(new, zoo.places), examine(new, zoo.places)):
         assert status.state == "broken"
         assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")

@@ -19,7 +19,7 @@ from mmf_win.runs import presets, zoo_weights
 from mmf_win.runs.history import state, summarize
 from mmf_win.upstream.install import find
 from mmf_win.upstream.versions import read_version
-from mmf_win.upstream.zoo import model_entry
+from mmf_win.upstream.zoo import Zoo
 from tests.worlds import tiny_mmf, zoo
 from tests.worlds.memes import tar_gz
 from tests.worlds.torch_files import checkpoint
@@ -237,8 +237,8 @@ def test_every_published_baseline_names_weights_of_the_zoo() -> None:
     for root in roots:
         for preset in named:
             assert preset.zoo is not None
-            entry = model_entry(root, Places.resolve(), preset.zoo)
-            assert entry is not None and preset.model in entry.resource.url, (preset.name, str(root))
+            entry = Zoo(root, Places.resolve()).model(preset.zoo)
+            assert entry is not None and preset.model in entry.url, (preset.name, str(root))
             assert entry.folder.name == preset.zoo, "it is a group, whose default may change"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmf_win.inputs.listing import Need
 from mmf_win.paths import Places
-from mmf_win.upstream.zoo import Entry, Resource
+from mmf_win.upstream.zoo import ZooEntry
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer
 
@@ -53,9 +53,9 @@ class Zoo:
         folder = self.places.data_dir / "models" / "detectron.defaults"
         return Need("fc7", "detectron fc7", folder, tuple(FC7), self._entry(folder, "fc7.tar.gz"))
 
-    def _entry(self, folder: Path, name: str) -> Entry:
+    def _entry(self, folder: Path, name: str) -> ZooEntry:
         url = f"{self.server.url}/{name}"
-        return Entry(folder, "1.0", Resource(url, name, sha256(self.server.files[name])))
+        return ZooEntry(folder, "1.0", url, name, sha256(self.server.files[name]))
 
 
 _LMDB = "detectron.lmdb/data.mdb"

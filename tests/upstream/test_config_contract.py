@@ -1,0 +1,304 @@
+"""The contract: what mmfw reads of MMF's configuration without importing it is what MMF makes of it.
+
+For every preset and every configuration of Hateful Memes in MMF's tree, with and without overrides, the whole
+configuration is compared with that of MMF's own ``Configuration``; then each entry of MMF's zoo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from mmf_win.commands.hints import hint_for
+from mmf_win.errors import UsageError
+from mmf_win.paths import Places, no_datasets
+from mmf_win.runs import presets
+from mmf_win.upstream.config import load_yaml, merge, model_config, resolve
+from mmf_win.upstream.overrides import assign
+from mmf_win.upstream.versions import read_version
+from mmf_win.upstream.zoo import Zoo
+from tests.worlds.mmf_configuration import Question, ask, leaves
+
+pytestmark = pytest.mark.torch  # for MMF
+
+MMBT = ("mmbt", "projects/mmbt/configs/hateful_memes/defaults.yaml")
+DATASET = "dataset_config.hateful_memes"
+
+# What any of the configurations takes.
+OVERRIDES = (
+    "training.seed=7",
+    "training.max_epochs=3",
+    "training.max_updates=None",
+    "training.experiment_name=a=b",
+    "training.log_format=",
+    "training.lr_steps=[1,2]",
+    "training.early_stop.enabled=True",
+    "training.clip_norm_mode='x y'",
+    "training.device=cpu",
+    "optimizer.params.lr=2e-5",
+    "checkpoint.resume_zoo=visual_bert.pretrained.coco",
+    "checkpoint.resume_file=/a/путь/b.ckpt",
+    "checkpoint.reset.optimizer=True",
+    "distributed.world_size=1",
+    "env.log_dir=logs",
+    "env.model_zoo=own.yaml",
+    "evaluation.metrics=['accuracy']",
+    f"{DATASET}.data_dir=${{env.cache_dir}}",
+    f"{DATASET}.annotations.test[0]=own.jsonl",
+    f"{DATASET}.annotations.train=['own.jsonl','b.jsonl']",
+    f"{DATASET}.images.val=own",
+)
+# What these of MMBT takes beside.
+OF_MMBT = (
+    "model_config.mmbt.num_labels=3",
+    "model_config.mmbt.losses[0].type=bce",
+    "model_config.mmbt.bert_model_name=my/bert",
+    f"{DATASET}.processors.text_processor.params.max_seq_length=20",
+    f"{DATASET}.annotations.val=own.jsonl",
+)
+REFUSED_BY_MMF = (
+    "learning_rate=1",
+    "seed=1",
+    "+training.seed=1",
+    " training.seed=1",
+    "training..seed=1",
+    ".training.seed=1",
+    "training.seed.x=1",
+    "training.no_such_key=1",
+    "optimizer.params.no_such_key=1",
+    "model_config.vilbert.num_labels=3",
+    "model_config.mmbt.losses[0].no_such_key.x=1",
+    "checkpoint.pretrained_state_mapping.a=b",
+    "training.lr_steps[0]=1",
+    f"{DATASET}.annotations.test[5]=x",
+    f"{DATASET}.annotations.test.0=x",
+    f"{DATASET}.annotations[test]=x",
+    "training.seed={1,2}",
+    "training.seed=[1",
+    "training.seed=%x",
+    "training.seed=${",
+)
+# MMF takes these, and does nothing, or something else than they say.
+REFUSED_BY_US_ALONE = (
+    "training=3",
+    "training.early_stop=True",
+    "training.early_stop={'enabled': True}",
+    "optimizer.params={'lr': 3}",
+    "checkpoint.pretrained_state_mapping={'a': 'b'}",
+    "training[0].seed=1",
+    "training.seed[0]=1",
+    f"{DATASET}.annotations.test[-1]=x",
+    f"{DATASET}.annotations.test[0][1]=x",
+    "training.early_stop.enabled=true",
+    "training.clip_gradients=off",
+    "training.log_format=null",
+    "training.num_workers=abc",
+    "training.batch_size='8'",
+    "optimizer.params.lr=1e",
+    f"{DATASET}.annotations.train=[/x/a.jsonl]",
+)
+# Settings of presets of the user's own.
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"new": {"key": [1, {"a": None}]}, "a": 1.0, "b": "1e-5", "c": "yes"},
+    {"model_config": None},
+    {"model_config": {"mmbt": None}},
+    {"checkpoint": None},
+    {"training": {"batch_size": "${training.max_updates}", "device": "cpu"}},
+    {"training": {"callbacks": [{"type": "mine", "params": {}}], "lr_steps": [1]}},
+    {"dataset_config": {"hateful_memes": {"annotations": {"train": "x"}, "data_dir": "${env.cache_dir}/x"}}},
+    {"env": {"user_dir": None, "dataset_zoo": "own.yaml", "log_dir": "logs"}},
+)
+# MMF would read other folders than mmfw checked, or would let an old name win over the new one.
+REFUSED_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"env": {"data_dir": "x"}},
+    {"env": {"cache_dir": "x"}},
+    {"learning_rate": 0.1},
+    {"training": {"resume_file": "x"}},
+    {"training": {"run_type": "val"}},
+)
+# Keys whose values name one that is overridden.
+FOLLOWING = {
+    "training.wandb.name",
+    "model_config.mmbt.text_encoder.params.bert_model_name",
+    "scheduler.params.num_training_steps",
+}
+ENVIRONMENT = {"MMF_REPORT_DIR": "отчёты", "MMF_DATASET_ZOO": str(no_datasets()), "MMF_USER_DIR": ""}
+# What MMF notes of its own options, and what it sets by the machine that it runs on.
+NOT_COMPARED = {"config", "model", "datasets", "training.device", "distributed.world_size"}
+
+
+def places_in(folder: Path) -> Places:
+    return Places.resolve(folder / "data", folder / "save", {"MMF_CACHE_DIR": str(folder / "cache")})
+
+
+def questions_of(root: Path, folder: Path) -> Iterator[tuple[str, Question]]:
+    """What is asked, with its name."""
+    loaded = [presets.load(name) for name in presets.names()]
+    configurations = {f"preset {p.name}": (p.model, p.config, p.settings) for p in loaded}
+    files = [path for area in ("projects", "mmf") for path in sorted((root / area).rglob("*.yaml"))]
+    for path in sorted({path.resolve() for path in files if "hateful_memes" in path.parts}):
+        models = list((load_yaml(root, path).get("model_config") or {}).keys())
+        configurations[str(path)] = (models[0] if models else "mmbt", str(path), {})
+    for name, (model, config, settings) in configurations.items():
+        yield name, Question(model, config, settings)
+        if name.startswith("preset"):
+            yield f"{name}, overridden", Question(model, config, settings, OVERRIDES)
+    yield "", Question(*MMBT)
+    yield "MMBT, overridden", Question(*MMBT, overrides=(*OVERRIDES, *OF_MMBT))
+    for override in (*REFUSED_BY_MMF, *REFUSED_BY_US_ALONE):
+        yield override, Question(*MMBT, overrides=[override])
+    for tree in (*SETTINGS, *REFUSED_SETTINGS):
+        yield json.dumps(tree), Question(*MMBT, tree)
+    (folder / "beside.yaml").write_text("training: {seed: 1, max_updates: 3}\n", encoding="utf-8")
+    own = folder / "own.yaml"
+    includes = f"includes: [./beside.yaml, {MMBT[1]}]" if (root / "mmf" / MMBT[1]).is_file() else ""
+    own.write_text(f"{includes}\ntraining: {{seed: 2}}\n", encoding="utf-8")
+    yield "the user's own configuration", Question("mmbt", str(own))
+    yield "no configuration", Question("mmbt", None, {"training": {"seed": 3}})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For the configurations and MMF's folders."""
+    return tmp_path_factory.mktemp("настройки")
+
+
+@pytest.fixture(scope="module")
+def asked(mmf_root: Path, folder: Path) -> dict[str, Question]:
+    """What is asked, by name."""
+    return dict(questions_of(mmf_root, folder))
+
+
+@pytest.fixture(scope="module")
+def zoo_keys(mmf_root: Path) -> list[str]:
+    """Every key of MMF's zoo of models, groups of keys included."""
+    zoo = load_yaml(mmf_root, mmf_root / "mmf" / "configs" / "zoo" / "models.yaml")
+    keys = {key.removesuffix(".version") for key, _ in leaves(zoo) if key.endswith(".version")}
+    return sorted(keys | {key.removesuffix(".defaults") for key in keys})
+
+
+@pytest.fixture(scope="module")
+def answers(mmf_root: Path, folder: Path, asked: dict[str, Question], zoo_keys: list[str]) -> dict[str, Any]:
+    """What the real MMF answers, all in one process."""
+    places = places_in(folder)
+    environment = {**os.environ, **ENVIRONMENT}
+    environment |= {"MMF_CACHE_DIR": str(places.cache_dir), "MMF_DATA_DIR": str(places.data_dir)}
+    return ask(mmf_root, list(asked.values()), zoo_keys, environment)
+
+
+@pytest.fixture
+def by_mmf(asked: dict[str, Question], answers: dict[str, Any]) -> dict[str, Any]:
+    """Name of a question → MMF's configuration, or its error."""
+    return dict(zip(asked, answers["configurations"], strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@cache
+def merged(root: Path, folder: Path, model: str, config: str | None, settings: str) -> Any:
+    """Before the overrides."""
+    tree = json.loads(settings)
+    return merge(root, places_in(folder), model=model, config=config, settings=tree, offline=False)
+
+
+def ours(root: Path, folder: Path, question: Question) -> dict[str, Any]:
+    """The whole configuration as mmfw reads it, by its leaves."""
+    settings = json.dumps(question.settings)
+    config = deepcopy(merged(root, folder, question.model, question.config, settings))
+    assign(config, question.overrides, version=read_version(root))
+    config.distributed.world_size = None  # MMF counts devices
+    return dict(leaves(OmegaConf.to_container(config, resolve=True)))
+
+
+def refused(asked: dict[str, Question]) -> set[str]:
+    """The questions to which mmfw has no answer."""
+    overrides = {name for name in asked if name in (*REFUSED_BY_MMF, *REFUSED_BY_US_ALONE)}
+    return overrides | {json.dumps(tree) for tree in REFUSED_SETTINGS}
+
+
+def test_every_configuration_is_the_one_that_mmf_makes(
+    mmf_root: Path, folder: Path, asked: dict[str, Question], by_mmf: dict[str, Any]
+) -> None:
+    assert len(asked) > 100
+    for name in asked.keys() - refused(asked):
+        assert isinstance(by_mmf[name], dict), (name, by_mmf[name])
+        theirs, read = dict(leaves(by_mmf[name])), ours(mmf_root, folder, asked[name])
+        different = {key for key in theirs.keys() | read.keys() if theirs.get(key, ...) != read.get(key, ...)}
+        assert different <= NOT_COMPARED, name
+
+
+def test_an_override_sets_what_it_says(by_mmf: dict[str, Any]) -> None:
+    before, after = (dict(leaves(by_mmf[name])) for name in ("", "MMBT, overridden"))
+    set_by_them = {override.partition("=")[0].partition("[")[0] for override in (*OVERRIDES, *OF_MMBT)}
+    changed = {key for key in after if after[key] != before[key]}
+    assert changed - FOLLOWING - NOT_COMPARED == set_by_them - NOT_COMPARED
+
+
+def test_what_mmf_refuses_is_refused(
+    mmf_root: Path, folder: Path, asked: dict[str, Question], by_mmf: dict[str, Any]
+) -> None:
+    for name in REFUSED_BY_MMF:
+        assert isinstance(by_mmf[name], str), name
+        with pytest.raises(UsageError) as caught:
+            ours(mmf_root, folder, asked[name])
+        assert caught.value.hint, name
+
+
+def test_what_mmf_would_drop_or_take_for_something_else_is_refused(
+    mmf_root: Path, folder: Path, asked: dict[str, Question], by_mmf: dict[str, Any]
+) -> None:
+    for name in (*REFUSED_BY_US_ALONE, *map(json.dumps, REFUSED_SETTINGS)):
+        assert isinstance(by_mmf[name], dict), name
+        with pytest.raises(UsageError) as caught:
+            ours(mmf_root, folder, asked[name])
+        assert caught.value.hint or hint_for(caught.value), name
+
+
+def test_what_is_read_of_it_are_its_parts(mmf_root: Path, folder: Path, by_mmf: dict[str, Any]) -> None:
+    read = resolve(mmf_root, places_in(folder), model=MMBT[0], config=MMBT[1], settings={})
+    theirs = by_mmf[""]
+    assert read == {
+        "env": theirs["env"],
+        "checkpoint": theirs["checkpoint"],
+        "dataset": theirs["dataset_config"]["hateful_memes"],
+        "model": theirs["model_config"]["mmbt"],
+    }
+
+
+def test_every_model_has_the_configuration_that_its_class_names(
+    mmf_root: Path, answers: dict[str, Any]
+) -> None:
+    assert len(answers["models"]) > 15
+    for model, config in answers["models"].items():
+        assert model_config(mmf_root, model) == config, model
+
+
+def test_every_entry_of_the_zoo_is_the_one_that_mmf_reads(
+    mmf_root: Path, folder: Path, zoo_keys: list[str], answers: dict[str, Any]
+) -> None:
+    zoo = Zoo(mmf_root, places_in(folder))
+    found = {key: zoo.model(key) for key in zoo_keys} | {"hateful_memes": zoo.dataset("features")}
+    assert len(answers["zoo"]) == len(found) > 30
+    for key, (version, resources) in answers["zoo"].items():
+        listed = resources["features"] if isinstance(resources, dict) else resources
+        entry = found[key]
+        if entry is None:
+            assert not listed or len(listed) > 1 or not listed[0].get("compressed", True), key
+        else:
+            wanted = (version, listed[0]["file_name"])
+            assert (entry.version, entry.file_name) == wanted, key
+            sha256 = listed[0].get("hashcode") or ""
+            # One hash of MMF's is a digit short; nothing can have it.
+            assert entry.sha256 == (sha256 if len(sha256) == 64 else None), key

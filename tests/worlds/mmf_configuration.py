@@ -1,0 +1,124 @@
+"""What the real MMF makes of its configuration and of its zoo, answered by a process of its own.
+
+``python -m tests.worlds.mmf_configuration MMF_ROOT < QUESTIONS`` builds MMF's own ``Configuration`` for each
+question, with nothing of mmfw's but the patches, and from a file as the worker writes one for an attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmf_win.upstream.settings import as_pairs
+from mmf_win.upstream.versions import config_path, read_version
+
+_TESTS_PARENT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A configuration to build.
+
+    Attributes:
+        model: MMF's name of the model.
+        config: MMF's configuration to start from.
+        settings: keys merged over it, as a preset has them.
+        overrides: ``KEY=VALUE``.
+    """
+
+    model: str
+    config: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+
+
+def ask(
+    root: Path,
+    questions: Sequence[Question],
+    zoo_keys: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What the real MMF answers.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        questions: what to build.
+        zoo_keys: keys of the zoo of models to look up.
+        environment: of the process; None for this one's.
+
+    Returns:
+        ``configurations``, for each question the whole one, or the name of the error that refuses it;
+        ``zoo``, for each key and for the dataset the version and the resources; ``models``, for each model
+        the configuration that its class itself names.
+    """
+    asked = {"questions": [asdict(question) for question in questions], "zoo_keys": list(zoo_keys)}
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, str(root)],
+        input=json.dumps(asked),
+        cwd=_TESTS_PARENT,
+        env=None if environment is None else dict(environment),
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key below which there is no other, dotted, with its value."""
+    if isinstance(node, Mapping) and (node or not above):
+        for key in node:
+            yield from leaves(node[key], f"{above}.{key}" if above else str(key))
+    else:
+        yield above, node
+
+
+def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """The answers."""
+    from mmf_win.worker import compat
+
+    compat.install(root, read_version(root))
+    from mmf.common.registry import registry
+    from mmf.utils.configuration import Configuration, get_zoo_config
+    from mmf.utils.env import setup_imports
+    from omegaconf import OmegaConf
+
+    setup_imports()
+    configurations: list[Any] = []
+    for question in (Question(**values) for values in asked["questions"]):
+        try:
+            with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+                made = Configuration(Namespace(config_override=None, opts=_options(root, question, folder)))
+                configurations.append(OmegaConf.to_container(made.get_config(), resolve=True))
+        except Exception as error:
+            configurations.append(type(error).__name__)
+    zoo: dict[str, Any] = {}
+    for kind, key in [("datasets", "hateful_memes"), *(("models", key) for key in asked["zoo_keys"])]:
+        version, resources = get_zoo_config(key, zoo_type=kind)
+        zoo[key] = [
+            version,
+            OmegaConf.to_container(resources) if OmegaConf.is_config(resources) else resources,
+        ]
+    registered = registry.mapping["model_name_mapping"].items()
+    models = {name: model.config_path() for name, model in registered if "config_path" in vars(model)}
+    return {"configurations": configurations, "zoo": zoo, "models": models}
+
+
+def _options(root: Path, question: Question, folder: str) -> list[str]:
+    base = [str(config_path(root, question.config))] if question.config else []
+    written = Path(folder, "mmf.yaml")
+    written.write_text(json.dumps({"includes": base, **question.settings}), encoding="utf-8")
+    named = ["config", str(written), "model", question.model, "dataset", "hateful_memes"]
+    return [*named, *as_pairs(list(question.overrides))]
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(main(Path(sys.argv[1]), json.load(sys.stdin))))
