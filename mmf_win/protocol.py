@@ -71,6 +71,28 @@ Phase = Literal["train", "val", "predict"]
 
 
 @dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run, and the files in it that the worker writes."""
+
+    path: Path
+
+    @property
+    def events(self) -> Path:
+        """What happened, in all attempts."""
+        return self.path / "events.jsonl"
+
+    @property
+    def exit_file(self) -> Path:
+        """How the last attempt to train ended."""
+        return self.path / "exit.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the worker that trains."""
+        return self.path / "lock"
+
+
+@dataclass(frozen=True)
 class AttemptFolder:
     """The folder of one attempt, and the files in it."""
 
@@ -165,24 +187,9 @@ class AttemptRequest:
     report: str | None = None
 
     @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-        return Path(self.attempt_dir).parents[1]
-
-    @property
-    def events(self) -> Path:
-        """Where the run's events go."""
-        return self.run_dir / "events.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the worker that trains the run."""
-        return self.run_dir / "lock"
-
-    @property
-    def run_exit(self) -> Path:
-        """How the run's last training attempt ended."""
-        return self.run_dir / "exit.json"
+    def run(self) -> RunFolder:
+        """The run's files."""
+        return RunFolder(Path(self.attempt_dir).parents[1])
 
     @property
     def attempt(self) -> AttemptFolder:

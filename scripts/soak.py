@@ -33,7 +33,7 @@ from mmf_win.console import say
 from mmf_win.demo.folder import DemoFolder
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import history
-from mmf_win.runs.checkpoint_list import listed
+from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.install import usable_mmf
 

@@ -107,7 +107,6 @@ def command(
     checkpoint: tuple[str, ...],
     published: str | None,
     source: str | None,
-    trust: bool,
     split: tuple[str, ...],
     memes: tuple[Path, ...],
     image: tuple[Path, ...],
@@ -115,13 +114,11 @@ def command(
     features: Path | None,
     ensemble: str | None,
     threshold: str,
-    batch_size: int | None,
     report: bool,
-    retry: bool,
-    stop_timeout: float,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Predict splits, or your own memes, with trained runs or published weights.
 
@@ -139,12 +136,13 @@ def command(
     from mmf_win.results import prediction
     from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, require_predictable, split_runs
     from mmf_win.runs.published import splits_of_paper
+    from mmf_win.runs.request import RunRequest
     from mmf_win.runs.zoo_weights import run_of
 
     _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_runs(words)
     said = {
-        "--batch-size": (batch_size, BATCH_SIZE),
+        "--batch-size": (given["batch_size"], BATCH_SIZE),
         "--features": (features, FEATURES),
         "--memes": (memes, OWN_MEMES),
         "--image": (image, OWN_MEMES),
@@ -171,11 +169,7 @@ def command(
         kind=ensemble,
         best_threshold=threshold == "best-accuracy",
         data_dir=data_dir,
-        overrides=overrides,
-        batch_size=batch_size,
-        retry=retry,
-        trust=trust,
-        stop_timeout=stop_timeout,
+        asked=RunRequest(overrides=list(overrides), **given),
         display=RunDisplay,
     )
     if image and text is not None:

@@ -11,7 +11,7 @@ from mmf_win.commands import options
 from mmf_win.console import moment, print_json, say, size, table
 
 if TYPE_CHECKING:
-    from mmf_win.runs.checkpoint_list import Checkpoint
+    from mmf_win.runs.checkpoints import SavedCheckpoint
 
 
 @click.command(
@@ -32,7 +32,7 @@ def command(run: str | None, save_dir: Path | None, as_json: bool) -> None:
     once.
     """
     from mmf_win.paths import Places
-    from mmf_win.runs.checkpoint_list import listed
+    from mmf_win.runs.checkpoints import listed
     from mmf_win.runs.history import find
 
     chosen = find(Places.resolve(None, save_dir).save_dir, run)
@@ -51,12 +51,12 @@ def command(run: str | None, save_dir: Path | None, as_json: bool) -> None:
             say("`mmfw train --resume last` passes over those that do not open")
 
 
-def _line(c: Checkpoint) -> tuple[object, ...]:
+def _line(c: SavedCheckpoint) -> tuple[object, ...]:
     written = moment(c.written)
     shared = ", ".join(c.same_as) or None
     return (c.name, c.update, c.epoch, c.auroc, size(c.size), written, shared, c.problem or "yes")
 
 
-def _on_disk(found: list[Checkpoint]) -> int:
+def _on_disk(found: list[SavedCheckpoint]) -> int:
     """Bytes of all of them, those with several names once."""
     return sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())

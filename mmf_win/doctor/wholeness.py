@@ -16,7 +16,7 @@ from mmf_win.inputs.caches import git_id_in_name, hash_in_name, hub_cache
 from mmf_win.inputs.ledger import Ledger
 from mmf_win.integrity import FIRST_READING, SUMS, Manifest, verify
 from mmf_win.paths import Places
-from mmf_win.runs.checkpoint_list import listed
+from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.history import all_runs
 from mmf_win.upstream.install import find, source_of, was_set_up
 from mmf_win.upstream.install import verify as verify_mmf

@@ -29,6 +29,7 @@ from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, labe
 from mmf_win.runs import checkpoints, history, predicting
 from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.folder import Run
+from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
 
@@ -79,11 +80,7 @@ class PredictionOptions:
         kind: how to blend, a key of :data:`~mmf_win.results.probabilities.KINDS`; None not to.
         best_threshold: choose the threshold on the validation split.
         data_dir: MMF's data folder; None for each run's own.
-        overrides: the user's ``KEY=VALUE`` words, after those of the run.
-        batch_size: memes a batch; None for the run's own.
-        retry: try again with less, when memory runs out.
-        trust: load checkpoints even if they hold classes that torch refuses.
-        stop_timeout: seconds without progress after which a worker that was asked to stop is killed.
+        asked: batch size, overrides and the like; they win over those of each run.
         display: shows each attempt while it runs.
     """
 
@@ -93,11 +90,7 @@ class PredictionOptions:
     kind: str | None = None
     best_threshold: bool = False
     data_dir: Path | None = None
-    overrides: tuple[str, ...] = ()
-    batch_size: int | None = None
-    retry: bool = True
-    trust: bool = False
-    stop_timeout: float = 30.0
+    asked: RunRequest = field(default_factory=RunRequest)
     display: Display = silent
 
 
@@ -287,16 +280,12 @@ class _Team:
             self._csvs[member, target.name] = predicting.predict(
                 member.run,
                 self._places(member),
+                self.options.asked,
                 checkpoint=member.checkpoint,
                 target=self._of(member, target),
-                overrides=self.options.overrides,
-                batch_size=self.options.batch_size,
                 # The validation split beside own memes has the dataset's features.
                 features=self.options.features if target.is_own or self.options.memes is None else None,
                 report=report,
-                retry=self.options.retry,
-                trust=self.options.trust,
-                stop_timeout=self.options.stop_timeout,
                 display=self.options.display,
             )
         return self._csvs[member, target.name]

@@ -28,6 +28,12 @@ _PAUSE = 0.5
 _PATIENCE = 20.0
 _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 
+_SHRINKING = {
+    "workers": "memory ran out with %d DataLoader workers; trying %d",
+    "eval_batch": "out of GPU memory with %d rows at once in evaluation; trying %d, with metrics on the CPU",
+    "micro_batch": "out of GPU memory with a micro-batch of %d; trying %d, which does not change the batch",
+}
+
 Display = Callable[[Run], AbstractContextManager[Callable[[Event], None]]]
 """Makes what shows an attempt's events while it runs; it is entered when the worker starts."""
 
@@ -63,8 +69,7 @@ def until_it_fits(
         less = plan.smaller(asked, end, started) if retry and number < _MOST else None
         if less is None or started is None:
             raise as_error(end, run, asked.action)
-        failed = asked
-        asked = plan.following(failed, less, started, _newest_saved(run, events, failed))
+        failed, (name, had, fewer) = asked, less
         log = EventLog(run.events, failed.attempt.name)
         log.write(
             "attempt_failed",
@@ -73,9 +78,13 @@ def until_it_fits(
             micro_batch=failed.micro_batch,
             eval_batch=failed.eval_batch,
             workers=started["workers"],
-            next=less,
+            next={name: fewer},
         )
-        _log.info(_told(end, failed, less, started, asked))
+        asked = plan.following(failed, name, fewer, started, _newest_saved(run, events, failed))
+        _log.info(_SHRINKING[name], had, fewer)
+        if asked.action == "train":
+            origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
+            _log.info("training from %s", origin)
         try:
             _wait_until_free(free)
         except KeyboardInterrupt:
@@ -102,7 +111,7 @@ def run_worker(
     Args:
         run: its folder.
         asked: what the worker is to do.
-        request: what the run was asked for.
+        request: what this is part of.
         places: MMF's folders.
         display: shows the worker's events.
         on_training: called when training begins.
@@ -160,26 +169,6 @@ def _newest_saved(run: Run, events: list[Event], failed: AttemptRequest) -> Path
         except CheckpointError:
             pass
     return None
-
-
-def _told(
-    end: Exit, failed: AttemptRequest, less: dict[str, int], started: Event, asked: AttemptRequest
-) -> str:
-    """What failed and what is tried next, for the user."""
-    if "workers" in less:
-        told = f"memory ran out with {started['workers']} DataLoader workers; trying {less['workers']}"
-    elif "eval_batch" in less:
-        rows = failed.eval_batch or started["batch"]
-        where = "in validation, " if end.phase == "val" else ""
-        told = f"out of GPU memory {where}with a micro-batch of {rows}; trying {less['eval_batch']}"
-        told += ", and metrics on the CPU; training stays as it is" if end.phase == "val" else ""
-    else:
-        rows = started["micro_batch"]
-        told = f"out of GPU memory with a micro-batch of {rows}; trying {less['micro_batch']}"
-        told += f", still {started['batch']} rows an update"
-    if asked.action == "predict":
-        return told
-    return f"{told}; from {Path(asked.checkpoint).name if asked.checkpoint else 'the beginning'}"
 
 
 def _wait_until_free(before: list[int]) -> None:

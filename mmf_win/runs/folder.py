@@ -28,15 +28,13 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import is_locked
 from mmf_win.paths import new_folder, portable_name, timestamp
-from mmf_win.protocol import AttemptFolder, Exit
+from mmf_win.protocol import AttemptFolder, Exit, RunFolder
 from mmf_win.runs.request import RunRequest
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(RunFolder):
     """The folder of one run, and the names in it."""
-
-    path: Path
 
     @classmethod
     def create(cls, save_dir: Path, name: str) -> Run:
@@ -54,24 +52,9 @@ class Run:
         return self.path / "request.json"
 
     @property
-    def events(self) -> Path:
-        """What happened."""
-        return self.path / "events.jsonl"
-
-    @property
-    def exit_file(self) -> Path:
-        """How the last attempt ended."""
-        return self.path / "exit.json"
-
-    @property
     def log(self) -> Path:
         """The worker's whole output."""
         return self.path / "log.txt"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the worker that trains."""
-        return self.path / "lock"
 
     @property
     def logs(self) -> Path:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_ASKED = {"model", "config", "overrides", "seed", "batch_size", "epochs", "start", "init", "mmf"}
+_ASKED |= {"published_weights", "splits", "data_dir"}
 AUROC = "hateful_memes/roc_auc"
 
 
@@ -194,26 +196,12 @@ def details(run: Run) -> dict[str, Any]:
         DataError: its request cannot be read.
     """
     request = asdict(run.request())
-    asked = (
-        "model",
-        "config",
-        "overrides",
-        "seed",
-        "batch_size",
-        "epochs",
-        "start",
-        "init",
-        "published_weights",
-        "mmf",
-        "splits",
-        "data_dir",
-    )
     events = read_events(run.events)
     end = run.exit()
     return {
         **asdict(summarize(run)),
         "why": end.message or None if end else None,
-        **{key: request[key] for key in asked},
+        **{key: request[key] for key in request if key in _ASKED},
         "trained_on": next((on for event in reversed(events) if (on := _data(event, "train_started"))), None),
         "attempts": [
             {key: event[key] for key in ("attempt", "action", "t") if key in event}

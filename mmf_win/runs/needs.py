@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.console import Progress, as_typed
@@ -119,7 +120,7 @@ def without_regions(mmf: Path, places: Places) -> list[str]:
     with Progress("looking at presets", len(names), "file") as progress:
         found = []
         for name in names:
-            if not _config_of_preset(mmf, presets.load(name), places)["dataset"].get("use_features"):
+            if not _resolved(mmf, places, presets.load(name), ())["dataset"].get("use_features"):
                 found.append(name)
             progress.advance(1)
     return found
@@ -142,7 +143,7 @@ def needs_of_presets(
     found: dict[Need, list[str]] = {}
     with Progress("looking at presets", len(names), "file") as progress:
         for name in names:
-            config = _config_of_preset(mmf.root, presets.load(name), places, overrides)
+            config = _resolved(mmf.root, places, presets.load(name), overrides)
             for need in needs_of(mmf.root, places, config):
                 found.setdefault(need, []).append(name)
             progress.advance(1)
@@ -153,41 +154,25 @@ def needs_of_run(
     mmf: Installed, request: RunRequest, places: Places, overrides: Sequence[str] = ()
 ) -> dict[Need, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
-    config = resolve(
-        mmf.root,
-        places,
-        model=request.model,
-        config=request.config,
-        settings=request.settings,
-        overrides=[*request.overrides, *overrides],
-        offline=request.offline,
-    )
+    config = _resolved(mmf.root, places, request, [*request.overrides, *overrides])
     return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
 
 
 def _config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
-    return resolve(
-        Path(asked.mmf),
-        places,
-        model=asked.model,
-        config=asked.base_config,
-        settings=asked.settings,
-        overrides=asked.overrides,
-        offline=request.offline,
-    )
+    return _resolved(Path(asked.mmf), places, replace(request, settings=asked.settings), asked.overrides)
 
 
-def _config_of_preset(
-    mmf: Path, preset: Preset, places: Places, overrides: Sequence[str] = ()
+def _resolved(
+    mmf: Path, places: Places, source: Preset | RunRequest, overrides: Sequence[str]
 ) -> settings.Settings:
     return resolve(
         mmf,
         places,
-        model=preset.model,
-        config=preset.config,
-        settings=preset.settings,
+        model=source.model,
+        config=source.config,
+        settings=source.settings,
         overrides=overrides,
-        offline=preset.offline,
+        offline=source.offline,
     )
 
 

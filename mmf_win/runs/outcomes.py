@@ -52,7 +52,7 @@ def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exi
     if end is not said:
         end.save(asked.attempt.exit)
         if asked.action == "train":
-            end.save(asked.run_exit)
+            end.save(asked.run.exit_file)
     return end
 
 

@@ -5,14 +5,13 @@ The order in which attempts shrink is in :func:`smaller`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Event, Exit
 from mmf_win.runs import fits
-from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, lasting, of_prediction, without
+from mmf_win.runs.overrides import FEATURES, lasting, of_prediction, without
 from mmf_win.runs.presets import merge
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
@@ -70,31 +69,31 @@ def training(
 
 
 def prediction(
-    mmf: Installed,
-    request: RunRequest,
-    target: Target,
-    checkpoint: Path,
-    *,
-    batch_size: int | None,
-    features: Path | None,
-    overrides: Sequence[str],
+    mmf: Installed, request: RunRequest, target: Target, checkpoint: Path, features: Path | None
 ) -> AttemptRequest:
-    """The first attempt to predict; arguments as for :func:`mmf_win.runs.predicting.predict`."""
+    """The first attempt to predict.
+
+    Args:
+        mmf: the installed MMF.
+        request: what is asked for now, over what the run was asked for.
+        target: the memes.
+        checkpoint: the weights.
+        features: an LMDB of region features to read instead of the dataset's.
+    """
     tree = merge(
         settings.common(request.model, {**request.splits, "test": target.name}, mmf.version),
         request.settings,
-        settings.options(mmf.version, seed=request.seed, batch_size=batch_size or request.batch_size),
+        settings.options(mmf.version, seed=request.seed, batch_size=request.batch_size),
         settings.predict(checkpoint),
         target.settings,
         settings.features_in(features) if features else {},
     )
-    replaced = target.keys | (FEATURES if features else set()) | (BATCH_SIZE if batch_size else set())
     return AttemptRequest(
         "predict",
         request.model,
         str(mmf.root),
         settings=settings.with_hooks(tree, mmf.version),
-        overrides=[*of_prediction(request.overrides, replaced), *overrides],
+        overrides=of_prediction(request.overrides, target.keys | (FEATURES if features else set())),
         base_config=request.config,
         checkpoint=str(checkpoint),
         trust=request.trust,
@@ -103,28 +102,34 @@ def prediction(
     )
 
 
-def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> dict[str, int] | None:
-    """What the next attempt has less of; None when memory is not the cause, or nothing smaller is left.
+def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[str, int, int] | None:
+    """What the next attempt has less of, as name, old and new number.
 
-    The host's memory: half the DataLoader's workers, down to none. The GPU's in validation and prediction:
-    fewer rows there. Else the GPU's: a smaller micro-batch; an update keeps its rows.
+    When the host's memory ran out, half the ``workers`` of the DataLoader, down to none. When that of a GPU
+    did in validation or prediction, a smaller ``eval_batch``; else a smaller ``micro_batch``, while an update
+    keeps its rows.
 
     Args:
         failed: the attempt that failed.
         end: how it ended.
         started: the event that tells what it really had; without it, not even the model fitted.
+
+    Returns:
+        None when memory is not the cause, or nothing smaller is left.
     """
     if started is None:
         return None
+    workers, batch = started["workers"], started["batch"]
     if end.outcome == "host_oom":
-        return {"workers": started["workers"] // 2} if started["workers"] else None
+        return ("workers", workers, workers // 2) if workers else None
     if end.outcome != "cuda_oom":
         return None
     if end.phase in ("val", "predict"):
-        rows = smaller_rows(started["batch"], failed.eval_batch or started["batch"])
-        return {"eval_batch": rows} if rows else None
-    rows = smaller_rows(started["batch"], started["micro_batch"])
-    return {"micro_batch": rows} if rows else None
+        name, had = "eval_batch", failed.eval_batch or batch
+    else:
+        name, had = "micro_batch", started["micro_batch"]
+    fewer = smaller_rows(batch, had)
+    return (name, had, fewer) if fewer else None
 
 
 def smaller_rows(batch: int, failed: int) -> int | None:
@@ -134,35 +139,32 @@ def smaller_rows(batch: int, failed: int) -> int | None:
 
 
 def following(
-    failed: AttemptRequest, less: dict[str, int], started: Event, saved: Path | None
+    failed: AttemptRequest, name: str, number: int, started: Event, saved: Path | None
 ) -> AttemptRequest:
     """The attempt after one for which memory did not suffice.
 
     Args:
         failed: what was asked of that one.
-        less: what this one has less of, as :func:`smaller` says.
+        name: what this one has less of, as :func:`smaller` says.
+        number: how many of it.
         started: the event that tells with which seed that one began.
         saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.
     """
-    following = replace(
-        failed,
-        micro_batch=less.get("micro_batch", failed.micro_batch),
-        eval_batch=less.get("eval_batch", failed.eval_batch),
-    )
-    changes: settings.Settings = {}
+    following, changes = failed, settings.Settings()
     if saved is not None:
         changes = settings.resume(saved)
         # What says where a run starts must not send a later attempt back there.
         kept = lasting(failed.overrides)
-        following = replace(
-            following, checkpoint=str(saved), weights_alone=False, trust=False, overrides=kept
-        )
+        following = replace(failed, checkpoint=str(saved), weights_alone=False, trust=False, overrides=kept)
     elif failed.action == "train" and (failed.checkpoint is None or failed.weights_alone):
         changes = {"training": {"seed": started["seed"]}}
-    if "eval_batch" in less:
-        changes |= settings.evaluate_on_cpu(read_version(Path(failed.mmf)))
-    if "workers" in less:
+    if name == "workers":
         # An override of the user's would win over a setting.
-        fewer = f"{_WORKERS}={less['workers']}"
-        following = replace(following, overrides=[*without(following.overrides, {_WORKERS}), fewer])
+        overrides = [*without(following.overrides, {_WORKERS}), f"{_WORKERS}={number}"]
+        following = replace(following, overrides=overrides)
+    elif name == "eval_batch":
+        changes |= settings.evaluate_on_cpu(read_version(Path(failed.mmf)))
+        following = replace(following, eval_batch=number)
+    else:
+        following = replace(following, micro_batch=number)
     return replace(following, settings=merge(failed.settings, changes))

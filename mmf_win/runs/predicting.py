@@ -9,25 +9,23 @@ from pathlib import Path
 
 from mmf_win.errors import DataError
 from mmf_win.paths import Places
+from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import needs, plan
 from mmf_win.runs.attempts import Display, run_worker, silent, until_it_fits
 from mmf_win.runs.folder import Run
+from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 
 
 def predict(
     run: Run,
     places: Places,
+    asked: RunRequest,
     *,
     checkpoint: Path,
     target: Target,
-    overrides: tuple[str, ...],
-    batch_size: int | None,
     features: Path | None = None,
     report: Path | None = None,
-    retry: bool = True,
-    trust: bool = False,
-    stop_timeout: float = 30.0,
     display: Display = silent,
 ) -> Path:
     """Predict memes with a checkpoint of a run.
@@ -35,15 +33,11 @@ def predict(
     Args:
         run: the run that knows the model's configuration.
         places: MMF's folders.
+        asked: what the user chose; its overrides come after those of the run.
         checkpoint: the weights.
         target: the memes.
-        overrides: the user's ``KEY=VALUE`` overrides, after those of the run.
-        batch_size: memes a batch; None for the run's own.
         features: an LMDB of region features to read instead of the dataset's.
         report: where the predictions go; None for the run's folder of reports.
-        retry: try again with less, when memory runs out.
-        trust: load the checkpoint even if it holds classes that torch refuses.
-        stop_timeout: seconds without progress after which a worker that was asked to stop is killed.
         display: shows each attempt while it runs.
 
     Returns:
@@ -52,25 +46,16 @@ def predict(
     Raises:
         MmfwError: the class says how it ended.
     """
-    request = replace(run.request(), trust=trust, stop_timeout=stop_timeout)
-    asked = plan.prediction(
-        needs.mmf_for(request),
-        request,
-        target,
-        checkpoint,
-        batch_size=batch_size,
-        features=features,
-        overrides=overrides,
-    )
-    needs.check_prediction(asked, request, places, target, features)
+    request = asked.over(run.request())
+    first = plan.prediction(needs.mmf_for(request), request, target, checkpoint, features)
+    needs.check_prediction(first, request, places, target, features)
     report = report or run.report(target.name)
+
+    def attempt(first: AttemptRequest) -> Exit:
+        return run_worker(run, first, request, places, display)
+
     with _naming_own_file(target):
-        until_it_fits(
-            run,
-            replace(asked, report=str(report)),
-            lambda asked: run_worker(run, asked, request, places, display),
-            retry=retry,
-        )
+        until_it_fits(run, replace(first, report=str(report)), attempt, retry=request.retry)
     return report
 
 

@@ -162,20 +162,7 @@ def _train(
     *,
     weights_alone: bool = False,
 ) -> Run:
-    """Train to the end of the run.
-
-    Args:
-        run: what is resumed; None for a new run.
-        name: the new run's folder; None for the preset's name.
-        request: what was asked for, which the run remembers.
-        places: MMF's folders.
-        checkpoint: the file to start from.
-        display: shows each attempt.
-        weights_alone: take only the weights of the checkpoint.
-
-    Raises:
-        MmfwError: the class says how it ended.
-    """
+    """Train to the end of ``run``; without one, of a new run named ``name`` or after its preset."""
     mmf = needs.mmf_for(request)
     if run is not None:
         require_idle(run)

@@ -37,11 +37,11 @@ def main(request_file: Path) -> int:
     """
     os.environ[_REQUEST] = str(request_file)
     request = AttemptRequest.load(request_file)
-    log = EventLog(request.events, request.attempt.name)
+    log = EventLog(request.run.events, request.attempt.name)
     with ExitStack() as stack:
         if request.action == "train":
             try:
-                stack.enter_context(locked(request.lock, patience=2))
+                stack.enter_context(locked(request.run.lock, patience=2))
             except BlockingIOError:
                 Exit("busy", "another process trains this run").save(request.attempt.exit)
                 return 1
@@ -71,7 +71,7 @@ def report(end: Exit, request: AttemptRequest, log: EventLog) -> None:
     log.write("run_ended", action=request.action, outcome=end.outcome)
     end.save(request.attempt.exit)
     if request.action == "train":
-        end.save(request.run_exit)
+        end.save(request.run.exit_file)
 
 
 def perform(request: AttemptRequest, stop: Stop) -> Exit:

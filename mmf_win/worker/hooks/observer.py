@@ -31,8 +31,8 @@ class Observer:
 
     def __init__(self, request: AttemptRequest, stop: Stop) -> None:
         self.request = request
-        self._log = EventLog(request.events, request.attempt.name)
-        self._curves = Curves(request.run_dir)
+        self._log = EventLog(request.run.events, request.attempt.name)
+        self._curves = Curves(request.run.path)
         self._stop = stop
         self._trainer: Any = None
         self._save: Callable[[], None] | None = None
