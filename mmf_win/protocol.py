@@ -24,7 +24,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     saving           update; a checkpoint is about to be written
     checkpoint       update, is_best; it is written
     note             text; something that the user should know
-    alive            something goes on that has no event of its own
+    alive            progress that has no event of its own
     predict_started  device, batch, workers
     predict          done, total: rows
     run_ended        action, outcome
@@ -67,7 +67,7 @@ Outcome = Literal[
 """How an attempt ends; ``killed``: from outside; ``busy``: another process trains the same run."""
 
 Phase = Literal["train", "val", "predict"]
-"""What was going on when it ended."""
+"""What the worker was doing when it ended."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class AttemptRequest:
         keep: how many older checkpoints stay beside the best and the current one.
         micro_batch: rows that go through the model at once in training, over all GPUs; an update is made from
             as many of them as its batch holds. None: what fitted before, or else the whole batch.
-        find_micro_batch: look for the most that fit, when none is said and none is known.
+        find_micro_batch: look for the largest that fits, when none is set and none is known.
         eval_batch: the same for validation and prediction; None for the whole batch.
         fits: micro-batches that fitted before, by what they depend on.
         data: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen", "rows": 433,
@@ -215,7 +215,7 @@ class Exit:
         message: one line for the user; empty when all went well.
         hint: what to do next, where the worker knows it.
         where: the innermost MMF or mmfw frame of the error, as ``file:line``.
-        phase: what was going on; None before training or prediction began, and where nobody can tell.
+        phase: what the worker was doing; None before training or prediction began, and where it is not known.
     """
 
     outcome: Outcome
@@ -274,16 +274,16 @@ class EventReader:
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def poll(self) -> Iterator[Event]:
-        """New whole events; a torn last line is left for the next call."""
+        """New complete events; a torn last line is left for the next call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 new = file.read()
         except FileNotFoundError:
             return
-        whole = new.rfind(b"\n") + 1
-        self._offset += whole
-        for line in new[:whole].splitlines():
+        end = new.rfind(b"\n") + 1
+        self._offset += end
+        for line in new[:end].splitlines():
             try:
                 event = json.loads(line, parse_constant=lambda _: None)  # JSON knows no NaN
             except ValueError:
@@ -293,5 +293,5 @@ class EventReader:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All whole events in ``path``; none when there is no such file."""
+    """All complete events in ``path``; none when there is no such file."""
     return list(EventReader(path).poll())

@@ -35,7 +35,7 @@ Examples:
   mmfw runs fix-names save        rename reports whose names Windows refuses""",
 )
 @click.option("--preset", metavar="PRESET", help="Only runs of this preset.")
-@click.option("--state", type=click.Choice(STATES), help="Only runs that stand so.")
+@click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
 @options.save_dir

@@ -263,7 +263,7 @@ def _seconds(events: list[Event]) -> float:
 
 
 def _size(folder: Path) -> int:
-    """Bytes below ``folder``; a run that goes on makes and removes files meanwhile."""
+    """Bytes below ``folder``; a run that is being trained makes and removes files meanwhile."""
     total = 0
     for file in folder.rglob("*"):
         with suppress(FileNotFoundError):

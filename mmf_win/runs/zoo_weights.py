@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.console import as_typed, say
+from mmf_win.console import as_typed
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
 from mmf_win.files import share
@@ -23,6 +24,8 @@ from mmf_win.runs.published import splits_of_paper
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.install import Installed, usable_mmf
 from mmf_win.upstream.zoo import MODELS, Zoo
+
+_log = logging.getLogger(__name__)
 
 
 def need_of(preset: Preset, mmf: Installed, places: Places) -> Need | None:
@@ -121,7 +124,7 @@ def run_of(
         share(weights, best)
     if not run.request_file.exists():  # a folder without it is no run
         run.save_request(request)
-    say(f"published weights {preset.zoo}: run {run.id}")
+    _log.info("published weights %s: run %s", preset.zoo, run.id)
     return run
 
 
