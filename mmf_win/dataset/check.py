@@ -1,70 +1,15 @@
-"""Whether annotations and images belong together."""
+"""Whether the images that annotations name are there."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from mmf_win.dataset.annotations import Row
 from mmf_win.errors import MissingImages
 
 _NAMES_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class SplitSummary:
-    """What a split holds.
-
-    Attributes:
-        rows: memes whose image is there.
-        hateful: rows with label 1; None when the split has no labels.
-        benign: rows with label 0; None when the split has no labels.
-        missing: rows without their image, which are left out.
-        own: it was converted from a table of the user's own.
-        missing_ids: what these rows are called in prediction files; none in a record of an earlier mmfw.
-    """
-
-    rows: int
-    hateful: int | None
-    benign: int | None
-    missing: int
-    missing_ids: tuple[str, ...] = ()
-    own: bool = False
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], images: Collection[str], *, own: bool) -> SplitSummary:
-        """Count the rows whose image is there, and name the others."""
-        missing = [row for row in rows if row.img not in images]
-        labels = [row.label for row in rows if row.img in images]
-        labelled = any(label is not None for label in labels)
-        return cls(
-            rows=len(labels),
-            hateful=labels.count(1) if labelled else None,
-            benign=labels.count(0) if labelled else None,
-            missing=len(missing),
-            missing_ids=tuple(row.shown_id for row in missing),
-            own=own,
-        )
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SplitSummary:
-        """From the plain values of a record.
-
-        Raises:
-            TypeError: they are others than a record has.
-        """
-        return cls(**{**value, "missing_ids": tuple(value.get("missing_ids", ()))})
-
-
-def shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:
-    """How many memes, by id and image, two splits have in common: ``{"dev_seen & dev_unseen": 400}``."""
-    ids = {split: {(row.id, row.img) for row in rows if row.img in images} for split, rows in splits.items()}
-    counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
-    return {pair: count for pair, count in counts.items() if count}
 
 
 def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> None:

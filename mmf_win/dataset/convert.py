@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from mmf_win.archives import Archive, Ask
-from mmf_win.dataset.annotations import SPLITS
-from mmf_win.dataset.check import SplitSummary, shared_ids
+from mmf_win.dataset.annotations import SPLITS, Row
+from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
@@ -52,7 +53,7 @@ class Conversion:
         extra_images: how many of them no split names.
         sha256: of the archive; None for a folder.
         known: whether that is the hash of a published archive; None for a folder.
-        already_done: whether an earlier conversion of the same archive was found whole, and nothing was done.
+        already_done: whether an earlier conversion of the same archive was intact, and nothing was done.
         seconds: how long this took.
     """
 
@@ -126,7 +127,7 @@ def convert(
             result = Conversion(
                 target=paths.root,
                 splits={s: SplitSummary.of(rows[s], images, own=s in layout.tables) for s in rows},
-                shared_ids=shared_ids(rows, images),
+                shared_ids=_shared_ids(rows, images),
                 images=len(images),
                 extra_images=len(set(images) - named),
                 sha256=made_of.sha256,
@@ -147,6 +148,13 @@ def _loaded(paths: DatasetPaths, force: bool) -> Manifest | None:
         if not force:
             raise
         return None
+
+
+def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:
+    """How many memes, by id and image, two splits have in common: ``{"dev_seen & dev_unseen": 400}``."""
+    ids = {split: {(row.id, row.img) for row in rows if row.img in images} for split, rows in splits.items()}
+    counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
+    return {pair: count for pair, count in counts.items() if count}
 
 
 def _annotations_before(paths: DatasetPaths, manifest: Manifest | None) -> list[Path]:

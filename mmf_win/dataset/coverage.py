@@ -6,15 +6,60 @@ splits. Whatever shows a score says so, in the words of :class:`Coverage`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mmf_win.dataset.annotations import count_rows
-from mmf_win.dataset.check import SplitSummary
+from mmf_win.dataset.annotations import Row, count_rows
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DataError
 from mmf_win.integrity import Manifest, file_digest
 from mmf_win.paths import DatasetPaths
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """What a split holds.
+
+    Attributes:
+        rows: memes whose image is there.
+        hateful: rows with label 1; None when the split has no labels.
+        benign: rows with label 0; None when the split has no labels.
+        missing: rows without their image, which are left out.
+        own: it was converted from a table of the user's own.
+        missing_ids: what these rows are called in prediction files; none in a record of an earlier mmfw.
+    """
+
+    rows: int
+    hateful: int | None
+    benign: int | None
+    missing: int
+    missing_ids: tuple[str, ...] = ()
+    own: bool = False
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], images: Collection[str], *, own: bool) -> SplitSummary:
+        """Count the rows whose image is there, and name the others."""
+        missing = [row for row in rows if row.img not in images]
+        labels = [row.label for row in rows if row.img in images]
+        labelled = any(label is not None for label in labels)
+        return cls(
+            rows=len(labels),
+            hateful=labels.count(1) if labelled else None,
+            benign=labels.count(0) if labelled else None,
+            missing=len(missing),
+            missing_ids=tuple(row.shown_id for row in missing),
+            own=own,
+        )
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SplitSummary:
+        """From the plain values of a record.
+
+        Raises:
+            TypeError: they are others than a record has.
+        """
+        return cls(**{**value, "missing_ids": tuple(value.get("missing_ids", ()))})
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ Basis: TypeAlias = Literal["published", "archive", "built", "recorded"]
 """Where the hashes come from, the strongest first.
 
 ``published``: the files came out of an archive whose hash its publisher has made known, or have such a hash
-themselves. ``archive``: they came whole out of an archive of which nobody has published the hash.
+themselves. ``archive``: they came out of an intact archive whose hash nobody has published.
 ``built``: mmfw made them of the user's own files, and the hashes are those of what it wrote.
 ``recorded``: they are what was found on the disk one day; only later changes can be seen.
 """

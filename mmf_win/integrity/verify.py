@@ -8,7 +8,6 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from mmf_win.console import Progress
 from mmf_win.integrity.manifest import SUMS, Basis, Check, Entry, Manifest, Source
@@ -104,38 +103,28 @@ def record(
     return manifest
 
 
-def write_manifest(
-    folder: Path,
-    files: Mapping[str, Entry],
-    basis: Basis,
-    source: Source | None = None,
-    result: Mapping[str, Any] | None = None,
-) -> Manifest:
+def write_manifest(folder: Path, files: Mapping[str, Entry], basis: Basis) -> Manifest:
     """Write the manifest of files that were hashed while written, and are in place now.
 
     Raises:
         OSError: the manifest cannot be written.
     """
-    manifest = Manifest(folder, dict(sorted(files.items())), basis, source, result or {})
-    _mark_intact(manifest, files)
+    manifest = Manifest(folder, dict(sorted(files.items())), basis)
     manifest.save()
+    mark_intact(manifest, files)
     return manifest
 
 
-def mark_intact(manifest: Manifest, names: Collection[str]) -> None:
+def mark_intact(manifest: Manifest, names: Iterable[str]) -> None:
     """Record that the files ``names`` were written anew with the right content; for the lock's holder."""
-    _mark_intact(manifest, names)
+    for name, found in _stats(manifest.folder, names).items():
+        manifest.checks[name] = Check.now(found)
     with suppress(OSError):
         manifest.save_checks()
 
 
-def _mark_intact(manifest: Manifest, names: Iterable[str]) -> None:
-    for name, found in _stats(manifest.folder, names).items():
-        manifest.checks[name] = Check.now(found)
-
-
 def _read(manifest: Manifest, sizes: Mapping[str, int], wrong: dict[str, Difference], title: str) -> None:
-    """Read files whole, the largest first, and note in the manifest and in ``wrong`` what they are."""
+    """Read files to their end, the largest first, and note in the manifest and in ``wrong`` what they are."""
     ordered = sorted(sizes, key=lambda name: -sizes[name])
     with Progress(title, sum(sizes.values())) as bar:
         for name, sha256, check in hash_files({n: manifest.path(n) for n in ordered}, bar.advance):

@@ -141,7 +141,7 @@ def manifest_of(
 ) -> Manifest:
     """The manifest that ``folder`` would have if the archive had been unpacked there; it is not written.
 
-    For files that came out of it by another hand: save the manifest, verify it, and repair what is wrong.
+    For files that another program unpacked: save the manifest, verify it, and repair what is wrong.
 
     Args:
         archive: a tar, plain or compressed; it is read once, and nothing is written.

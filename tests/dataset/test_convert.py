@@ -12,8 +12,8 @@ from typing import NoReturn
 import pytest
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.dataset.check import SplitSummary
 from mmf_win.dataset.convert import Conversion, convert
+from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.manifest import verify_dataset
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places

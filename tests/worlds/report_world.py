@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mmf_win.dataset.check import SplitSummary
+from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.demo.drawing import Picture, draw
 from mmf_win.files import json_bytes
