@@ -9,8 +9,7 @@ from pathlib import Path
 
 from mmf_win.archives import Archive, Digest
 from mmf_win.dataset.annotations import Row, keep_rows, make_plain, read_rows
-from mmf_win.dataset.check import require_images
-from mmf_win.dataset.layout import Layout, find_images
+from mmf_win.dataset.layout import Layout, find_images, require_images
 from mmf_win.dataset.own_memes import write_annotations
 from mmf_win.dataset.own_splits import read_tables, require_names_apart
 from mmf_win.errors import ArchiveError, DatasetError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mmf_win.console import as_typed, say
 from mmf_win.dataset.annotations import Row, count_rows, keep_rows, read_rows
-from mmf_win.dataset.check import other_name
 from mmf_win.dataset.coverage import Coverage, coverage
+from mmf_win.dataset.layout import other_name
 from mmf_win.dataset.manifest import verify_dataset
 from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
 from mmf_win.inputs import caches
