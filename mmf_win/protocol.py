@@ -58,13 +58,18 @@ Outcome = Literal[
     "killed",
     "data",
     "checkpoint",
+    "untrusted",
     "config",
     "mmf",
     "network",
     "busy",
     "internal",
 ]
-"""How an attempt ends; ``killed``: from outside; ``busy``: another process trains the same run."""
+"""How an attempt ends.
+
+``killed``: from outside; ``busy``: another process trains the same run; ``untrusted``: to load a checkpoint
+could run code.
+"""
 
 Phase = Literal["train", "val", "predict"]
 """What the worker was doing when it ended."""

@@ -19,6 +19,7 @@ _HINTS = {
     "nan": "{again} --detect-anomaly finds the operation that makes it; else begin again with a smaller "
     "optimizer.params.lr",
     "killed": "{resume}",
+    "untrusted": "if you trust where the file comes from, repeat the command with --trust",
     "config": "check the KEY=VALUE overrides and the preset against MMF's configuration",
     "mmf": "mmfw doctor",
     "network": "MMF could not download what the preset needs; check the connection and try again",

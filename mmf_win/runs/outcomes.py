@@ -25,6 +25,7 @@ _ERRORS: dict[Outcome, type[MmfwError]] = {
     "killed": TrainingError,
     "data": DataError,
     "checkpoint": CheckpointError,
+    "untrusted": CheckpointError,
     "config": UsageError,
     "mmf": MmfError,
     "network": MmfError,

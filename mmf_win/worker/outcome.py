@@ -31,6 +31,7 @@ _RANK = re.compile(r"-- Process \d+ terminated with the following error:\n")
 _OF_RANK: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("interrupted", re.compile(r"^(\S+\.)?(StopRequested|KeyboardInterrupt)\b")),
     ("nan", re.compile(r"^(\S+\.)?Diverged\b")),
+    ("untrusted", re.compile(r"^(\S+\.)?UntrustedCheckpoint\b")),
     ("checkpoint", re.compile(r"^(\S+\.)?(WeightsMissing|CheckpointError)\b")),
     ("host_oom", re.compile(r"^MemoryError\b")),
     ("mmf", re.compile(r"^(ImportError|ModuleNotFoundError)\b")),
@@ -58,6 +59,10 @@ class WeightsMissing(CheckpointError):
     """A checkpoint leaves weights of the model unset."""
 
 
+class UntrustedCheckpoint(CheckpointError):
+    """A checkpoint holds classes, and to load them could run any code."""
+
+
 def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     """The outcome that ``error`` means, judged by its type, its message and where in MMF it arose.
 
@@ -79,7 +84,7 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
 
 def _outcome_of_ours(error: MmfwError) -> Outcome:
     if isinstance(error, CheckpointError):
-        return "checkpoint"
+        return "untrusted" if isinstance(error, UntrustedCheckpoint) else "checkpoint"
     if isinstance(error, DataError):
         return "data"
     if isinstance(error, ResourceError):

@@ -13,7 +13,7 @@ import pytest
 
 from mmf_win.errors import DatasetError, MmfError, UnreadableImage
 from mmf_win.protocol import Outcome
-from mmf_win.worker.outcome import Diverged, StopRequested, WeightsMissing, classify
+from mmf_win.worker.outcome import Diverged, StopRequested, UntrustedCheckpoint, WeightsMissing, classify
 
 
 def caught(error: BaseException) -> BaseException:
@@ -58,6 +58,7 @@ def caught(error: BaseException) -> BaseException:
         (urllib.error.URLError("Name or service not known"), "network"),
         (DatasetError("x"), "data"),
         (WeightsMissing("x"), "checkpoint"),
+        (UntrustedCheckpoint("x"), "untrusted"),
         (MmfError("x"), "mmf"),
         (ValueError("a banana is no nan-o-thing"), "internal"),
     ],

@@ -24,6 +24,7 @@ from mmf_win.console import size
 from mmf_win.errors import CheckpointError, ResourceError
 from mmf_win.files import free_space, replacing, share
 from mmf_win.integrity import torch_file
+from mmf_win.worker.outcome import UntrustedCheckpoint
 
 # The real ones, whatever replaces them while MMF loads and saves.
 _load, _save = torch.load, torch.save
@@ -47,9 +48,8 @@ def loading(*, trust: bool) -> Iterator[None]:
             return _load(file, *args, **{**kwargs, "weights_only": not trust})
         except pickle.UnpicklingError as error:
             if not trust and (refused := _REFUSED.search(str(error))):
-                raise CheckpointError(
-                    f"{name} holds {refused[1]}, and loading that could run any code",
-                    hint="if you trust where the file comes from, repeat the command with --trust",
+                raise UntrustedCheckpoint(
+                    f"{name} holds {refused[1]}, and loading that could run any code"
                 ) from error
             _refuse(name, error)
         # A class that is gone or has changed, or a truncated file.
