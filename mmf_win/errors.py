@@ -6,9 +6,15 @@
     ├── UsageError             2    the command line asks for something that cannot be
     │   ├── UnknownConfiguration    a checkpoint is in no run's folder, and no preset is named
     │   ├── UnknownKey              MMF's configuration has no such key
+    │   ├── UnknownPreset           there is no such preset, or it lacks what is asked for
+    │   │   └── NotAPreset          a file is no preset; it may be an archive of the dataset
     │   ├── ReservedKey             an override or a preset sets a key of MMF's that mmfw sets itself
+    │   ├── NoRun                   there is no such run
+    │   ├── NeverTrained            a run of published weights is to be resumed
+    │   ├── NotPredicted            a run has no predictions of a split
     │   └── NoDrive                 a folder is on a Windows drive that does not exist
     ├── DataError              3    what the user gave cannot be used
+    │   ├── UnscorableFile          a prediction file cannot be scored
     │   ├── ArchiveError            an archive is damaged, hostile or not one at all
     │   ├── DatasetError            files of the dataset are missing or disagree
     │   │   ├── NoDataset           there is no dataset where one is needed
@@ -71,18 +77,6 @@ class UnknownConfiguration(UsageError):
     """A checkpoint lies in no run's folder, and no preset says how its model is made."""
 
 
-class ReservedKey(UsageError):
-    """An override or a preset sets a key of MMF's that mmfw sets itself.
-
-    Args:
-        key: the key, or the group of keys that it belongs to.
-    """
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"{key} is set by mmfw")
-        self.key = key
-
-
 class UnknownKey(UsageError):
     """MMF's configuration has no such key.
 
@@ -97,6 +91,80 @@ class UnknownKey(UsageError):
         self.version = version
 
 
+class UnknownPreset(UsageError):
+    """There is no such preset, or it lacks what is asked for.
+
+    Args:
+        message: what went wrong.
+        hint: what may have been meant.
+        run: the run that was named instead of a preset.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, run: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.run = run
+
+
+class NotAPreset(UnknownPreset):
+    """A file is no preset; it may be an archive of the dataset."""
+
+
+class ReservedKey(UsageError):
+    """An override or a preset sets a key of MMF's that mmfw sets itself.
+
+    Args:
+        key: what it sets.
+        hint: what to do instead, where that is no option.
+        reserved: the key or the group of keys that is reserved, if that is another one.
+    """
+
+    def __init__(self, key: str, *, hint: str | None = None, reserved: str | None = None) -> None:
+        super().__init__(f"{key} is set by mmfw", hint=hint)
+        self.key = reserved or key
+
+
+class NoRun(UsageError):
+    """There is no such run.
+
+    Args:
+        message: what went wrong.
+        save_dir: where it was looked for.
+        wanted: what was named; None for the newest.
+    """
+
+    def __init__(self, message: str, save_dir: Path, wanted: str | None) -> None:
+        super().__init__(message)
+        self.save_dir, self.wanted = save_dir, wanted
+
+
+class NeverTrained(UsageError):
+    """A run of published weights is to be resumed.
+
+    Args:
+        message: what went wrong.
+        preset: the run's preset.
+        init: the weights.
+    """
+
+    def __init__(self, message: str, preset: str, init: str) -> None:
+        super().__init__(message)
+        self.preset, self.init = preset, init
+
+
+class NotPredicted(UsageError):
+    """A run has no predictions of a split.
+
+    Args:
+        message: what went wrong.
+        run: what can be predicted; None for several.
+        split: the split.
+    """
+
+    def __init__(self, message: str, split: str, run: str | None = None) -> None:
+        super().__init__(message)
+        self.split, self.run = split, run
+
+
 class NoDrive(UsageError):
     """A folder is on a Windows drive that does not exist."""
 
@@ -105,6 +173,10 @@ class DataError(MmfwError):
     """What the user gave cannot be used."""
 
     exit_code = 3
+
+
+class UnscorableFile(DataError):
+    """A prediction file cannot be scored."""
 
 
 class ArchiveError(DataError):
@@ -157,8 +229,8 @@ class UnreadableImage(DatasetError):
     def __init__(self, message: str) -> None:
         super().__init__(
             message,
-            hint="replace it by an intact picture; of a dataset that mmfw converted, unpack the archive, "
-            "replace it there, and give that folder to `mmfw convert --force --zip FOLDER`",
+            hint="replace it by an intact picture; in a dataset that mmfw converted, replace it in the "
+            "unpacked archive, and convert that folder again",
         )
 
 

@@ -18,16 +18,22 @@ from mmf_win.errors import (
     FeaturesConflict,
     MissingImages,
     MmfwError,
+    NeverTrained,
     NoDataset,
     NoDrive,
     NoFeatureFiles,
     NoFeatures,
     NoPassword,
     NoRoom,
+    NoRun,
+    NotAPreset,
+    NotPredicted,
     PipFailed,
     ReservedKey,
     UnknownConfiguration,
     UnknownKey,
+    UnknownPreset,
+    UnscorableFile,
 )
 
 
@@ -35,7 +41,8 @@ def hint_for(error: MmfwError) -> str | None:
     """The next step after ``error``, in options and commands; None where there is none to tell."""
     here = next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)
     told = here(error) if callable(here) else here
-    hint = ", or ".join(part for part in (error.hint, told) if part) or None
+    glue = " " if (error.hint or "").endswith("?") else ", or "
+    hint = glue.join(part for part in (error.hint, told) if part) or None
     if hint is None and error.outcome is not None and error.run_dir is not None:
         return hint_after(error.outcome, error.action, error.run_dir)
     return hint
@@ -51,12 +58,56 @@ def _make_dataset(error: NoDataset) -> str:
     return "make it with: mmfw convert --zip ARCHIVE, or name its folder with --data-dir"
 
 
+def _find_run(error: NoRun) -> str:
+    if error.wanted is None:
+        return "`mmfw train PRESET` makes one"
+    if error.wanted.endswith((".ckpt", ".pth", ".pt")):
+        return as_typed("mmfw", "predict", "--checkpoint", error.wanted) + " predicts with a checkpoint"
+    return as_typed("mmfw", "runs", "--save-dir", error.save_dir) + " lists the runs"
+
+
+def _list_presets(error: UnknownPreset) -> str:
+    if error.run is not None:
+        return as_typed("mmfw", "train", "--resume", error.run)
+    return "`mmfw train --list` shows the presets, and which have published weights"
+
+
+def _predict(error: NotPredicted) -> str:
+    return as_typed("mmfw", "predict", *([error.run, "--split", error.split] if error.run else []))
+
+
+def _train_on(error: NeverTrained) -> str:
+    return "train on from them with: " + as_typed("mmfw", "train", error.preset, "--init", error.init)
+
+
 def _get_version(error: UnknownKey) -> str | None:
     from mmf_win.upstream.sources import SOURCES
 
     origin = next((source.name for source in SOURCES if source.version == error.version), None)
     return origin and f"run `mmfw setup --mmf {origin}`"
 
+
+_WEIGHTS = "--resume and --init name the weights; others need a new run: mmfw train PRESET KEY=VALUE"
+_PRESET = "a preset names it; `mmfw train --list` shows the presets"
+_INSTEAD = {
+    "config": _PRESET,
+    "model": _PRESET,
+    "dataset_config.hateful_memes.data_dir": "use --data-dir",
+    "dataset_config.hateful_memes.annotations": "--split NAME predicts a split, and --memes FILE memes of "
+    "your own",
+    "env.cache_dir": "use the variable MMF_CACHE_DIR",
+    "env.data_dir": "use --data-dir",
+    "env.report_dir": "the reports are in the run's folder",
+    "env.save_dir": "every run is kept in a folder of its own; use --save-dir",
+    "checkpoint": "use --checkpoint best, last or PATH",
+    "checkpoint.max_to_keep": "use --keep",
+    "checkpoint.resume": "use --resume last",
+    "checkpoint.resume_best": "use --resume best",
+    "checkpoint.resume_file": _WEIGHTS,
+    "checkpoint.resume_pretrained": _WEIGHTS,
+    "checkpoint.resume_zoo": _WEIGHTS,
+}
+"""What sets a key of MMF's instead."""
 
 _HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
     AlreadyThere: "--force replaces it; --data-dir chooses another folder",
@@ -68,10 +119,16 @@ _HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
     NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
     "`mmfw features extract` puts a finished LMDB in place",
     NoFeatures: "`mmfw features add FOLDER --output LMDB` makes some",
+    NoRun: _find_run,
+    NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
+    NotPredicted: _predict,
+    NeverTrained: _train_on,
     NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     NoRoom: "choose a folder on another disk with --data-dir",
+    ReservedKey: lambda error: _INSTEAD.get(error.key),
+    UnknownPreset: _list_presets,
+    UnscorableFile: "`mmfw check-submission` says all about a prediction file",
     PipFailed: "take `mmfw setup --mmf github`, which does without pip",
-    ReservedKey: "use --data-dir, --save-dir or the variable MMF_CACHE_DIR; reports are in the run's folder",
     UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",
     UnknownKey: _get_version,
 }

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.console import Progress, say
+from mmf_win.console import Progress, log_shown
 from mmf_win.demo import synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.demo.region_features import write_archive
 from mmf_win.demo.tiny_bert import write_bert
 from mmf_win.errors import DataError, Interrupted
 
+_log = logging.getLogger(__name__)
+
 _Item = TypeVar("_Item")
 
 
 def main(path: Path, seed: int) -> int:
     """Make what is not there yet and return the exit code; what the system refuses is said in a line."""
-    try:
-        fill(DemoFolder(path), seed)
-    except KeyboardInterrupt:
-        return Interrupted.exit_code
-    except OSError as error:
-        say(str(error))
-        return DataError.exit_code
+    with log_shown():
+        try:
+            fill(DemoFolder(path), seed)
+        except KeyboardInterrupt:
+            return Interrupted.exit_code
+        except OSError as error:
+            _log.info("%s", error)
+            return DataError.exit_code
     return 0
 
 
@@ -40,7 +44,7 @@ def fill(folder: DemoFolder, seed: int) -> None:
     splits = synthetic.make(seed)
     memes = [meme for split in splits.values() for meme in split]
     if not folder.archive.exists():
-        say(f"making a synthetic set of {len(memes)} encrypted memes in {folder.path} …")
+        _log.info("making a synthetic set of %d encrypted memes in %s …", len(memes), folder.path)
         members = synthetic.archive_members(splits)
         files = len(memes) + len(splits)
         write_encrypted_zip(folder.archive, _shown("drawing and encrypting", files, members), PASSWORD)

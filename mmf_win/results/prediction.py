@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 from mmf_win import __version__
-from mmf_win.console import Progress, say
+from mmf_win.console import Progress
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.coverage import coverage
 from mmf_win.dataset.own_memes import annotations_beside
@@ -32,6 +33,8 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def predict_one(
         MmfwError: the class says what went wrong.
     """
     if options.kind == "rank":
-        raise UsageError("ranks need several memes", hint="--ensemble mean or logit blends probabilities")
+        raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
     team = _Team(members, save_dir, options)
     with TemporaryDirectory(prefix="mmfw-memes-") as scratch:
         target = Target.of_image(image, text, Path(scratch))
@@ -191,7 +194,7 @@ class _Team:
         if self.options.kind is not None and len(self.members) < 2:
             raise UsageError(
                 "an ensemble needs two members or more",
-                hint="name several runs, or --checkpoint best --checkpoint last",
+                hint="name several runs, or several checkpoints of one",
             )
 
     def require(self, split: str) -> Target:
@@ -205,7 +208,7 @@ class _Team:
         if self.options.kind and len({self._sha256(file) for file in files}) > 1:
             raise DatasetError(
                 f"the runs have different files for {split}: {', '.join(sorted(map(str, files)))}",
-                hint="name one data folder for all with --data-dir",
+                hint="name one data folder for all",
             )
         return targets[0]
 
@@ -268,7 +271,7 @@ class _Team:
             "created": round(time.time(), 3),
         }
         if len({self._sha256(member.checkpoint) for member in members}) < len(members):
-            say("note: some of the members have the same weights, and count as often as they are named")
+            _log.warning("some of the members have the same weights, and count as often as they are named")
         write_json(record.path_beside(csv), facts)
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
         return Result(csv, names, target.title, facts)
@@ -276,7 +279,7 @@ class _Team:
     def _csv(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Path:
         """The member's predictions; made when they are first asked for."""
         if (member, target.name) not in self._csvs:
-            say(f"predicting {target.title} with {member.name}")
+            _log.info("predicting %s with %s", target.title, member.name)
             self._csvs[member, target.name] = predicting.predict(
                 member.run,
                 self._places(member),

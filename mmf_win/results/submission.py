@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win.dataset.predictions import COLUMNS, Prediction
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UnscorableFile
 
 _BOM = "\ufeff"
 _INTEGER = re.compile(r"-?[0-9]{1,18}")  # 64 bits, as whoever scores it reads ids
@@ -96,7 +96,7 @@ def load(path: Path, ids: Sequence[str]) -> list[Prediction]:
     submission = check(path, ids)
     if not submission.usable:
         fatal = "; ".join(problem.text for problem in submission.problems if problem.fatal)
-        raise DataError(f"{path}: {fatal}", hint="mmfw check-submission says all about a prediction file")
+        raise UnscorableFile(f"{path}: {fatal}")
     by_id = {row.id: row for row in submission.predictions}
     return [by_id[id_] for id_ in ids]
 

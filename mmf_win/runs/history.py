@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmf_win.console import as_typed
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.errors import DataError, MmfError, NoRun
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Event, read_events
@@ -99,11 +98,8 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, train
             return run
     of = f" of preset {preset}" if preset else ""
     if wanted is None:
-        raise UsageError(f"{save_dir}: there is no run{of} yet", hint="`mmfw train PRESET` makes one")
-    hint = as_typed("mmfw", "runs", "--save-dir", save_dir) + " lists the runs"
-    if Path(wanted).suffix in (".ckpt", ".pth", ".pt"):
-        hint = as_typed("mmfw", "predict", "--checkpoint", wanted) + " predicts with a checkpoint"
-    raise UsageError(f"{save_dir}: there is no run named {wanted}", hint=hint)
+        raise NoRun(f"{save_dir}: there is no run{of} yet", save_dir, wanted)
+    raise NoRun(f"{save_dir}: there is no run named {wanted}", save_dir, wanted)
 
 
 def owner(file: Path) -> Run | None:

@@ -5,54 +5,52 @@ Each holds, or is refused: none that mmfw or MMF would undo is accepted.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from mmf_win.console import say
-from mmf_win.errors import UsageError
+from mmf_win.errors import ReservedKey, UsageError
+
+_log = logging.getLogger(__name__)
 
 _DATASET = "dataset_config.hateful_memes"
 _ANNOTATIONS = f"{_DATASET}.annotations"
-_IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
-# Keys, and groups of keys, that mmfw sets itself or that would steer what it does not know of.
-_OURS = {
-    "config": _IN_THE_PRESET,
-    "model": _IN_THE_PRESET,
+# Keys, and groups of keys, that mmfw sets itself or that would steer what it does not know of, and why, where
+# it is not an option that sets them.
+_OURS: dict[str, str | None] = {
+    "config": None,
+    "model": None,
     "dataset": "mmfw knows Hateful Memes only",
     "datasets": "mmfw knows Hateful Memes only",
-    "dataset_config.hateful_memes.data_dir": "use --data-dir",
-    "env.cache_dir": "use the variable MMF_CACHE_DIR",
-    "env.save_dir": "every run is kept in a folder of its own; use --save-dir",
-    "env.data_dir": "use --data-dir",
-    "env.report_dir": "the reports lie in the run's folder",
+    "dataset_config.hateful_memes.data_dir": None,
+    "env.cache_dir": None,
+    "env.save_dir": None,
+    "env.data_dir": None,
+    "env.report_dir": None,
     "training.trainer": "mmfw's own trainer watches over the run",
     "training.callbacks": "put them into a preset's settings, where mmfw adds its own to them",
     "training.exit_on_nan_losses": "a loss that is not a number always ends the run",
     "trainer": "only PyTorch Lightning reads it, which mmfw does not use",
-    "checkpoint.max_to_keep": "use --keep",
+    "checkpoint.max_to_keep": None,
 }
-_IN_TRAINING = {
-    "checkpoint.resume": "use --resume last",
-    "checkpoint.resume_best": "use --resume best",
-}
-_IN_RESUMING = {
-    key: "--resume and --init name the weights; others need a new run: mmfw train PRESET KEY=VALUE"
-    for key in ("checkpoint.resume_file", "checkpoint.resume_zoo", "checkpoint.resume_pretrained")
-}
-_IN_PREDICTION = {
-    _ANNOTATIONS: "--split NAME predicts a split, and --memes FILE memes of your own",
-    "run_type": "mmfw predict only predicts",
+_IN_TRAINING = dict.fromkeys(("checkpoint.resume", "checkpoint.resume_best"))
+_IN_RESUMING = dict.fromkeys(
+    ("checkpoint.resume_file", "checkpoint.resume_zoo", "checkpoint.resume_pretrained")
+)
+_IN_PREDICTION: dict[str, str | None] = {
+    _ANNOTATIONS: None,
+    "run_type": "a prediction only predicts",
     **dict.fromkeys(
         ("optimizer", "scheduler", "training.max_updates", "training.max_epochs", "training.early_stop"),
         "it is for training; a prediction does without",
     ),
-    "evaluation.predict": "mmfw predict always does",
+    "evaluation.predict": "a prediction always does",
     "evaluation.predict_file_format": "predictions are written as CSV",
     "evaluation.reporter": "predictions are written as CSV",
-    "checkpoint": "use --checkpoint best, last or PATH",
+    "checkpoint": None,
 }
 BATCH_SIZE = frozenset({"training.batch_size", "training.batch_size_per_device"})
 """The keys of which either names the rows of a batch."""
@@ -105,11 +103,11 @@ def require_trainable(words: Sequence[str], options: Mapping[str, Collection[str
     _refuse(words, _IN_TRAINING | (_IN_RESUMING if resumes else {}))
     _require_one_of(words, options)
     if resumes and any(_key(word) == "checkpoint" for word in words):
-        raise UsageError("checkpoint is set by mmfw", hint=_IN_RESUMING["checkpoint.resume_file"])
+        raise ReservedKey("checkpoint", reserved="checkpoint.resume_file")
     for word in words:
         key, _, value = word.partition("=")
         if key == "run_type" and "train" not in value:
-            raise UsageError(f"{word}: mmfw train trains", hint="use mmfw predict for predictions and scores")
+            raise UsageError(f"{word}: a training trains", hint="predict with the run when it is trained")
 
 
 def require_optimizer_kept(words: Sequence[str]) -> None:
@@ -182,13 +180,13 @@ def _require_keys(words: Sequence[str]) -> None:
     for key, count in Counter(map(_key, words)).items():
         if count > 1:
             last = next(word for word in reversed(words) if _key(word) == key)
-            say(f"note: {key} is given {count} times; the last one holds: {last}")
+            _log.warning("%s is given %d times; the last one holds: %s", key, count, last)
 
 
-def _refuse(words: Sequence[str], ours: Mapping[str, str]) -> None:
+def _refuse(words: Sequence[str], ours: Mapping[str, str | None]) -> None:
     for word in words:
         if (key := _ours(word, ours)) is not None:
-            raise UsageError(f"{_key(word)} is set by mmfw", hint=ours[key])
+            raise ReservedKey(_key(word), hint=ours[key], reserved=key)
 
 
 def _ours(word: str, keys: Collection[str]) -> str | None:

@@ -21,9 +21,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from mmf_win.console import as_typed
 from mmf_win.dataset.coverage import is_own_set
-from mmf_win.errors import UsageError
+from mmf_win.errors import NotAPreset, UnknownPreset, UsageError
 from mmf_win.paths import Places, portable_name, presets_dir
 from mmf_win.runs.request import RunRequest
 
@@ -112,14 +111,14 @@ def _find(name: str) -> Path:
     if own.is_file():
         return own.absolute()
     if (own / "request.json").is_file():
-        raise UsageError(f"{name} is a run, not a preset", hint=as_typed("mmfw", "train", "--resume", name))
+        raise UnknownPreset(f"{name} is a run, not a preset", run=name)
     if own.is_dir():
-        raise UsageError(f"{name} is a folder, not a preset", hint="`mmfw train --list` shows the presets")
+        raise UnknownPreset(f"{name} is a folder, not a preset")
     near = difflib.get_close_matches(own.stem, names(), n=1, cutoff=0.4)
-    meant = f"did you mean {near[0]}? " if near else ""
+    meant = f"did you mean {near[0]}?" if near else None
     is_file = own.suffix in (".yaml", ".yml")
     missing = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"
-    raise UsageError(missing, hint=f"{meant}`mmfw train --list` shows them all")
+    raise UnknownPreset(missing, hint=meant)
 
 
 def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -164,10 +163,7 @@ def _load_yaml(path: Path) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.load(path))
     except UnicodeDecodeError:
-        raise UsageError(
-            f"{path}: not a text file, and a preset is one in YAML",
-            hint="`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
-        ) from None
+        raise NotAPreset(f"{path}: not a text file, and a preset is one in YAML") from None
     except (YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     except OSError as error:  # OmegaConf says so of a file that holds one number or word

@@ -66,7 +66,7 @@ class Target:
         if not image.is_file():
             raise DatasetError(f"{image}: there is no such image")
         if not is_unicode(text):
-            raise UsageError("--text holds half of a surrogate pair, which is no letter")
+            raise UsageError("the text holds half of a surrogate pair, which is no letter")
         return cls._own(image, [Row(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch)
 
     @classmethod

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.console import as_typed
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
+from mmf_win.errors import CheckpointError, DataError, DatasetError, NeverTrained, UnknownPreset
 from mmf_win.files import share
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.listing import Need, zoo_weights
@@ -73,7 +72,7 @@ def fetch(preset: Preset, places: Places, source: str | None) -> Path:
         lacking = f"preset {preset.name} has no published weights"
         if preset.zoo is not None:
             lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
-        raise UsageError(lacking, hint="`mmfw train --list` shows which presets have them")
+        raise UnknownPreset(lacking)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
     [status] = Fetcher(places, Mirror.of(source), offline=preset.offline).fetch([need])
     if status.state not in ("ok", "recorded"):
@@ -142,9 +141,10 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
     if request.published_weights:
         preset = request.preset_file or request.preset
         init = checkpoint or "published"
-        raise UsageError(
+        raise NeverTrained(
             f"run {run.id} holds published weights, and was never trained, so it cannot be resumed",
-            hint=f"train on from them with: {as_typed('mmfw', 'train', preset, '--init', init)}",
+            preset,
+            str(init),
         )
 
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.commands.hints import hint_for
 from mmf_win.errors import UsageError
 from mmf_win.runs import presets
 
@@ -55,7 +56,7 @@ def test_a_config_beside_the_preset_is_found(tmp_path: Path) -> None:
 def test_an_unknown_preset_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="no preset named mmbt_gird") as caught:
         presets.load("mmbt_gird")
-    assert "did you mean mmbt_grid" in str(caught.value.hint)
+    assert "did you mean mmbt_grid" in str(hint_for(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
+from mmf_win.commands.hints import hint_for
 from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, UsageError
 from mmf_win.integrity import file_digest
 from mmf_win.paths import Places
@@ -127,7 +128,7 @@ def test_a_folder_is_a_source_as_the_hint_of_a_failed_download_says(shop: Shop) 
     (stick / ARCHIVE).write_bytes(shop.server.files.pop(ARCHIVE))
     with pytest.raises(MmfwError) as failed:
         zoo_weights.run_of("mmbt_grid", shop.places)
-    assert "--source" in str(failed.value.hint)
+    assert "--source" in str(hint_for(failed.value))
     assert zoo_weights.run_of("mmbt_grid", shop.places, str(stick)).request().published_weights == KEY
 
 
@@ -135,7 +136,7 @@ def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
     preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
     with pytest.raises(MmfError, match="not here") as missing:
         zoo_weights.run_of(preset, shop.places)
-    assert "--source" in str(missing.value.hint) and ARCHIVE in str(missing.value.hint)
+    assert "--source" in str(hint_for(missing.value)) and ARCHIVE in str(hint_for(missing.value))
     assert shop.server.asked == []
     (shop.folder / ARCHIVE).write_bytes(shop.server.files[ARCHIVE])
     assert zoo_weights.run_of(preset, shop.places, str(shop.folder)).path.parent.name == "моё-published"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmf_win.dataset.annotations import splits_on_disk
-from mmf_win.errors import UsageError
+from mmf_win.errors import NotPredicted, UsageError
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.results import record
 from mmf_win.results.report.pictures import PictureMatcher
@@ -42,10 +42,10 @@ def of_run(
     found = (split, csv) if split is not None and csv is not None else _newest(run, split)
     if found is None and split is not None:
         there = splits_on_disk(dataset)
-        hint = (
-            f"mmfw predict {run.id} --split {split}" if split in there else f"there are: {', '.join(there)}"
-        )
-        raise UsageError(f"run {run.id} has no predictions for {split}", hint=hint)
+        message = f"run {run.id} has no predictions for {split}"
+        if split in there:
+            raise NotPredicted(message, split, run.id)
+        raise UsageError(message, hint=f"there are: {', '.join(there)}")
     scored = None if found is None else read_scored(found[1], found[0], dataset)
     with _matching(scored, dataset, images) as matcher:
         from mmf_win.results.report import page
@@ -95,11 +95,11 @@ def of_runs(
     """
     runs = list(dict.fromkeys(runs))
     if len(runs) < 2:
-        raise UsageError("the same run was named twice", hint="`mmfw runs` lists them")
+        raise UsageError("the same run was named twice", hint="name another one beside it")
     chosen = split or _common(runs)
     scored = [(run, _scored(run, chosen, data_dir)) for run in runs]
     if split is not None and not any(predictions for _, predictions in scored):
-        raise UsageError(f"none of these runs has predictions for {split}", hint="mmfw predict")
+        raise NotPredicted(f"none of these runs has predictions for {split}", split)
     from mmf_win.results.report import comparison
 
     return comparison.write(scored, chosen, output or save_dir / "comparison.html")

@@ -12,7 +12,7 @@ from mmf_win.dataset.annotations import Row, labels_of, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions
-from mmf_win.errors import DataError, DatasetError
+from mmf_win.errors import DataError, NoDataset
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import record
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, NO_PROBABILITIES
@@ -121,10 +121,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     own = annotations_beside(csv)
     annotations = own if own.is_file() else dataset.split(split)
     if not annotations.is_file():
-        raise DatasetError(
-            f"{annotations}: there is no such file, and {csv.name} was predicted for it",
-            hint="--data-dir names the folder with the dataset",
-        )
+        raise NoDataset(f"{annotations}: there is no such file, and {csv.name} was predicted for it")
     rows = read_rows(annotations)
     try:
         predictions = in_order(read_predictions(csv), [row.shown_id for row in rows])
@@ -132,7 +129,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
         if outside:
             raise DataError(f"{len(outside)} rows with impossible numbers (first id {outside[0]})")
     except DataError as error:
-        raise DataError(f"{csv}: {error}", hint=f"predict {split} anew: mmfw predict") from None
+        raise DataError(f"{csv}: {error}", hint=f"predict {split} anew") from None
     memes = tuple(Meme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
     told = record.read(csv)
     if annotations == own:
