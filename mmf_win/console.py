@@ -213,10 +213,6 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
 
-    def say(self, text: str) -> None:
-        """Print a line without tearing the bar."""
-        say(text)
-
     def _figures(self) -> str:
         done, total = (
             (size(self.done), size(self.total or 0))

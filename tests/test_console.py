@@ -62,7 +62,7 @@ def test_work_goes_on_without_any_stderr(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(console.sys, "stderr", None)
     with Progress("training", 2, "update") as progress:
         progress.advance(1)
-        progress.say("half of it")
+        console.say("half of it")
     assert console.colour("done", 32) == "done"
 
 
