@@ -212,16 +212,20 @@ def install_repaired(
     Raises:
         ArchiveError: a file is not there, or has other content; nothing was changed.
     """
+    unknown = [name for name in names if manifest.files[name].sha256 == UNKNOWN]
+    same = bool(unknown) and manifest.source is not None and manifest.source.is_same(archive)
     for name in names:
-        if name not in files or manifest.files[name].sha256 not in (files[name].sha256, UNKNOWN):
+        expected = manifest.files[name].sha256
+        right = name in files and (same if expected == UNKNOWN else files[name].sha256 == expected)
+        if not right:
             what = "other content in" if name in files else "no"
             raise ArchiveError(
                 f"{archive}: there is {what} {name}", hint="this is another archive, or a damaged one"
             )
     flush_all([here.new / name for name in names])
     here.install([(here.new / name, manifest.path(name)) for name in names])
-    if any(manifest.files[name].sha256 == UNKNOWN for name in names):
-        manifest = replace(manifest, files={**manifest.files, **{name: files[name] for name in names}})
+    if unknown:
+        manifest = replace(manifest, files={**manifest.files, **{name: files[name] for name in unknown}})
         manifest.save()
     mark_intact(manifest, names)
 

@@ -12,6 +12,8 @@ import pytest
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.manifest import load_manifest, verify_dataset
+from mmf_win.dataset.repair import repair_dataset
+from mmf_win.errors import ArchiveError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import SUMS, Difference, Manifest
 from mmf_win.paths import DatasetPaths, Places
@@ -117,6 +119,9 @@ def test_what_was_damaged_before_is_found_and_repaired(
     dataset.split("dev_seen").unlink()
     for _ in range(2):
         assert verify_dataset(dataset) == [Difference("missing", "annotations/dev_seen.jsonl"), WRONG]
+    other = hostile.plain_zip(archive.with_name("other.zip"), memes() | {"hateful_memes/more.txt": b"more"})
+    with pytest.raises(ArchiveError, match="other content"):
+        repair_dataset(places, other)
     assert not convert(archive, places).already_done
     assert tree(dataset.root) == laid_out(memes())
     assert verify_dataset(dataset, full=True) == []
