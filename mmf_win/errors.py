@@ -8,7 +8,7 @@
     │   ├── UnknownKey              MMF's configuration has no such key
     │   ├── UnknownPreset           there is no such preset, or it lacks what is asked for
     │   │   └── NotAPreset          a file is no preset; it may be an archive of the dataset
-    │   ├── ReservedKey             an override or a preset sets a key of MMF's that mmfw sets itself
+    │   ├── ReservedKey             a preset sets a key of MMF's that mmfw sets itself
     │   ├── NoRun                   there is no such run
     │   ├── NeverTrained            a run of published weights is to be resumed
     │   ├── NotPredicted            a run has no predictions of a split
@@ -110,17 +110,15 @@ class NotAPreset(UnknownPreset):
 
 
 class ReservedKey(UsageError):
-    """An override or a preset sets a key of MMF's that mmfw sets itself.
+    """A preset sets a key of MMF's that mmfw sets itself.
 
     Args:
-        key: what it sets.
-        hint: what to do instead, where that is no option.
-        reserved: the key or the group of keys that is reserved, if that is another one.
+        key: the key.
     """
 
-    def __init__(self, key: str, *, hint: str | None = None, reserved: str | None = None) -> None:
-        super().__init__(f"{key} is set by mmfw", hint=hint)
-        self.key = reserved or key
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key} is set by mmfw")
+        self.key = key
 
 
 class NoRun(UsageError):

@@ -232,14 +232,15 @@ def _wanted(
     words: Sequence[str], data_dir: Path | None, save_dir: Path | None, widely: bool = False
 ) -> _Wanted:
     """What the presets need, else the newest run, else – or ``widely``, too – all presets."""
+    from mmf_win.commands.overrides import split_words
     from mmf_win.paths import Places
     from mmf_win.runs import history, zoo_weights
     from mmf_win.runs.needs import needs_of_presets, needs_of_run
-    from mmf_win.runs.overrides import about_files, split_runs
+    from mmf_win.runs.overrides import about_files
     from mmf_win.runs.presets import names
     from mmf_win.upstream.install import find
 
-    presets, overrides = split_runs(words)
+    presets, overrides = split_words(words)
     places, mmf = Places.resolve(data_dir, save_dir), find()
     if presets:
         needs = needs_of_presets(mmf, presets, places, overrides)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mmf_win.commands.outcomes import hint_after
+from mmf_win.commands.overrides import RESERVED
 from mmf_win.console import as_typed
 from mmf_win.errors import (
     AlreadyThere,
@@ -87,28 +88,6 @@ def _get_version(error: UnknownKey) -> str | None:
     return origin and f"run `mmfw setup --mmf {origin}`"
 
 
-_WEIGHTS = "--resume and --init name the weights; others need a new run: mmfw train PRESET KEY=VALUE"
-_PRESET = "a preset names it; `mmfw train --list` shows the presets"
-_INSTEAD = {
-    "config": _PRESET,
-    "model": _PRESET,
-    "dataset_config.hateful_memes.data_dir": "use --data-dir",
-    "dataset_config.hateful_memes.annotations": "--split NAME predicts a split, and --memes FILE memes of "
-    "your own",
-    "env.cache_dir": "use the variable MMF_CACHE_DIR",
-    "env.data_dir": "use --data-dir",
-    "env.report_dir": "the reports are in the run's folder",
-    "env.save_dir": "every run is kept in a folder of its own; use --save-dir",
-    "checkpoint": "use --checkpoint best, last or PATH",
-    "checkpoint.max_to_keep": "use --keep",
-    "checkpoint.resume": "use --resume last",
-    "checkpoint.resume_best": "use --resume best",
-    "checkpoint.resume_file": _WEIGHTS,
-    "checkpoint.resume_pretrained": _WEIGHTS,
-    "checkpoint.resume_zoo": _WEIGHTS,
-}
-"""What sets a key of MMF's instead."""
-
 _HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
     AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     BrokenMmf: _get_mmf,
@@ -125,7 +104,7 @@ _HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
     NeverTrained: _train_on,
     NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     NoRoom: "choose a folder on another disk with --data-dir",
-    ReservedKey: lambda error: _INSTEAD.get(error.key),
+    ReservedKey: lambda error: RESERVED.get(error.key),
     UnknownPreset: _list_presets,
     UnscorableFile: "`mmfw check-submission` says all about a prediction file",
     PipFailed: "take `mmfw setup --mmf github`, which does without pip",

@@ -129,18 +129,19 @@ def command(
     another; an ensemble's splits have a folder each. --json prints an object for each prediction file, which
     names the page that shows it.
     """
+    from mmf_win.commands.overrides import require_predictable, split_words
     from mmf_win.commands.progress import RunDisplay
     from mmf_win.dataset.annotations import require_split
     from mmf_win.dataset.features import find_lmdb
     from mmf_win.paths import Places
     from mmf_win.results import prediction
-    from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, require_predictable, split_runs
+    from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES
     from mmf_win.runs.published import splits_of_paper
     from mmf_win.runs.request import RunRequest
     from mmf_win.runs.zoo_weights import run_of
 
     _require_one_kind(split, memes, image, text, threshold)
-    runs, overrides = split_runs(words)
+    runs, overrides = split_words(words)
     said = {
         "--batch-size": (given["batch_size"], BATCH_SIZE),
         "--features": (features, FEATURES),

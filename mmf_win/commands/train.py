@@ -109,16 +109,17 @@ def command(
     KEY=VALUE words are overrides of MMF's own configuration keys; they are handed through last, so they win.
     Ctrl+C saves a checkpoint and leaves; a second Ctrl+C ends at once.
     """
+    from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
     from mmf_win.commands.progress import RunDisplay
     from mmf_win.paths import Places
     from mmf_win.runs import training
-    from mmf_win.runs.overrides import require_optimizer_kept, require_trainable, split_words
     from mmf_win.runs.request import RunRequest
 
     if show_list:
         _print_presets(as_json)
         return
-    preset, overrides = split_words(words)
+    names, overrides = split_words(words, names=1)
+    preset = next(iter(names), None)
     if chosen["updates"] and chosen["epochs"]:
         raise UsageError("--updates and --epochs both name the run's total; give one of them")
     if init and (resume or not preset):

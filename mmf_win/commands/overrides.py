@@ -1,0 +1,143 @@
+"""The ``KEY=VALUE`` overrides that are typed: each holds, or is refused with what to use instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from mmf_win.console import say
+from mmf_win.errors import UsageError
+from mmf_win.runs.overrides import ANNOTATIONS, key_of, set_by
+
+_IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
+RESERVED = {
+    "config": _IN_THE_PRESET,
+    "model": _IN_THE_PRESET,
+    "dataset": "mmfw knows Hateful Memes only",
+    "datasets": "mmfw knows Hateful Memes only",
+    "dataset_config.hateful_memes.data_dir": "use --data-dir",
+    "env.cache_dir": "use the variable MMF_CACHE_DIR",
+    "env.save_dir": "every run is kept in a folder of its own; use --save-dir",
+    "env.data_dir": "use --data-dir",
+    "env.report_dir": "the reports lie in the run's folder",
+    "training.trainer": "mmfw's own trainer watches over the run",
+    "training.callbacks": "put them into a preset's settings, where mmfw adds its own to them",
+    "training.exit_on_nan_losses": "a loss that is not a number always ends the run",
+    "trainer": "only PyTorch Lightning reads it, which mmfw does not use",
+    "checkpoint.max_to_keep": "use --keep",
+}
+"""Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""
+
+_IN_TRAINING = {
+    "checkpoint.resume": "use --resume last",
+    "checkpoint.resume_best": "use --resume best",
+}
+_IN_RESUMING = {
+    key: "--resume and --init name the weights; others need a new run: mmfw train PRESET KEY=VALUE"
+    for key in ("checkpoint.resume_file", "checkpoint.resume_zoo", "checkpoint.resume_pretrained")
+}
+_IN_PREDICTION = {
+    ANNOTATIONS: "--split NAME predicts a split, and --memes FILE memes of your own",
+    "run_type": "mmfw predict only predicts",
+    **dict.fromkeys(
+        ("optimizer", "scheduler", "training.max_updates", "training.max_epochs", "training.early_stop"),
+        "it is for training; a prediction does without",
+    ),
+    "evaluation.predict": "mmfw predict always does",
+    "evaluation.predict_file_format": "predictions are written as CSV",
+    "evaluation.reporter": "predictions are written as CSV",
+    "checkpoint": "use --checkpoint best, last or PATH",
+}
+_RESETS = ("checkpoint.reset.optimizer=True", "checkpoint.reset.all=True")
+
+
+def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that come first, and the ``KEY=VALUE`` overrides after them.
+
+    Args:
+        words: what was typed.
+        names: how many names there may be; None for any number.
+
+    Raises:
+        UsageError: a word after the names is no ``KEY=VALUE``, or sets what mmfw sets itself.
+    """
+    first = tuple(takewhile(_is_name, words[:names]))
+    overrides = tuple(words[len(first) :])
+    for override in overrides:
+        if "=" not in override or not key_of(override):
+            raise UsageError(f"{override}: not a KEY=VALUE of MMF", hint="for example training.num_workers=2")
+    _refuse(overrides, RESERVED)
+    for key, count in Counter(map(key_of, overrides)).items():
+        if count > 1:
+            last = next(override for override in reversed(overrides) if key_of(override) == key)
+            say(f"note: {key} is given {count} times; the last one holds: {last}")
+    return first, overrides
+
+
+def require_trainable(
+    overrides: Sequence[str], options: Mapping[str, Collection[str]], *, resumes: bool
+) -> None:
+    """Refuse overrides that training would undo.
+
+    Args:
+        overrides: what was typed now.
+        options: an option that was given → the keys that say the same.
+        resumes: an option names the checkpoint or the weights that training begins from.
+
+    Raises:
+        UsageError: there is one.
+    """
+    _refuse(overrides, _IN_TRAINING | (_IN_RESUMING if resumes else {}))
+    _require_one_of(overrides, options)
+    if resumes and any(key_of(override) == "checkpoint" for override in overrides):
+        raise UsageError("checkpoint is set by mmfw", hint=_IN_RESUMING["checkpoint.resume_file"])
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == "run_type" and "train" not in value:
+            raise UsageError(
+                f"{override}: mmfw train trains", hint="use mmfw predict for predictions and scores"
+            )
+
+
+def require_optimizer_kept(overrides: Sequence[str]) -> None:
+    """Refuse overrides of the optimizer beside a checkpoint that brings its own.
+
+    MMF makes the optimizer as the overrides say, and then puts back what the checkpoint has of it, its
+    learning rate included.
+
+    Raises:
+        UsageError: there is one, and nothing says that the optimizer starts anew.
+    """
+    if any(reset in overrides for reset in _RESETS):
+        return
+    for override in overrides:
+        if set_by(override, {"optimizer"}):
+            raise UsageError(
+                f"{override}: a run that resumes has the optimizer of its checkpoint",
+                hint=f"{_RESETS[0]} beside it starts the optimizer anew, with this value",
+            )
+
+
+def require_predictable(overrides: Sequence[str], options: Mapping[str, Collection[str]]) -> None:
+    """Refuse overrides that a prediction would undo, as :func:`require_trainable` does for training."""
+    _refuse(overrides, _IN_PREDICTION)
+    _require_one_of(overrides, options)
+
+
+def _is_name(word: str) -> bool:
+    return "=" not in word or Path(word).exists()
+
+
+def _refuse(overrides: Sequence[str], reserved: Mapping[str, str]) -> None:
+    for override in overrides:
+        if (key := set_by(override, reserved)) is not None:
+            raise UsageError(f"{key_of(override)} is set by mmfw", hint=reserved[key])
+
+
+def _require_one_of(overrides: Sequence[str], options: Mapping[str, Collection[str]]) -> None:
+    for override in overrides:
+        for option, keys in options.items():
+            if set_by(override, keys) is not None:
+                raise UsageError(f"{option} and {override} both name the same; give one of them")

@@ -1,0 +1,150 @@
+"""Which ``KEY=VALUE`` overrides the commands refuse, and what they hint at instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.commands.hints import hint_for
+from mmf_win.commands.overrides import (
+    require_optimizer_kept,
+    require_predictable,
+    require_trainable,
+    split_words,
+)
+from mmf_win.errors import ReservedKey, UsageError
+from mmf_win.runs.overrides import ANNOTATIONS, BATCH_SIZE, of_prediction
+from mmf_win.runs.request import RunRequest
+
+
+def test_names_may_come_first() -> None:
+    assert split_words(("mmbt", "a=b")) == (("mmbt",), ("a=b",))
+    assert split_words(("a=b", "c=d=e")) == ((), ("a=b", "c=d=e"))
+    assert split_words(()) == ((), ())
+    assert split_words(("a", "b", "c=d")) == (("a", "b"), ("c=d",))
+    with pytest.raises(UsageError, match="b: not a KEY=VALUE"):
+        split_words(("a", "b", "c=d"), names=1)
+
+
+def test_a_preset_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "lr=high.yaml"
+    path.touch()
+    assert split_words((str(path), "a=b")) == ((str(path),), ("a=b",))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("training.seed", "=1", "env.save_dir=x", "env.cache_dir=x", "training.trainer=mine"),
+        *("training.callbacks[0].type=x", "model=vilbert", "config=x.yaml", "dataset=vqa2", "datasets=vqa2"),
+        *("dataset_config.hateful_memes.data_dir=x", "trainer.params.gpus=2", "checkpoint.max_to_keep=3"),
+    ],
+)
+def test_a_word_that_cannot_be_handed_on_is_refused(word: str) -> None:
+    with pytest.raises(UsageError):
+        split_words(("mmbt", word), names=1)
+
+
+def test_of_a_word_that_is_given_twice_the_user_is_told_which_holds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
+    assert split_words(words)[1] == words[1:]
+    assert "training.seed=2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["optimizer.params.lr=1e-5", "optimizer.type=SGD"])
+def test_an_optimizer_that_a_checkpoint_would_put_back_is_refused(word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_optimizer_kept(["training.num_workers=2", word])
+    reset = str(caught.value.hint).split()[0]
+    require_optimizer_kept([word, reset])
+    require_optimizer_kept(["training.num_workers=2"])
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        (f"{ANNOTATIONS}.test[0]=own.jsonl", "--memes FILE"),
+        (f"{ANNOTATIONS}.test=['own.jsonl']", "--split NAME"),
+        (f"{ANNOTATIONS}={{}}", "--split NAME"),
+        ("checkpoint.resume_file=x.ckpt", "--checkpoint"),
+        ("checkpoint.reset.all=True", "--checkpoint"),
+        ("run_type=val", "mmfw predict"),
+        ("evaluation.predict=False", "mmfw predict"),
+        ("evaluation.reporter.type=x", "CSV"),
+        ("training.batch_size=2", "--batch-size"),
+        ("training.batch_size_per_device=2", "--batch-size"),
+    ],
+)
+def test_a_word_that_a_prediction_would_undo_is_refused(word: str, instead: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_predictable([word], {"--batch-size": BATCH_SIZE})
+    assert instead in f"{caught.value} {caught.value.hint}"
+    require_predictable(["training.num_workers=2", "evaluation.use_cpu=True"], {})
+
+
+@pytest.mark.parametrize(
+    ("word", "resumes"),
+    [
+        ("checkpoint.resume=True", False),
+        ("checkpoint.resume_best=True", False),
+        ("run_type=val", False),
+        ("checkpoint.resume_zoo=visual_bert.pretrained.coco", True),
+        ("checkpoint.resume_file=x.ckpt", True),
+    ],
+)
+def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_trainable([word], {}, resumes=resumes)
+    assert caught.value.hint
+    kept = ["checkpoint.reset.optimizer=True", "run_type=train_inference"]
+    require_trainable([*kept, *([] if resumes else ["checkpoint.resume_zoo=KEY"])], {}, resumes=resumes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        (RunRequest(seed=1), "training.seed=2"),
+        (RunRequest(batch_size=1), "training.batch_size=2"),
+        (RunRequest(batch_size=1), "training.batch_size_per_device=2"),
+        (RunRequest(updates=1), "training.max_updates=2"),
+        (RunRequest(updates=1), "training.max_epochs=2"),
+        (RunRequest(epochs=1), "training.max_updates=2"),
+        (RunRequest(detect_anomaly=True), "training.detect_anomaly=False"),
+    ],
+)
+def test_an_option_and_a_word_that_say_the_same_are_refused(asked: RunRequest, word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        require_trainable([word], asked.keys, resumes=False)
+    require_trainable([word], RunRequest(auto_batch=True).keys, resumes=False)
+
+
+@pytest.mark.parametrize(
+    "word", ["checkpoint.resume_pretrained=True", "checkpoint.resume=True", "checkpoint={}"]
+)
+def test_a_word_that_loads_other_weights_than_an_option_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match=word.partition("=")[0]):
+        require_trainable(["training.batch_size=2", word], {}, resumes=True)
+    require_trainable(["checkpoint.reset.optimizer=True"], {}, resumes=True)
+
+
+@pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir"])
+def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(key: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        split_words((f"{key}=x",))
+    assert hint_for(ReservedKey(key)) == hint_for(caught.value)
+
+
+def test_what_a_prediction_refuses_it_does_not_take_from_its_run_either() -> None:
+    overrides = [
+        "run_type=x",
+        "optimizer.params.lr=1",
+        "checkpoint.resume_file=x",
+        "evaluation.predict=False",
+    ]
+    for override in overrides:
+        with pytest.raises(UsageError):
+            require_predictable([override], {})
+    assert of_prediction(overrides) == []
