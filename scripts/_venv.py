@@ -18,16 +18,18 @@ _STAMP = "mmfw-stamp"
 
 
 class Venv:
-    """A virtual environment with mmfw in it, editable, and everything at the versions of constraints.txt.
+    """A virtual environment with mmfw in it, editable, at the versions of a file of constraints.
 
     Args:
         folder: its name in the checkout.
         extras: the extras of mmfw that are installed.
+        constraints: the file.
     """
 
-    def __init__(self, folder: str, extras: Sequence[str]) -> None:
+    def __init__(self, folder: str, extras: Sequence[str], constraints: str = "constraints.txt") -> None:
         self.path = ROOT / folder
         self.extras = ",".join(extras)
+        self.constraints = constraints
 
     def program(self, name: str) -> str:
         """The path of a program of the environment, such as ``python`` or ``mmfw``."""
@@ -50,7 +52,7 @@ class Venv:
             self._create()
         stamp.write_text("unfinished", encoding="utf-8")  # an installation may be cut short
         pip = [self.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, "-c", "constraints.txt", "-e", f".[{self.extras}]"])
+        run([*pip, "-c", self.constraints, "-e", f".[{self.extras}]"])
         stamp.write_text(wanted, encoding="utf-8")
 
     def run(
@@ -78,7 +80,7 @@ class Venv:
 
     def _requirements(self) -> str:
         content = hashlib.sha256(self.extras.encode())
-        files = [ROOT / name for name in ("pyproject.toml", "setup.py", "constraints.txt")]
+        files = [ROOT / name for name in ("pyproject.toml", "setup.py", self.constraints)]
         for file in (*files, *sorted((ROOT / "mmf_win" / "archives" / "native").rglob("*.[ch]"))):
             content.update(file.read_bytes())
         return content.hexdigest()

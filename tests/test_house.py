@@ -119,6 +119,18 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_map_of_rooms_is_that_of_the_tree_and_of_import_linter() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.split("| room | knows |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = [set(re.findall(r"`([a-z_]+)(?:/|\.py)`", row.split("|")[1])) for row in table.splitlines()]
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    layers = settings.split("\nlayers = [\n")[1].split("]")[0].splitlines()
+    assert rows == [set(re.findall(r"mmf_win\.([a-z_]+)", layer)) for layer in layers]
+    modules = [*(ROOT / "mmf_win").glob("*.py"), *(ROOT / "mmf_win").glob("*/__init__.py")]
+    there = {path.parent.name if path.stem == "__init__" else path.stem for path in modules}
+    assert set.union(*rows) == there - {"__main__", "mmf_win"}
+
+
 def test_pictures_are_small() -> None:
     pictures = list((ROOT / "docs").rglob("*.png"))
     assert pictures
@@ -146,3 +158,19 @@ def test_doctor_looks_at_the_packages_that_are_required() -> None:
 def test_every_required_package_is_pinned_for_the_tests() -> None:
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
     assert [name for name in (*BASE, *TRAIN) if f"\n{name}==" not in pins] == []
+
+
+def test_the_lowest_versions_are_those_that_are_allowed() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pins, tested = _pins("constraints-lowest.txt"), _pins("constraints.txt")
+    tools = {"ruff", "mypy", "import-linter"}  # they look at the code, and do not run it
+    for name, bound in re.findall(r'^ +"([A-Za-z0-9_.-]+)>=([0-9.]+)', text, re.MULTILINE):
+        if name in ("torch", "torchvision"):
+            assert pins[name] == tested[name]
+        elif name not in tools:
+            assert f"{pins[name]}.".startswith(f"{bound}."), name
+
+
+def _pins(name: str) -> dict[str, str]:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return dict(re.findall(r"^([A-Za-z0-9_.-]+)==([0-9.]+)$", text, re.MULTILINE))

@@ -79,13 +79,19 @@ def test_it_runs_what_the_readme_tells_people_to_run(jobs: dict[str, Any]) -> No
     assert readme_scripts() <= run
 
 
-def test_every_job_runs_the_tests_on_windows_and_linux(jobs: dict[str, Any]) -> None:
-    assert jobs
-    for job in jobs.values():
-        assert {"ubuntu-latest", "windows-latest"} <= set(job["strategy"]["matrix"]["os"])
-        assert job["runs-on"] == "${{ matrix.os }}"
-        (tests,) = (step for step in job["steps"] if step.get("run") == "python scripts/test.py")
-        assert "if" not in tests
+def test_the_tests_run_on_windows_and_linux(jobs: dict[str, Any]) -> None:
+    job = jobs["test"]
+    assert {"ubuntu-latest", "windows-latest"} <= set(job["strategy"]["matrix"]["os"])
+    assert job["runs-on"] == "${{ matrix.os }}"
+    (tests,) = (step for step in job["steps"] if step.get("run") == "python scripts/test.py")
+    assert "if" not in tests
+
+
+def test_they_run_on_the_newest_mmf_and_on_the_lowest_versions(jobs: dict[str, Any]) -> None:
+    job = jobs["versions"]
+    chosen = {entry["arguments"] for entry in job["strategy"]["matrix"]["include"]}
+    assert chosen == {"--mmf github", "--lowest"}
+    assert job["steps"][-1] == {"run": "python scripts/test.py ${{ matrix.arguments }}"}
 
 
 def test_a_bare_machine_runs_them_by_one_script() -> None:
