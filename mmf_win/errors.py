@@ -19,6 +19,7 @@
     │   ├── DatasetError            files of the dataset are missing or disagree
     │   │   ├── NoDataset           there is no dataset where one is needed
     │   │   ├── NoFeatures          there are no region features where some are needed
+    │   │   ├── NoOwnFeatures       own memes have none
     │   │   ├── NoFeatureFiles      no folder has region features to build an LMDB of
     │   │   ├── FeaturesConflict    region features that cannot be in one LMDB
     │   │   ├── AlreadyThere        other data is in the place of what is to be written
@@ -43,6 +44,7 @@ and exits with the code of the class. Hints that name an option or a command are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -208,6 +210,20 @@ class NoDataset(DatasetError):
 
 class NoFeatures(DatasetError):
     """There are no region features where some are needed."""
+
+
+class NoOwnFeatures(DatasetError):
+    """Own memes have no region features, which the preset reads.
+
+    Args:
+        message: what went wrong.
+        hint: which presets read none.
+        data_option: what to type so that a command finds the data folder.
+    """
+
+    def __init__(self, message: str, *, hint: str, data_option: Sequence[str]) -> None:
+        super().__init__(message, hint=hint)
+        self.data_option = data_option
 
 
 class AlreadyThere(DatasetError):

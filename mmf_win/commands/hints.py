@@ -24,6 +24,7 @@ from mmf_win.errors import (
     NoDrive,
     NoFeatureFiles,
     NoFeatures,
+    NoOwnFeatures,
     NoPassword,
     NoRoom,
     NoRun,
@@ -57,6 +58,11 @@ def _make_dataset(error: NoDataset) -> str:
     if error.nearby is not None:
         return as_typed("--data-dir", error.nearby) + " is where a dataset lies"
     return "make it with: mmfw convert --zip ARCHIVE, or name its folder with --data-dir"
+
+
+def _add_features(error: NoOwnFeatures) -> str:
+    add = as_typed("mmfw", "features", "add", "FOLDER", *error.data_option)
+    return f"`{add}` takes those that MMF's extraction scripts write, and --features names another LMDB"
 
 
 def _find_run(error: NoRun) -> str:
@@ -97,6 +103,7 @@ _HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
     NoDrive: "choose another with --data-dir",
     NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
     "`mmfw features extract` puts a finished LMDB in place",
+    NoOwnFeatures: _add_features,
     NoFeatures: "`mmfw features add FOLDER --output LMDB` makes some",
     NoRun: _find_run,
     NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",

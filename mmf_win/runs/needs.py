@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.console import Progress, as_typed
-from mmf_win.errors import DatasetError, MmfError, UsageError
+from mmf_win.console import Progress
+from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, UsageError
 from mmf_win.inputs.added import is_elsewhere, remedy
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, mistaken, without_features
@@ -99,12 +99,11 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
     if missing:
         shown = ", ".join(row.shown_id for row in missing[:_SHOWN]) + (" …" if len(missing) > _SHOWN else "")
         free = ", ".join(without_regions(mmf, places))
-        add = as_typed("mmfw", "features", "add", "FOLDER", *places.data_option)
-        raise DatasetError(
+        raise NoOwnFeatures(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
             f"{len(rows)} images ({shown})",
-            hint=f"`{add}` takes those that MMF's extraction scripts write, --features names another LMDB; "
-            f"these presets read none: {free}",
+            hint=f"these presets read none: {free}",
+            data_option=places.data_option,
         )
     for image, key in mistaken(rows, keys).items():
         raise DatasetError(
