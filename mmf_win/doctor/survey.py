@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,32 +20,6 @@ from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 from mmf_win.runs import fits
 from mmf_win.upstream.install import Installed, find, pip_hint, verify, was_set_up
 
-BASE = (
-    "click",
-    "omegaconf",
-    "tqdm",
-    "py7zr",
-    "pycryptodomex",
-    "fast-zip-decryption",
-    "nvidia-ml-py",
-    "zlib-ng",
-)
-TRAIN = (
-    "torch",
-    "torchvision",
-    "transformers",
-    "lmdb",
-    "scikit-learn",
-    "pillow",
-    "requests",
-    "numpy",
-    "packaging",
-    "tensorboard",
-    "iopath",
-    "termcolor",
-    "jinja2",
-    "matplotlib",
-)
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
 _LITTLE_SPACE = 10 << 30
 
@@ -148,7 +123,17 @@ def survey(places: Places) -> Survey:
 
 def _versions() -> dict[str, str | None]:
     system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
-    return system | {name: _version(name) for name in (*BASE, *TRAIN)}
+    return system | {name: _version(name) for name in (*required_packages(), *required_packages("train"))}
+
+
+def required_packages(extra: str = "") -> list[str]:
+    """The packages that mmfw requires, or those that an extra of it adds."""
+    found = []
+    for requirement in importlib.metadata.requires("mmf-win") or ():
+        name, of_extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"](\w+)", requirement)
+        if name and extra == (of_extra[1] if of_extra else ""):
+            found.append(name[0])
+    return found
 
 
 def _version(distribution: str) -> str | None:
@@ -204,10 +189,10 @@ def _missing(
     folders: tuple[Folder, ...],
     dataset: DatasetState,
 ) -> Iterator[Missing]:
-    for extra, names in (("", BASE), ("[train]", TRAIN)):
-        absent = [name for name in names if versions[name] is None]
+    for extra in ("", "train"):
+        absent = [name for name in required_packages(extra) if versions[name] is None]
         if absent:
-            yield Missing(f"not installed: {', '.join(absent)}", pip_hint(extra))
+            yield Missing(f"not installed: {', '.join(absent)}", pip_hint(extra and f"[{extra}]"))
     if mmf.message is not None:
         yield Missing(mmf.message, mmf.cure or "mmfw setup")
     if not dataset.splits or not dataset.images:

@@ -31,7 +31,7 @@ from mmf_win.errors import BrokenMmf, MmfError, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import tool_home
-from mmf_win.upstream.sources import SOURCES, Source
+from mmf_win.upstream.sources import SOURCES, MmfSource
 from mmf_win.upstream.versions import read_version
 
 _log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def was_set_up() -> bool:
         return True
 
 
-def install(source: Source, *, force: bool = False) -> Installed:
+def install(source: MmfSource, *, force: bool = False) -> Installed:
     """Put a copy from ``source`` in force; one that is there and whole is not fetched again.
 
     Until the new copy is verified, the old one stays as it is. A second one of these waits for the first.
@@ -174,7 +174,7 @@ def verify(installed: Installed) -> list[str]:
     return [] if _holds_mmf(installed.root) else ["missing: mmf/version.py or mmf_cli/run.py"]
 
 
-def source_of(installed: Installed) -> Source | None:
+def source_of(installed: Installed) -> MmfSource | None:
     """The source that a copy came from and can be fetched from again; None for one that is not ours."""
     for source in SOURCES:
         if (source.name, source.version, source.commit) == (
@@ -186,7 +186,7 @@ def source_of(installed: Installed) -> Source | None:
     return None
 
 
-def _replace(root: Path, source: Source) -> None:
+def _replace(root: Path, source: MmfSource) -> None:
     home = _writable_home()
     for leftover in home.glob("incoming-*"):  # of a setup that was killed
         shutil.rmtree(leftover)

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Literal, TypeAlias
 
 from mmf_win.errors import MmfError, PipFailed
 from mmf_win.files import read_json, write_json
@@ -28,36 +28,6 @@ from mmf_win.paths import is_portable
 from mmf_win.upstream.download import download
 
 _log = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """A way to get one fixed version of MMF."""
-
-    @property
-    def name(self) -> Literal["pypi", "github"]:
-        """What ``mmfw setup --mmf`` calls it."""
-
-    @property
-    def version(self) -> str:
-        """MMF's own version."""
-
-    @property
-    def commit(self) -> str | None:
-        """The commit, where the source knows one."""
-
-    @property
-    def folder(self) -> str:
-        """A name for the folder of this very copy."""
-
-    def fetch(self, root: Path, scratch: Path) -> None:
-        """Bring MMF into the new folder ``root``, keeping what is needed meanwhile in ``scratch``.
-
-        Raises:
-            MmfError: it cannot be had, or it is not what was pinned.
-        """
-
-    def differences(self, root: Path) -> Iterator[Difference]:
-        """Files under ``root`` that are not as they were fetched."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +51,11 @@ class PypiWheel:
         return f"pypi-{self.version}"
 
     def fetch(self, root: Path, scratch: Path) -> None:
-        """Download the wheel by pip, check its hash and unpack it."""
+        """Download the wheel by pip into ``scratch``, check its hash and unpack it into a new ``root``.
+
+        Raises:
+            MmfError: it cannot be had, or it is not what was pinned.
+        """
         _log.info("Getting MMF %s by pip.", self.version)
         wheel = self._download(scratch)
         if file_digest(wheel).hex() != self.wheel_sha256:
@@ -227,4 +201,6 @@ GITHUB = GithubArchive(
     tree="bb51710ea1bb3d3b157968574ba06cc321804188",
     url=f"https://github.com/facebookresearch/mmf/archive/{_COMMIT}.tar.gz",
 )
-SOURCES: tuple[Source, ...] = (PYPI, GITHUB)
+MmfSource: TypeAlias = PypiWheel | GithubArchive
+"""A way to get one fixed version of MMF."""
+SOURCES: tuple[MmfSource, ...] = (PYPI, GITHUB)

@@ -63,7 +63,7 @@ def test_a_broken_mmf_is_an_error(
 def test_a_missing_package_is_cured_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mmf_win.doctor.survey.TRAIN", ("torch", "no-such-package"))
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
     assert 'run `pip install ".[train]"` in a clone of mmfw' in _cures(_doctor(capsys))
 
 

@@ -20,7 +20,7 @@ from mmf_win.errors import MmfError, UsageError
 from mmf_win.upstream import sources
 from mmf_win.upstream.download import download
 from mmf_win.upstream.install import Installed, adopt, find, install, require_packages, verify
-from mmf_win.upstream.sources import Source
+from mmf_win.upstream.sources import MmfSource
 from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, refuse, send, tar_gz
 
 ARCHIVE = tar_gz(TREE)
@@ -35,7 +35,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
 
 
-def _pin(monkeypatch: pytest.MonkeyPatch, source: Source) -> None:
+def _pin(monkeypatch: pytest.MonkeyPatch, source: MmfSource) -> None:
     """Make the tiny source the one that mmfw knows under this name."""
     monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))
 
