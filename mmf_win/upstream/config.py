@@ -122,7 +122,7 @@ def model_config(root: Path, model: str) -> str | None:
     for path in sorted((root / "mmf" / "models").glob("*.py")):
         _, registered, code = path.read_text(encoding="utf-8").partition(f'.register_model("{model}")')
         if registered:
-            named = re.search(r'def config_path\(\w+\):\s+return "(.+)"', code.split("\nclass ")[1])
+            named = re.search(r'def config_path\(\w+\).*:\s+return "(.+)"', code.split("\nclass ")[1])
             return named[1] if named else None
     return None
 
