@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mmf_win.commands.hints import hint_for
 from mmf_win.commands.options import as_json, data_dir, save_dir
 from mmf_win.console import colour, print_json, size, table
 from mmf_win.errors import MmfError
@@ -57,7 +58,11 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
 
 
 def _plain(found: Survey) -> dict[str, Any]:
-    plain = asdict(found)
+    error = found.mmf.error
+    plain = asdict(replace(found, mmf=replace(found.mmf, error=None), missing=()))
+    del plain["mmf"]["error"]
+    plain["mmf"] |= {"message": error and str(error), "cure": error and hint_for(error)}
+    plain["missing"] = [{"what": str(missing), "cure": hint_for(missing)} for missing in found.missing]
     if found.mmf.installed is not None:
         plain["mmf"]["installed"]["root"] = str(found.mmf.installed.root)
     return plain
@@ -83,16 +88,16 @@ def _sections(found: Survey) -> Iterator[str]:
     if not found.missing:
         yield colour("Everything is in place.", 32)
     for missing in found.missing:
-        yield f"{colour('missing:', 33)} {missing.what}\n{colour('cure:', 36)}    {missing.cure}"
+        yield f"{colour('missing:', 33)} {missing}\n{colour('cure:', 36)}    {hint_for(missing)}"
 
 
 def _mmf_lines(mmf: MmfState) -> Iterator[str]:
     if mmf.installed is None:
-        yield f"MMF: {mmf.message}"
+        yield f"MMF: {mmf.error}"
         return
     origin = mmf.installed.source
     commit = f", commit {mmf.installed.commit[:12]}" if mmf.installed.commit else ""
-    yield f"MMF {mmf.installed.version} ({origin}{commit}): {mmf.message or 'whole'}"
+    yield f"MMF {mmf.installed.version} ({origin}{commit}): {mmf.error or 'whole'}"
     yield from (f"  {problem}" for problem in mmf.problems[:_SHOWN_PROBLEMS])
     if len(mmf.problems) > _SHOWN_PROBLEMS:
         yield f"  and {len(mmf.problems) - _SHOWN_PROBLEMS} more"

@@ -44,7 +44,7 @@ NOISE = 0.1
 
 _TOP = "hateful_memes"
 _README = """\
-A synthetic set in the format of the Hateful Memes challenge, drawn by `mmfw demo`.
+A synthetic set in the format of the Hateful Memes challenge, drawn by the demo of mmfw.
 It contains no data of the challenge.
 """
 _LICENSE = """\

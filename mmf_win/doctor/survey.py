@@ -13,8 +13,9 @@ from pathlib import Path
 
 from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
+from mmf_win.dataset.annotations import nearby_dataset
 from mmf_win.doctor.machine import Machine, survey_machine
-from mmf_win.errors import MmfError
+from mmf_win.errors import BrokenMmf, MmfError, MmfwError, NoDataset, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 from mmf_win.runs import fits
@@ -31,14 +32,12 @@ class MmfState:
     Attributes:
         installed: the copy; None when there is none.
         problems: what is wrong with it, a line for each file.
-        message: why there is none, or why it cannot be used.
-        cure: how to get it.
+        error: why there is none, or why it cannot be used.
     """
 
     installed: Installed | None
     problems: tuple[str, ...] = ()
-    message: str | None = None
-    cure: str | None = None
+    error: MmfError | None = None
 
 
 @dataclass(frozen=True)
@@ -74,19 +73,6 @@ class DatasetState:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Something that is not there.
-
-    Attributes:
-        what: said in a sentence.
-        cure: the command that brings it, or what to do.
-    """
-
-    what: str
-    cure: str
-
-
-@dataclass(frozen=True)
 class Survey:
     """All of it.
 
@@ -98,7 +84,7 @@ class Survey:
         machine: processors, memory, GPUs.
         decryption: what decrypts archives here.
         fits: how many rows at once fitted into memory, by what that depends on.
-        missing: what training would trip over, in the order in which to mend it.
+        missing: what training would trip over, in the order in which to repair it.
     """
 
     versions: dict[str, str | None]
@@ -108,7 +94,7 @@ class Survey:
     machine: Machine
     decryption: str
     fits: dict[str, int]
-    missing: tuple[Missing, ...]
+    missing: tuple[MmfwError, ...]
 
 
 def survey(places: Places) -> Survey:
@@ -147,11 +133,11 @@ def _mmf() -> MmfState:
     try:
         installed = find()
     except MmfError as error:
-        return MmfState(None, (str(error),) if was_set_up() else (), str(error), error.hint)
+        return MmfState(None, (str(error),) if was_set_up() else (), error)
     problems = tuple(verify(installed))
     if not problems:
         return MmfState(installed)
-    return MmfState(installed, problems, f"{len(problems)} files of MMF are not as they were", "mmfw setup")
+    return MmfState(installed, problems, BrokenMmf(f"{len(problems)} files of MMF are not as they were"))
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:
@@ -188,18 +174,19 @@ def _missing(
     places: Places,
     folders: tuple[Folder, ...],
     dataset: DatasetState,
-) -> Iterator[Missing]:
+) -> Iterator[MmfwError]:
     for extra in ("", "train"):
         absent = [name for name in required_packages(extra) if versions[name] is None]
         if absent:
-            yield Missing(f"not installed: {', '.join(absent)}", pip_hint(extra and f"[{extra}]"))
-    if mmf.message is not None:
-        yield Missing(mmf.message, mmf.cure or "mmfw setup")
+            yield MmfError(f"not installed: {', '.join(absent)}", hint=pip_hint(extra and f"[{extra}]"))
+    if mmf.error is not None:
+        yield mmf.error
     if not dataset.splits or not dataset.images:
-        cure = f'mmfw convert --zip FILE --data-dir "{places.data_dir}"'
-        yield Missing(f"no Hateful Memes dataset in {places.dataset.root}", cure)
+        message = f"no Hateful Memes dataset in {places.dataset.root}"
+        yield NoDataset(message, nearby_dataset(places.dataset))
     for folder in folders:
         if folder.free is None:
-            yield Missing(f"no drive for {folder.name} in {folder.path}", "choose another folder")
+            yield UsageError(f"no drive for {folder.name} in {folder.path}", hint="choose another folder")
         elif folder.name in ("data", "runs") and folder.free < _LITTLE_SPACE:
-            yield Missing(f"little disk space for {folder.name} in {folder.path}", "free some space there")
+            what = f"little disk space for {folder.name} in {folder.path}"
+            yield ResourceError(what, hint="free some space there")

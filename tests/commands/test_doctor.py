@@ -55,7 +55,7 @@ def test_a_broken_mmf_is_an_error(
     (find().root / "mmf.txt").unlink()
     found = _doctor(capsys, code=6)
     assert found["mmf"]["problems"] == ["missing: mmf.txt"]
-    assert "mmfw setup" in _cures(found)
+    assert "run `mmfw setup`" in _cures(found)
     assert main(["doctor"]) == 6
     assert "missing: mmf.txt" in capsys.readouterr().out
 
