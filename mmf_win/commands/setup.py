@@ -9,7 +9,7 @@ import click
 
 from mmf_win.commands.options import as_json
 from mmf_win.console import print_json, say
-from mmf_win.upstream.install import Installed, adopt, chosen, install
+from mmf_win.upstream.install import Installed, chosen, install, use_checkout
 from mmf_win.upstream.sources import PYPI, SOURCES
 
 
@@ -51,7 +51,7 @@ def _set_up(wanted: str | None, force: bool) -> Installed:
     for source in SOURCES:
         if source.name == wanted:
             return install(source, force=force)
-    return adopt(Path(wanted))
+    return use_checkout(Path(wanted))
 
 
 def _as_option(current: Installed) -> str:

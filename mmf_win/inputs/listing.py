@@ -67,7 +67,7 @@ class Need:
 
     @property
     def is_there(self) -> bool:
-        """Whether all of its files are there, whole or not."""
+        """Whether all of its files are there, intact or not."""
         if self.is_of_hub:
             return caches.is_whole_bert(self._place, weights=self.kind == "bert")
         return bool(self.found_names) and all(path.is_file() for path in self.files)

@@ -2,7 +2,7 @@
 
 The order is that of ``mmf.utils.configuration``: MMF's defaults, the model's and the dataset's own
 configuration, then the one that the run names with its includes, the run's settings, and last the
-``KEY=VALUE`` words.
+``KEY=VALUE`` overrides.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def resolve(
         model: MMF's name of the model.
         config: MMF configuration to start from, as :func:`mmf_win.upstream.versions.config_path` takes it.
         settings: a tree of MMF's keys, merged over it.
-        overrides: ``KEY=VALUE`` words.
+        overrides: ``KEY=VALUE``.
         offline: MMF must download nothing.
 
     Raises:
@@ -68,7 +68,7 @@ def resolve(
 
     try:
         merged = merge(root, places, model=model, config=config, settings=settings, offline=offline)
-        own_code = merged.env.user_dir or any(word.startswith("env.user_dir=") for word in overrides)
+        own_code = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
         assign(merged, overrides, version=read_version(root), has_user_dir=bool(own_code))
 
         def part(path: str) -> Any:

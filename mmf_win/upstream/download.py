@@ -5,7 +5,7 @@
     features.tar.gz.part         what has arrived so far
     features.tar.gz.part.json    of which file: URL, length, validator (RFC 9110, sections 8.8 and 13.1.5)
     .features.tar.gz.lock        held while somebody fetches it
-    features.tar.gz              the whole file; it has this name only once its hash is right
+    features.tar.gz              the complete file; it gets this name only after its hash matches
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 def download(url: str, target: Path, title: str, *, sha256: str | None = None, attempts: int = 3) -> str:
     """Fetch ``url`` into ``target`` and return its SHA-256.
 
-    What an earlier call could not finish is gone on with, where the server can do that and the file has not
+    What an earlier call could not finish is resumed, where the server can do that and the file has not
     changed there. The proxies of the environment and of the system's settings are used.
 
     Args:

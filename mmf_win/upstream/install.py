@@ -3,7 +3,7 @@
 ::
 
     <tool home>/mmf/
-        installed.json          which copy is in force; written last
+        installed.json          which copy is used; written last
         pypi-1.0.0rc10/         holds the packages mmf and mmf_cli; goes on the worker's sys.path
         incoming-…/             a copy being fetched; renamed once every file is verified
         lock                    held by the process that changes any of this
@@ -97,7 +97,7 @@ def require_packages(*packages: str) -> None:
 
 
 def pip_hint(extra: str = "") -> str:
-    """How to install what mmfw requires; by its path, since nobody vouches for its name on PyPI.
+    """How to install what mmfw requires; by its path, since its name on PyPI is not ours.
 
     Args:
         extra: ``[train]``, or nothing.
@@ -106,7 +106,7 @@ def pip_hint(extra: str = "") -> str:
 
 
 def chosen() -> Installed | None:
-    """What ``mmfw setup`` chose, whole or not; None when it never ran.
+    """What ``mmfw setup`` chose, intact or not; None when it never ran.
 
     Raises:
         MmfError: the note of it cannot be read.
@@ -129,13 +129,13 @@ def was_set_up() -> bool:
 
 
 def install(source: MmfSource, *, force: bool = False) -> Installed:
-    """Put a copy from ``source`` in force; one that is there and whole is not fetched again.
+    """Use a copy from ``source``; one that is there and intact is not fetched again.
 
     Until the new copy is verified, the old one stays as it is. A second one of these waits for the first.
 
     Args:
         source: where from.
-        force: fetch it even though a whole copy is there.
+        force: fetch it even though an intact copy is there.
 
     Raises:
         MmfError: it cannot be had.
@@ -148,8 +148,8 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
         return _remember(Installed(root, source.version, source.name, source.commit))
 
 
-def adopt(checkout: Path) -> Installed:
-    """Put a checkout that the user edits in force; it is neither copied nor changed.
+def use_checkout(checkout: Path) -> Installed:
+    """Use a checkout that the user edits; it is neither copied nor changed.
 
     Raises:
         UsageError: it is none.
@@ -240,7 +240,7 @@ def _home() -> Path:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let no other process change what is in force during the block."""
+    """Let no other process change which copy is used during the block."""
 
     def waiting() -> None:
         _log.info("another mmfw is at work in %s; waiting for it", _home())

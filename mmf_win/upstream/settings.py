@@ -105,7 +105,7 @@ def with_hooks(settings: Settings, version: str) -> Settings:
 
 
 def resume(checkpoint: Path) -> Settings:
-    """What going on from a checkpoint needs.
+    """What resuming from a checkpoint needs.
 
     MMF's ``resume`` takes current.ckpt whatever ``resume_file`` says, ``resume_best`` restarts the counts,
     and ``resume_pretrained`` would copy only what the model was pretrained with.
@@ -133,7 +133,7 @@ def predict(checkpoint: Path) -> Settings:
 
 
 def own_memes(annotations: Path) -> Settings:
-    """What prediction of memes outside the dataset needs, whose annotations name their images by whole paths.
+    """What prediction of memes outside the dataset needs, whose annotations name images by absolute paths.
 
     MMF loads the splits for training and validation too, which need not be there.
     """
@@ -190,7 +190,7 @@ def environment(
 
 
 def on_one_device(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with at most one GPU in it, and no word of other processes that take part.
+    """``environment`` with at most one GPU in it, and no mention of other processes that take part.
 
     On several GPUs MMF repeats rows to fill up the last batch, and skips batches of unequal size.
     """
@@ -211,8 +211,8 @@ def worker_count() -> int:
 
 
 def as_pairs(overrides: list[str]) -> list[str]:
-    """``KEY=VALUE`` words as MMF's other form, key and value in turn.
+    """``KEY=VALUE`` overrides in MMF's other form, key and value in turn.
 
-    1.0.0rc10 splits a word at every ``=``, so only this form lets a value hold one.
+    1.0.0rc10 splits one at every ``=``, so only this form lets a value hold one.
     """
-    return [part for word in overrides for part in word.split("=", 1)]
+    return [part for override in overrides for part in override.split("=", 1)]

@@ -1,4 +1,4 @@
-"""Where MMF comes from, and what a whole copy of it looks like.
+"""Where MMF comes from, and what an intact copy of it looks like.
 
 Each source brings one fixed version into a folder and can tell later whether every file is still what it
 was. Neither trusts the network: PyPI's wheel is pinned by its hash and by that of its RECORD, which lists all
@@ -144,13 +144,13 @@ class GithubArchive:
         """Files whose id is not the noted one, and the notes themselves if they do not add up to the tree."""
         try:
             noted = {path: GitFile(mode, blob) for path, (mode, blob) in read_json(root / _MANIFEST).items()}
-            is_whole = tree_id(noted) == self.tree
+            is_intact = tree_id(noted) == self.tree
         except FileNotFoundError:
             yield Difference("missing", _MANIFEST)
             return
         except (ValueError, TypeError, AttributeError):
-            is_whole = False
-        if not is_whole:
+            is_intact = False
+        if not is_intact:
             yield Difference("changed", _MANIFEST)
             return
         yield from differences(root, {path: file.blob for path, file in noted.items()}, file_blob_id)

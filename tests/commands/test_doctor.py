@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.upstream.install import adopt, find, install
+from mmf_win.upstream.install import find, install, use_checkout
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
 
 
@@ -95,7 +95,7 @@ def test_people_read_the_same_as_scripts(
     for path in ("mmf/version.py", "mmf_cli/run.py"):
         (user_dir / path).parent.mkdir()
         (user_dir / path).write_bytes(TREE[path].content)
-    adopt(user_dir)
+    use_checkout(user_dir)
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert f"MMF {VERSION} (path): whole" in said

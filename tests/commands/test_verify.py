@@ -19,7 +19,7 @@ from mmf_win.integrity import record
 from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 from mmf_win.unpacking.extract import extract_verified
-from mmf_win.upstream.install import adopt, find, install
+from mmf_win.upstream.install import find, install, use_checkout
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out, memes, tar_gz
 from tests.worlds.mmf_sources import TREE, Server, github, send
@@ -149,7 +149,7 @@ def test_what_was_put_there_by_another_hand_is_not_vouched_for(
     folder = lay_out({"model.pth": b"x"}, places.data_dir / "models" / "mine")
     record(folder, ["model.pth"])
     lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
-    adopt(user_dir / "mmf")
+    use_checkout(user_dir / "mmf")
     found = verified(capsys)
     assert states(found) == dict.fromkeys(("dataset", "features", "models/mine", "MMF"), "not vouched for")
     assert found["models/mine"]["against"] == "its first reading"

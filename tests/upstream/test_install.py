@@ -19,7 +19,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.upstream import sources
 from mmf_win.upstream.download import download
-from mmf_win.upstream.install import Installed, adopt, find, install, require_packages, verify
+from mmf_win.upstream.install import Installed, find, install, require_packages, use_checkout, verify
 from mmf_win.upstream.sources import MmfSource
 from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, refuse, send, tar_gz
 
@@ -288,23 +288,23 @@ class TestCheckout:
     ) -> None:
         monkeypatch.chdir(checkout.parent)
         before = sorted(checkout.rglob("*"))
-        adopt(Path(checkout.name))
+        use_checkout(Path(checkout.name))
         assert find() == Installed(checkout.resolve(), VERSION, "path")
         assert sorted(checkout.rglob("*")) == before
 
     def test_edits_are_not_damage(self, home: Path, checkout: Path) -> None:
-        adopt(checkout)
+        use_checkout(checkout)
         (checkout / "mmf/configs/real.yaml").write_text("a: 2\n", encoding="utf-8")
         assert verify(find()) == []
 
     def test_another_folder_is_refused(self, home: Path, checkout: Path) -> None:
         with pytest.raises(UsageError, match="not a checkout of MMF"):
-            adopt(checkout / "mmf")
+            use_checkout(checkout / "mmf")
         with pytest.raises(UsageError, match="there is no folder"):
-            adopt(checkout / "nowhere")
+            use_checkout(checkout / "nowhere")
 
     def test_it_is_missed_when_it_has_gone(self, home: Path, checkout: Path) -> None:
-        adopt(checkout)
+        use_checkout(checkout)
         checkout.rename(checkout.with_name("elsewhere"))
         with pytest.raises(MmfError, match="is incomplete") as raised:
             find()
