@@ -16,6 +16,11 @@
     ├── DataError              3    what the user gave cannot be used
     │   ├── UnscorableFile          a prediction file cannot be scored
     │   ├── ArchiveError            an archive is damaged, hostile or not one at all
+    │   ├── InputsError             files that a run reads are …
+    │   │   ├── DamagedInputs       damaged
+    │   │   └── MissingInputs       missing
+    │   ├── DamagedManifest         the list of hashes of a folder is damaged
+    │   ├── UnknownArchive          files were made of an archive that nobody publishes
     │   ├── DatasetError            files of the dataset are missing or disagree
     │   │   ├── NoDataset           there is no dataset where one is needed
     │   │   ├── NoFeatures          there are no region features where some are needed
@@ -23,17 +28,20 @@
     │   │   ├── NoFeatureFiles      no folder has region features to build an LMDB of
     │   │   ├── FeaturesConflict    region features that cannot be in one LMDB
     │   │   ├── AlreadyThere        other data is in the place of what is to be written
-    │   │   ├── MissingImages       images that the annotations name are missing
+    │   │   ├── IncompleteDataset   rows have no image or no region features
+    │   │   ├── DamagedFeatures     an LMDB of region features is damaged
     │   │   ├── UnreadableImage     a picture of it is missing or cannot be decoded
     │   │   └── MissingArchive      the archive that it was converted from cannot be found
     │   └── CheckpointError         a checkpoint is missing, unreadable or of another model
+    │       └── DamagedCheckpoints  checkpoints of a run are damaged
     ├── PasswordError          4    a password is wrong
     │   └── NoPassword              a password is needed and none was given
     ├── ResourceError          5    not enough disk or memory
     │   └── NoRoom                  what is to be written does not fit on the disk
     ├── MmfError               6    MMF or what it needs is missing or broken
     │   ├── BrokenMmf               MMF is not installed, incomplete or unreadable
-    │   └── PipFailed               pip did not bring MMF
+    │   ├── PipFailed               pip did not bring MMF
+    │   └── DownloadError           files cannot be downloaded
     ├── TrainingError          7    training failed
     └── Interrupted          130    the user asked to stop
 
@@ -187,6 +195,47 @@ class DatasetError(DataError):
     """Files of the dataset are missing or disagree with each other."""
 
 
+class InputsError(DataError):
+    """Files that a run reads are damaged or missing; presets and overrides, the ``words``, tell which."""
+
+    def __init__(self, message: str, words: Sequence[str], data_dir: Path) -> None:
+        super().__init__(message)
+        self.words = words
+        self.data_dir = data_dir
+
+
+class DamagedInputs(InputsError):
+    """Files that a run reads are damaged."""
+
+
+class MissingInputs(InputsError):
+    """Files that a run reads are missing."""
+
+
+class DamagedManifest(DataError):
+    """The list of hashes of a folder is damaged."""
+
+    def __init__(self, message: str, folder: Path) -> None:
+        super().__init__(message)
+        self.folder = folder
+
+
+class UnknownArchive(DataError):
+    """Damaged files were made of an archive, ``name``, that nobody publishes."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class DamagedFeatures(DatasetError):
+    """An LMDB of region features is damaged."""
+
+    def __init__(self, message: str, lmdb: Path) -> None:
+        super().__init__(message)
+        self.lmdb = lmdb
+
+
 class NoFeatureFiles(DatasetError):
     """No folder has files with region features to build an LMDB of."""
 
@@ -230,8 +279,8 @@ class AlreadyThere(DatasetError):
     """Other data is in the place of what is to be written."""
 
 
-class MissingImages(DatasetError):
-    """Images that the annotations name are missing."""
+class IncompleteDataset(DatasetError):
+    """Rows have no image or no region features, and may be left out."""
 
 
 class UnreadableImage(DatasetError):
@@ -254,6 +303,14 @@ class MissingArchive(DatasetError):
 
 class CheckpointError(DataError):
     """A checkpoint is missing, unreadable or of another model."""
+
+
+class DamagedCheckpoints(CheckpointError):
+    """Checkpoints of a run are damaged; ``intact`` is the newest that training can resume from, if any."""
+
+    def __init__(self, message: str, intact: str | None) -> None:
+        super().__init__(message)
+        self.intact = intact
 
 
 class PasswordError(MmfwError):
@@ -298,6 +355,20 @@ class BrokenMmf(MmfError):
 
 class PipFailed(MmfError):
     """Pip did not bring MMF."""
+
+
+class DownloadError(MmfError):
+    """Files cannot be downloaded.
+
+    Args:
+        message: why.
+        names: of the archives that would do, for people.
+        hint: what may help.
+    """
+
+    def __init__(self, message: str, names: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.names = names
 
 
 class TrainingError(MmfwError):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mmf_win.commands import features_add, options
-from mmf_win.console import as_typed, moment, print_json, say, size, table
-from mmf_win.errors import DataError, UsageError
+from mmf_win.commands import features_add, findings, options
+from mmf_win.commands.hints import data_option
+from mmf_win.console import as_typed, print_json, say, size
+from mmf_win.errors import DamagedInputs, UsageError
 
 if TYPE_CHECKING:
     from mmf_win.archives import Ask
-    from mmf_win.inputs.fetch import Fetcher
+    from mmf_win.inputs.fetch import Cost
     from mmf_win.inputs.listing import Need
-    from mmf_win.inputs.state import State, Status
+    from mmf_win.integrity import Finding, State
     from mmf_win.paths import Places
     from mmf_win.upstream.zoo import Version
 
@@ -31,10 +32,10 @@ Examples:
   mmfw features extract features_2020_10_01.tar.gz
   mmfw features add my_features                 ... of images of your own, from .npy files
   mmfw features verify --full                   read everything again
-  mmfw features repair                          mend what is broken""",
+  mmfw features repair                          repair what is damaged""",
 )
 def command() -> None:
-    """Features and pretrained weights: what is there, get it, verify it, mend it."""
+    """Features and pretrained weights: what is there; fetch, verify and repair it."""
 
 
 command.add_command(features_add.command)
@@ -51,14 +52,6 @@ def _presets(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-_keep = click.option(
-    "--keep-archives/--no-keep-archives",
-    default=True,
-    show_default=True,
-    help="Leave downloaded archives in place, to mend from them without a download.",
-)
-
-
 @command.command(
     epilog="""\b
 Examples:
@@ -73,11 +66,12 @@ def status(words: tuple[str, ...], data_dir: Path | None, save_dir: Path | None,
     for `mmfw train`. No file is read.
     """
     from mmf_win.inputs.fetch import Fetcher
-    from mmf_win.inputs.state import look
+    from mmf_win.inputs.verify import known
 
     wanted = _wanted(words, data_dir, save_dir)
-    found = [look(need, wanted.places) for need in wanted.needs]
-    _show(found, wanted, as_json, Fetcher(wanted.places))
+    found = {need: known(need, wanted.places) for need in wanted.needs}
+    absent = [need for need, finding in found.items() if finding.state in ("missing", "damaged")]
+    _show(found, wanted, as_json, Fetcher(wanted.places).costs(absent))
 
 
 @command.command(
@@ -90,7 +84,7 @@ Examples:
 )
 @options.source
 @options.ask
-@_keep
+@options.keep_archives
 @_presets
 def fetch(
     words: tuple[str, ...],
@@ -103,10 +97,13 @@ def fetch(
 ) -> None:
     """Download what PRESETs need and is missing, and put it where MMF looks for it.
 
-    Interrupted downloads go on where they were. Nothing gets its name before its hash is right.
+    Interrupted downloads are resumed. A file is renamed into place only after its SHA-256 matches.
     """
+    from mmf_win.inputs.fetch import Fetcher, Mirror
+
     wanted = _wanted(words, data_dir, save_dir)
-    _show(_fetcher(wanted, source, keep_archives, ask).fetch(wanted.needs), wanted, as_json)
+    fetcher = Fetcher(wanted.places, Mirror.of(source), keep_archives, ask=ask)
+    _show(dict(zip(wanted.needs, fetcher.fetch(wanted.needs), strict=True)), wanted, as_json)
 
 
 @command.command(
@@ -120,14 +117,17 @@ Examples:
 def verify(
     words: tuple[str, ...], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
-    """Make sure that what PRESETs need is whole."""
-    from mmf_win.inputs.state import examine
+    """Verify what PRESETs need, as `mmfw verify PRESET` does."""
+    from mmf_win.doctor import verify
 
     wanted = _wanted(words, data_dir, save_dir)
-    found = [examine(need, wanted.places, full=full) for need in wanted.needs]
+    scope = verify.Scope(needs=tuple(wanted.needs))
+    found = dict(zip(scope.needs, verify.verify(scope, wanted.places, full=full), strict=True))
     _show(found, wanted, as_json)
-    if hint := wanted.command("repair", found, "broken"):
-        raise DataError("some files are broken", hint=hint)
+    if any(finding.state == "damaged" for finding in found.values()):
+        raise DamagedInputs(
+            "some files are damaged", wanted.words_for("damaged", found), wanted.places.data_dir
+        )
 
 
 @command.command(
@@ -138,7 +138,7 @@ Examples:
 )
 @options.source
 @options.ask
-@_keep
+@options.keep_archives
 @_presets
 def repair(
     words: tuple[str, ...],
@@ -149,15 +149,23 @@ def repair(
     save_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Mend what is broken: from the archive if that is whole, by a download otherwise.
+    """Repair what PRESETs need and is damaged, as `mmfw repair PRESET` does.
 
-    Only files that are wrong are written again; what is missing altogether is left to fetch. Without a
-    PRESET, it is all that the newest run or any of the presets needs.
+    Without a PRESET it is all that is on the disk. What is missing is left to fetch.
     """
-    wanted = _wanted(words, data_dir, save_dir, widely=True)
-    repaired = _fetcher(wanted, source, keep_archives, ask).repair(wanted.needs)
-    found = [status for status in repaired if wanted.named or status.state != "missing"]
+    from mmf_win.doctor import verify
+
+    wanted = _wanted(words, data_dir, save_dir)
+    needs = tuple(wanted.needs) if wanted.named else verify.with_all_on_disk(wanted.needs, wanted.places)
+    scope = verify.Scope(needs=needs)
+    repaired = verify.repair(scope, wanted.places, source=source, keep_archives=keep_archives, ask=ask)
+    found = {
+        need: finding
+        for need, finding in zip(needs, repaired, strict=True)
+        if wanted.named or finding.state != "missing"
+    }
     _show(found, wanted, as_json)
+    findings.require_intact(found.values())
 
 
 @command.command(
@@ -213,28 +221,18 @@ class _Wanted:
     overrides: Sequence[str]
     named: bool
 
-    def command(self, name: str, found: Sequence[Status], state: State) -> str | None:
-        """The command for the presets that read files in this state; None where there are none."""
-        presets = dict.fromkeys(p for s in found if s.state == state for p in self.needs[s.need])
-        if not any(status.state == state for status in found):
-            return None
-        return as_typed("mmfw", "features", name, *presets, *self.overrides, *self.places.data_option)
+    def words_for(self, state: State, found: Mapping[Need, Finding]) -> list[str]:
+        """The presets that read files in this state, and the overrides; empty where no file is."""
+        needs = [need for need, finding in found.items() if finding.state == state]
+        presets = dict.fromkeys(preset for need in needs for preset in self.needs[need])
+        return [*presets, *self.overrides] if needs else []
 
 
-def _fetcher(wanted: _Wanted, source: str | None, keep_archives: bool, ask: Ask | None) -> Fetcher:
-    from mmf_win.inputs.fetch import Fetcher
-    from mmf_win.inputs.mirror import Mirror
-
-    return Fetcher(wanted.places, Mirror.of(source), keep_archives, ask=ask)
-
-
-def _wanted(
-    words: Sequence[str], data_dir: Path | None, save_dir: Path | None, widely: bool = False
-) -> _Wanted:
-    """What the presets need, else the newest run, else – or ``widely``, too – all presets."""
+def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _Wanted:
+    """What the presets need, else the newest run, else all presets."""
     from mmf_win.commands.overrides import split_words
     from mmf_win.paths import Places
-    from mmf_win.runs import history, zoo_weights
+    from mmf_win.runs import history
     from mmf_win.runs.needs import needs_of_presets, needs_of_run
     from mmf_win.runs.overrides import about_files
     from mmf_win.runs.presets import names
@@ -245,12 +243,10 @@ def _wanted(
     if presets:
         needs = needs_of_presets(mmf, presets, places, overrides)
         return _Wanted(places, needs, overrides, named=True)
-    every = [name for name in names() if name != "demo"]
     newest = next(iter(history.all_runs(places.save_dir)), None)
     if newest is None:
+        every = [name for name in names() if name != "demo"]
         needs = needs_of_presets(mmf, every, places, overrides)
-        if widely:
-            needs |= zoo_weights.needs_of_presets(mmf, every, places)
         return _Wanted(places, needs, overrides, named=False)
     request = newest.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
@@ -260,75 +256,37 @@ def _wanted(
         raise UsageError(
             f"run {newest.id}, the newest, with its overrides: {error}", hint="name presets instead"
         ) from None
-    if widely:
-        published = zoo_weights.needs_of_presets(mmf, every, places)
-        needs = needs_of_presets(mmf, every, places) | published | needs
-    else:
-        say(f"for preset {request.preset}, that of the newest run")
+    say(f"for preset {request.preset}, that of the newest run")
     return _Wanted(places, needs, [*about_files(request.overrides), *overrides], named=False)
 
 
-_SAID = {
-    "ok": "ok",
-    "recorded": "recorded, not vouched for",
-    "unchecked": "not checked yet",
-    "missing": "missing",
-    "broken": "BROKEN",
-}
-
-
-def _show(found: Sequence[Status], wanted: _Wanted, as_json: bool, fetcher: Fetcher | None = None) -> None:
-    absent = [status.need for status in found if status.state in ("missing", "broken")]
-    costs = fetcher.costs(absent) if fetcher is not None else {}
+def _show(
+    found: Mapping[Need, Finding], wanted: _Wanted, as_json: bool, costs: Mapping[Need, Cost] | None = None
+) -> None:
+    costs = costs or {}
     if as_json:
-        print_json([_as_json(status, wanted.needs[status.need], costs.get(status.need)) for status in found])
-        return
-    rows = [
-        (
-            status.need.title,
-            _SAID[status.state],
-            size(status.size) if status.size else None,
-            _checked(status),
-            str(status.need.folder),
+        values = [(need, finding, costs.get(need, (None, None))) for need, finding in found.items()]
+        print_json(
+            [_to_json(need, wanted.needs.get(need, []), finding, cost) for need, finding, cost in values]
         )
-        for status in found
-    ]
-    print(table(("what", "state", "size", "checked", "where"), rows))
-    for status in found:
-        for problem in status.problems if status.state == "broken" else ():
-            say(f"{status.need.title}: {problem}")
+        return
+    findings.show(list(found.values()))
     for need, (to_download, on_disk) in costs.items():
         if to_download:
             room = f", and {size(on_disk)} on the disk" if on_disk else ""
             say(f"{need.title}: {size(to_download)} to download{room}")
-    if fetch := wanted.command("fetch", found, "missing"):
-        say(f"next: {fetch}")
+    if words := wanted.words_for("missing", found):
+        say(f"next: {as_typed('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
 
 
-def _checked(status: Status) -> str | None:
-    if status.checked is None:
-        return status.against or None
-    when = moment(status.checked)
-    return f"{when}, against {status.against}"
-
-
-def _as_json(
-    status: Status, presets: Sequence[str], cost: tuple[int | None, int | None] | None
-) -> dict[str, Any]:
-    need = status.need
+def _to_json(need: Need, presets: Sequence[str], finding: Finding, cost: Cost) -> dict[str, Any]:
     return {
-        "what": need.title,
+        **findings.to_json(finding),
         "kind": need.kind,
         "presets": list(presets),
-        "state": status.state,
-        "folder": str(need.folder),
         "files": [str(path) for path in need.files],
-        "bytes": status.size,
-        "checked": status.checked,
-        "against": status.against or None,
-        "problems": list(status.problems),
         "source": need.entry.url if need.entry else need.url,
         "sha256": need.entry.sha256 if need.entry else None,
-        "download_bytes": cost[0] if cost else None,
-        "disk_bytes": cost[1] if cost else None,
+        "download_bytes": cost[0],
+        "disk_bytes": cost[1],
     }

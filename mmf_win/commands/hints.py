@@ -7,7 +7,9 @@ the one here is the other way out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from mmf_win.commands.outcomes import hint_after
@@ -16,8 +18,17 @@ from mmf_win.console import as_typed
 from mmf_win.errors import (
     AlreadyThere,
     BrokenMmf,
+    DamagedCheckpoints,
+    DamagedFeatures,
+    DamagedInputs,
+    DamagedManifest,
+    DataError,
+    DownloadError,
     FeaturesConflict,
-    MissingImages,
+    IncompleteDataset,
+    InputsError,
+    MissingArchive,
+    MissingInputs,
     MmfwError,
     NeverTrained,
     NoDataset,
@@ -32,11 +43,13 @@ from mmf_win.errors import (
     NotPredicted,
     PipFailed,
     ReservedKey,
+    UnknownArchive,
     UnknownConfiguration,
     UnknownKey,
     UnknownPreset,
     UnscorableFile,
 )
+from mmf_win.paths import DatasetPaths, Places
 
 
 def hint_for(error: MmfwError) -> str | None:
@@ -48,6 +61,58 @@ def hint_for(error: MmfwError) -> str | None:
     if hint is None and error.outcome is not None and error.run_dir is not None:
         return hint_after(error.outcome, error.action, error.run_dir)
     return hint
+
+
+def data_option(data_dir: Path) -> list[str]:
+    """What to type so that a command finds a data folder; nothing where it takes that anyway."""
+    return [] if data_dir == Places.resolve().data_dir else ["--data-dir", str(data_dir)]
+
+
+def _on_inputs(command: Sequence[str]) -> Callable[[InputsError], str]:
+    return lambda error: as_typed("mmfw", *command, *error.words, *data_option(error.data_dir))
+
+
+def _repair_manifest(error: DamagedManifest) -> str:
+    """Convert the dataset again; other files are verified against what there is of them."""
+    from mmf_win.integrity import last_source
+
+    data_dir = error.folder.parents[2] if len(error.folder.parents) > 2 else error.folder
+    if error.folder != DatasetPaths.below(data_dir).root:
+        return "delete this list of hashes, and the files are verified anew"
+    source = last_source(error.folder)
+    archive = source.path if source and source.path else "ARCHIVE"
+    return as_typed("mmfw", "convert", "--force", "--zip", archive, *data_option(data_dir))
+
+
+def _repair_features(error: DamagedFeatures) -> str:
+    """Repair what came out of an archive, and build again what did not."""
+    from mmf_win.inputs.added import built_from
+    from mmf_win.integrity import Manifest
+
+    features = error.lmdb.parent
+    manifest = None
+    with suppress(DataError):
+        manifest = Manifest.load(features)
+    data_dir = features.parents[3] if len(features.parents) > 3 else features
+    is_default = features == DatasetPaths.below(data_dir).features
+    here = data_option(data_dir) if is_default else []
+    if is_default and manifest and manifest.source:
+        return as_typed("mmfw", "repair", "features", *here)
+    where = here if is_default and error.lmdb.name == "detectron.lmdb" else ["--output", error.lmdb]
+    folders = built_from(error.lmdb)
+    build = as_typed("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, "--force")
+    if folders:
+        return build
+    extract = as_typed("mmfw", "features", "extract", "ARCHIVE", "--force", *here)
+    return f"`{build}` builds it of the features in FOLDER alone; `{extract}` puts an archive's back"
+
+
+def _resume(error: DamagedCheckpoints) -> str:
+    if error.intact is None:
+        return "no checkpoint of this run is intact: train it again, and delete the files when you like"
+    last = as_typed("mmfw", "train", "--resume", "last")
+    newest = f"the newest intact one is {error.intact}; `{last}` resumes from it"
+    return f"{newest}; delete the damaged files when you like"
 
 
 def _get_mmf(error: BrokenMmf) -> str:
@@ -95,10 +160,21 @@ def _get_version(error: UnknownKey) -> str | None:
 
 
 _HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
+    DamagedInputs: _on_inputs(["repair"]),
+    MissingInputs: _on_inputs(["features", "fetch"]),
+    DamagedManifest: _repair_manifest,
+    DamagedFeatures: _repair_features,
+    DamagedCheckpoints: _resume,
+    MissingArchive: "name it, or its folder, with --source",
+    UnknownArchive: lambda error: (
+        f"give {error.name} or its folder with --source, or unpack another archive with "
+        "`mmfw features extract --force`"
+    ),
+    DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
     AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     BrokenMmf: _get_mmf,
     FeaturesConflict: "--output LMDB builds another LMDB; --force takes the features of the last folder",
-    MissingImages: "leave these memes out with --allow-missing",
+    IncompleteDataset: "leave these memes out with --allow-missing",
     NoDataset: _make_dataset,
     NoDrive: "choose another with --data-dir",
     NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "

@@ -50,7 +50,14 @@ stop_timeout = click.option(
 source = click.option(
     "--source",
     metavar="URL_OR_FOLDER",
-    help="Look for the archives here first: a mirror, or a USB stick.",
+    help="Look for the archives here first: a mirror, a folder such as a USB stick, or a file.",
+)
+
+keep_archives = click.option(
+    "--keep-archives/--no-keep-archives",
+    default=True,
+    show_default=True,
+    help="Leave downloaded archives in place, to repair from them without a download.",
 )
 
 trust = click.option(

@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from mmf_win.commands import options
-from mmf_win.console import colour, print_json, say, table
-from mmf_win.errors import DataError, UsageError
-
-_SHOWN_PROBLEMS = 10
+from mmf_win.commands import findings, options
+from mmf_win.console import say
+from mmf_win.errors import DamagedInputs, DataError, UsageError
 
 
 @click.command(
     epilog="""\b
 Examples:
   mmfw verify
-  mmfw verify --full
+  mmfw verify dataset runs
+  mmfw verify visual_bert_coco --full
+  mmfw verify mmbt_grid/2026-01-31T12-00-00
   mmfw verify --data-dir D:\\data --json""",
 )
+@click.argument("what", nargs=-1, metavar="[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]")
 @click.option("--full", is_flag=True, help="Read every file, also those that nobody has touched.")
 @options.data_dir
 @options.save_dir
 @options.as_json
-def command(full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
-    """Verify all that mmfw has written: the dataset, features, weights, checkpoints, MMF.
+def command(
+    what: tuple[str, ...], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
+) -> None:
+    """Verify what mmfw has written: the dataset, features and weights, checkpoints, MMF.
 
-    A file that was not touched since it was last found right is not read again; checkpoints are, each time.
-    Exits with 3 when something is broken, and says what mends it.
+    A PRESET stands for the features and weights that it reads, with KEY=VALUE overrides as for `mmfw train`.
+    A file that was not touched since it was last found intact is not read again; checkpoints are, each time.
+    Exits with 3 when something is damaged; `mmfw repair` repairs it.
     """
-    from mmf_win.doctor.wholeness import verify_all
+    from mmf_win.commands.overrides import split_words
+    from mmf_win.doctor.verify import Scope, verify
     from mmf_win.paths import Places
 
     for named in (data_dir, save_dir):
         if named is not None and not named.is_dir():
             raise UsageError(f"{named}: there is no such folder, so there is nothing to verify")
-    parts = list(verify_all(Places.resolve(data_dir, save_dir), full=full))
-    broken = [part for part in parts if part.state == "broken"]
-    if as_json:
-        print_json([asdict(part) for part in parts])
-    elif not parts:
-        say("there is nothing to verify yet")
+    places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
+    found = list(verify(Scope.of(names, places, overrides), places, full=full))
+    if found or as_json:
+        findings.show(found, as_json=as_json)
     else:
-        rows = [(part.what, part.state, part.against, part.path) for part in parts]
-        print(table(("what", "state", "compared with", "where"), rows), flush=True)
-        for part in broken:
-            more = len(part.problems) - _SHOWN_PROBLEMS
-            for problem in part.problems[:_SHOWN_PROBLEMS]:
-                say(f"{colour(part.what, 31)}: {problem}")
-            if more > 0:
-                say(f"{colour(part.what, 31)}: and {more} more")
-            say(f"{colour('cure:', 36)} {part.cure}")
-    if broken:
-        raise DataError(f"{len(broken)} of {len(parts)} are broken: {', '.join(p.what for p in broken)}")
+        say("there is nothing to verify yet")
+    damaged = [finding for finding in found if finding.state == "damaged"]
+    if damaged:
+        message = f"{len(damaged)} of {len(found)} are damaged: {', '.join(f.what for f in damaged)}"
+        parts = dict.fromkeys(finding.part for finding in damaged if finding.error is None)
+        if not parts:
+            raise DataError(message)
+        where = ["--save-dir", str(save_dir)] if save_dir else []
+        raise DamagedInputs(message, [*(what or parts), *where], places.data_dir)

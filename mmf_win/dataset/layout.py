@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from mmf_win.archives import Member
 from mmf_win.dataset.annotations import SPLITS, Row
-from mmf_win.errors import DatasetError, MissingImages
+from mmf_win.errors import DatasetError, IncompleteDataset
 
 _NAMES_SHOWN = 3
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
@@ -99,7 +99,7 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
         shown = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
-        raise MissingImages(
+        raise IncompleteDataset(
             f"{source}: images are missing: {', '.join(counts)} ({shown})",
             hint=other_name(names, images) or "get a complete copy",
         )

@@ -6,15 +6,17 @@ the folders that it was built from, so that it can be built again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mmf_win import errors
-from mmf_win.console import Progress, as_typed, say
+from mmf_win.console import Progress
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
-from mmf_win.errors import DatasetError, UsageError
+from mmf_win.errors import DamagedFeatures, DataError, DatasetError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.files import replace as rename_over
 from mmf_win.inputs.keys import answer_of, image_keys, key_of, mistaken, without_features
@@ -24,6 +26,7 @@ from mmf_win.unpacking.staging import flush, staging
 from mmf_win.upstream.install import require_packages
 
 _DATA, _NOTE = "data.mdb", "mmfw-built.json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: 
     splits = {split: read_rows(places.dataset.split(split)) for split in splits_on_disk(places.dataset)}
     given = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with staging(lmdb.parent, wait=True) as here:
-        base = _base(lmdb, places, force)
+        base = _base(lmdb, force)
         new = here.new / lmdb.name
         words = [str(new), str(base or ""), "force" if force else "", *given]
         found, code = answer_of("mmf_win.worker.build_features", *words)
@@ -88,7 +91,10 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: 
         if "error" in found:
             raise getattr(errors, found["kind"])(found["error"], hint=found["hint"])
         if found["added"] or found["replaced"]:
-            _install(new / _DATA, lmdb, _sources(lmdb, given) if base else given)
+            before = built_from(lmdb) if base else []
+            known = base is None or bool(before)
+            earlier = [folder for folder in before or [] if folder not in given]
+            _install(new / _DATA, lmdb, [*earlier, *given] if known else None)
     rows = [row for listed in splits.values() for row in listed]
     keys = frozenset(found.pop("keys"))
     asked_for = {key_of(row.img, keys) for row in rows}
@@ -105,40 +111,26 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: 
     )
 
 
-def remedy(lmdb: Path, places: Places) -> str:
-    """What to do about an LMDB that is damaged."""
-    is_default = lmdb == places.dataset.features / "detectron.lmdb"
-    where = places.data_option if is_default else ["--output", str(lmdb)]
-    folders = _sources(lmdb, [])
-    again = as_typed("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, "--force")
-    if folders:
-        return again
-    extract = as_typed("mmfw", "features", "extract", "ARCHIVE", "--force", *places.data_option)
-    return f"`{again}` builds it of the features in FOLDER alone; `{extract}` puts an archive's back"
+def built_from(lmdb: Path) -> list[str] | None:
+    """The folders that an LMDB was built from.
+
+    Returns:
+        none of them where it extends one of another origin; None where mmfw has not built it.
+    """
+    with suppress(DataError):
+        manifest = Manifest.load(lmdb.parent)
+        if manifest and manifest.basis == "built" and f"{lmdb.name}/{_DATA}" in manifest.files:
+            with suppress(OSError, ValueError):
+                return read_json(lmdb / _NOTE) or []
+            return []
+    return None
 
 
-def is_elsewhere(lmdb: Path, places: Places) -> bool:
-    """Whether an LMDB lies outside of the data folder, where `mmfw features repair` does not look."""
-    return lmdb.parent != places.dataset.features
-
-
-def _sources(lmdb: Path, more: list[str]) -> list[str] | None:
-    """All folders that an LMDB was built from, and ``more``; None where it extends one of another origin."""
-    manifest = Manifest.load(lmdb.parent)
-    if not (manifest and manifest.basis == "built" and f"{lmdb.name}/{_DATA}" in manifest.files):
-        return None
-    try:
-        before: list[str] | None = read_json(lmdb / _NOTE)
-    except (OSError, ValueError):
-        return None
-    return before and [*(folder for folder in before if folder not in more), *more]
-
-
-def _base(lmdb: Path, places: Places, force: bool) -> Path | None:
+def _base(lmdb: Path, force: bool) -> Path | None:
     """The LMDB to extend; None where there is none, or a damaged one that is to be replaced.
 
     Raises:
-        DatasetError: it is damaged.
+        DamagedFeatures: it is damaged.
         UsageError: the manifest that would list it lists files of another origin.
     """
     manifest, name = Manifest.load(lmdb.parent), f"{lmdb.name}/{_DATA}"
@@ -161,8 +153,8 @@ def _base(lmdb: Path, places: Places, force: bool) -> Path | None:
     if problem is None:
         return lmdb
     if not force:
-        raise DatasetError(f"{lmdb}: it is damaged: {problem}", hint=remedy(lmdb, places))
-    say(f"note: {lmdb} is damaged ({problem}), so it is built anew")
+        raise DamagedFeatures(f"{lmdb}: damaged: {problem}", lmdb)
+    _log.warning("%s is damaged (%s), so it is built anew", lmdb, problem)
     return None
 
 

@@ -1,4 +1,4 @@
-"""What transformers and torchvision keep in caches of their own, and what vouches for it there.
+"""The caches of transformers and torchvision: where they are, what is in them, downloads into them.
 
 Both name files by their hashes. In Hugging Face's cache a file of a snapshot is a link to ``blobs/<hash>``,
 the SHA-256 of a large file and git's id of a small one
@@ -8,10 +8,17 @@ the SHA-256 at the end of the name.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+
+from mmf_win.errors import MmfError
+from mmf_win.integrity import file_digest
+from mmf_win.integrity.git_tree import file_blob_id
+from mmf_win.upstream.install import require_packages
 
 BERT_FILES = ("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json")
 """Of a BERT in transformers' format, beside its weights."""
@@ -71,12 +78,12 @@ def bert_in(folder: Path, *, weights: bool) -> list[Path]:
     return [*there, *(next(([path] for path in of_weights if path.is_file()), []))]
 
 
-def is_whole_bert(folder: Path, *, weights: bool) -> bool:
+def is_complete_bert(folder: Path, *, weights: bool) -> bool:
     """Whether a folder has what transformers cannot do without: configuration, vocabulary, wanted weights."""
     names = {path.name for path in bert_in(folder, weights=weights)}
     vocabulary = names & {"vocab.txt", "tokenizer.json"}
-    whole = "config.json" in names and bool(vocabulary)
-    return whole and (not weights or bool(names & set(BERT_WEIGHTS)))
+    complete = "config.json" in names and bool(vocabulary)
+    return complete and (not weights or bool(names & set(BERT_WEIGHTS)))
 
 
 def resnet152_url() -> str:
@@ -99,18 +106,83 @@ def torch_checkpoints() -> Path:
 
 
 def hash_in_name(path: Path) -> str | None:
-    """The beginning of the SHA-256 that a file must have by its name, or by that of the blob it links to.
-
-    For git's id of a small blob, there is none.
-    """
-    blob = path.resolve().name if path.is_symlink() else ""
+    """The beginning of the SHA-256 that a file must have by its name, or by that of the blob it links to."""
+    blob = _blob(path)
     if re.fullmatch("[0-9a-f]{64}", blob):
         return blob
     found = _HASH_IN_NAME.search(path.name)
     return found[1] if found else None
 
 
-def git_id_in_name(path: Path) -> str | None:
-    """Git's id that a file must have by the name of the blob it links to."""
-    blob = path.resolve().name if path.is_symlink() else ""
+def has_hash_in_name(path: Path) -> bool:
+    """Whether a file can be verified against its name."""
+    return hash_in_name(path) is not None or _git_id_in_name(path) is not None
+
+
+def contradicts_name(path: Path, sha256: str) -> bool:
+    """Whether a file with this SHA-256 is not what its name says; False where that says nothing.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    named, git_id = hash_in_name(path), _git_id_in_name(path)
+    if named is not None:
+        return not sha256.startswith(named)
+    return git_id is not None and file_blob_id(path.resolve()) != git_id
+
+
+def _git_id_in_name(path: Path) -> str | None:
+    blob = _blob(path)
     return blob if re.fullmatch("[0-9a-f]{40}", blob) else None
+
+
+def _blob(path: Path) -> str:
+    return path.resolve().name if path.is_symlink() else ""
+
+
+def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) -> None:
+    """Download a BERT into Hugging Face's cache, by its own library.
+
+    That resumes, verifies sizes and hashes, and puts a file in place only when it is complete.
+
+    Args:
+        name: such as ``bert-base-uncased`` or ``owner/name``.
+        weights: the weights, too, and not only what its tokenizer needs.
+        damaged: its files in the cache, some of which are damaged: those are replaced that are not what
+            their names say, or all if no name says anything.
+
+    Raises:
+        MmfError: it cannot be downloaded, or the library is not installed.
+    """
+    require_packages("huggingface_hub")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    there = [path for path in damaged if path.is_file()]
+    wrong = [path for path in there if contradicts_name(path, file_digest(path).hex())]
+    replaced = {path.name for path in wrong or there}
+
+    def get(file: str) -> bool:
+        try:
+            hf_hub_download(name, file, cache_dir=hub_cache(), force_download=file in replaced)
+        except LocalEntryNotFoundError:  # nobody answered; it counts as not found, too
+            raise
+        except EntryNotFoundError:
+            return False
+        return True
+
+    try:
+        found = {file for file in BERT_FILES if get(file)}
+        if weights and not any(get(file) for file in BERT_WEIGHTS):
+            raise MmfError(f"{name}: the Hugging Face Hub has no weights of it")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise MmfError(
+            f"cannot download {name} from the Hugging Face Hub: {reason}",
+            hint="check the connection (HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror), or give the "
+            "configuration a folder that holds the model",
+        ) from error
+    if not {"config.json"} <= found or not found & {"vocab.txt", "tokenizer.json"}:
+        raise MmfError(f"{name}: the Hugging Face Hub has no configuration or vocabulary of it")

@@ -1,27 +1,36 @@
-"""Everything that a run reads, proved whole before it starts."""
+"""Everything that a run reads, verified before it starts."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mmf_win.console import as_typed, say
 from mmf_win.dataset.annotations import Row, count_rows, keep_rows, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.layout import other_name
 from mmf_win.dataset.manifest import verify_dataset
-from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
+from mmf_win.errors import (
+    CheckpointError,
+    DamagedFeatures,
+    DamagedInputs,
+    DatasetError,
+    IncompleteDataset,
+    MissingInputs,
+    UsageError,
+)
 from mmf_win.inputs import caches
-from mmf_win.inputs.added import is_elsewhere, remedy
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of, tell_mmf
-from mmf_win.inputs.state import Status, examine
+from mmf_win.inputs.verify import verify_need
+from mmf_win.integrity import Finding
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.config import DATASET, Tree
 
 _SHOWN = 3
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads, proved whole.
+    """What a run reads, verified.
 
     Attributes:
         left_out: MMF's name of a split → what is read of its annotations, where that is not all.
@@ -83,27 +92,28 @@ def check(
     offline: bool = False,
     hint_words: Sequence[str] = (),
 ) -> Inputs:
-    """Make sure that everything a run reads is there and whole.
+    """Make sure that everything a run reads is there and intact.
 
     Args:
         root: the folder that holds the package ``mmf``.
         places: MMF's folders.
         config: as :func:`mmf_win.upstream.config.resolve` gives it.
         slots: which of ``train``, ``val`` and ``test`` it reads.
-        allow_missing: go on without the rows whose features or images are missing.
+        allow_missing: leave out the rows whose features or images are missing.
         may_leave_out: whether that may be allowed: who predicts needs every row.
         offline: nothing can be downloaded.
-        hint_words: what to type after ``mmfw features fetch``.
+        hint_words: the preset and the overrides that make the run read these files.
 
     Raises:
-        DataError: something is missing or broken; it names the files and what mends them.
+        DataError: something is missing or damaged; it names the files.
         DatasetError: rows have no features, or no image.
     """
     _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)
     needs = needs_of(root, places, config, slots)
     _require_known_weights(needs, config)
-    _require_whole([examine(need, places) for need in needs], hint_words, offline, places)
+    findings = {need: verify_need(need, places) for need in needs}
+    _require_intact(findings, places, offline=offline, words=hint_words)
     tell_mmf(needs)
     dataset = config["dataset"]
     left_out = _with_rows(needs, dataset, slots, allow_missing=allow_missing, may=may_leave_out)
@@ -131,30 +141,31 @@ def _require_known_weights(needs: Sequence[Need], config: Tree) -> None:
         )
 
 
-def _require_whole(
-    statuses: Sequence[Status], hint_words: Sequence[str], offline: bool, places: Places
+def _require_intact(
+    findings: Mapping[Need, Finding], places: Places, *, offline: bool, words: Sequence[str]
 ) -> None:
-    broken = [status for status in statuses if status.state == "broken"]
-    missing = [status for status in statuses if status.state == "missing"]
-    for need in [status.need for status in missing if not offline]:
-        if need.library and not (need.is_of_hub and caches.hub_is_offline()):
-            say(f"note: {need.title} is not here yet; {need.library} will download it")
-            missing = [status for status in missing if status.need != need]
-    for lmdb in (status.need.files[0].parent for status in broken if status.need.kind == "features"):
-        if is_elsewhere(lmdb, places):
-            raise DataError(f"{lmdb.parent}: {_told(broken)}", hint=remedy(lmdb, places))
-    if broken:
-        raise DataError(_told(broken), hint=as_typed("mmfw", "features", "repair", *hint_words))
+    """Refuse files that are damaged or missing, but for what a library downloads by itself."""
+    damaged = {need: finding for need, finding in findings.items() if finding.state == "damaged"}
+    missing = {need: finding for need, finding in findings.items() if finding.state == "missing"}
+    for need in [need for need in missing if need.library and not offline]:
+        if not (need.is_of_hub and caches.hub_is_offline()):
+            _log.warning("%s is not here yet; %s will download it", need.title, need.library)
+            del missing[need]
+    for need in damaged:
+        if need.kind == "features" and need.folder != places.dataset.features:
+            raise DamagedFeatures(f"{need.folder}: {_told(damaged)}", need.files[0].parent)
+    if damaged:
+        raise DamagedInputs(_told(damaged), words, places.data_dir)
     if missing:
-        raise DataError(_told(missing), hint=as_typed("mmfw", "features", "fetch", *hint_words))
+        raise MissingInputs(_told(missing), words, places.data_dir)
 
 
-def _told(statuses: Sequence[Status]) -> str:
-    return "\n".join(f"{status.need.title}: {problem}" for status in statuses for problem in status.problems)
+def _told(findings: Mapping[Need, Finding]) -> str:
+    return "\n".join(f"{found.what}: {problem}" for found in findings.values() for problem in found.problems)
 
 
 def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> None:
-    """The annotations and images, as they were converted; those of another hand nobody can judge."""
+    """Refuse annotations and images that changed since they were converted."""
     root = places.dataset.root
     read = [*paths_of(dataset, "annotations", slots), *paths_of(dataset, "images", slots)]
     if not any(path.is_relative_to(root) for path in read):
@@ -166,10 +177,9 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
     if wrong:
         shown = "\n".join(str(difference) for difference in wrong[:_SHOWN])
         more = f"\n… and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise DatasetError(
-            f"{root}: not as it was converted:\n{shown}{more}",
-            hint="mmfw convert --zip ARCHIVE mends it; annotations of your own need a name of their own",
-        )
+        own = "annotations of your own need a name of their own"
+        message = f"{root}: not as it was converted ({own}):\n{shown}{more}"
+        raise DamagedInputs(message, ["dataset"], places.data_dir)
 
 
 def _below(path: Path, folder: Path) -> str:
@@ -214,8 +224,8 @@ def _with_rows(
     if not may:
         raise DatasetError(message, hint="a prediction needs every row: get complete ones")
     if not allow_missing:
-        raise DatasetError(message, hint="get complete ones, or leave these rows out with --allow-missing")
-    say(f"note: {message}; these rows are left out")
+        raise IncompleteDataset(message, hint="get complete ones")
+    _log.warning("%s; these rows are left out", message)
     left_out = {}
     for slot, gone in absent.items():
         lines = {row.line for row in gone}

@@ -1,26 +1,33 @@
-"""Brings in what a run needs and has not got, and mends what is broken with the least work."""
+"""Gets what a run needs and has not got, and repairs what is damaged with the least work."""
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from mmf_win.archives import Ask
-from mmf_win.console import say, size
-from mmf_win.errors import ArchiveError, DataError, MmfError, UsageError
+from mmf_win.console import size
+from mmf_win.errors import (
+    ArchiveError,
+    DamagedFeatures,
+    DataError,
+    DownloadError,
+    MmfError,
+    UnknownArchive,
+    UsageError,
+)
 from mmf_win.files import replacing
-from mmf_win.inputs import hub
-from mmf_win.inputs.added import remedy
-from mmf_win.inputs.caches import hash_in_name
+from mmf_win.inputs.caches import contradicts_name, download_model, hash_in_name
 from mmf_win.inputs.listing import Need, tell_mmf
-from mmf_win.inputs.mirror import Mirror
-from mmf_win.inputs.state import State, Status, examine
-from mmf_win.integrity import Manifest, Source, file_digest, verify
+from mmf_win.inputs.verify import verify_need
+from mmf_win.integrity import SUMS, Finding, Manifest, Source, State, file_digest, last_source, verify
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, repair
@@ -38,15 +45,63 @@ _ASKED_AT_ONCE = 8
 # MMF's features take 7 GB packed and 14 GB unpacked, and weights less than that.
 _GROWTH = 2
 
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Another place to get archives from than those that MMF's zoo names.
+
+    Attributes:
+        where: the URL of a folder or a file, or a folder or file on this machine.
+    """
+
+    where: str
+
+    @classmethod
+    def of(cls, where: str | None) -> Mirror | None:
+        """The place that a user names.
+
+        Raises:
+            UsageError: there is no such folder or file.
+        """
+        if where is None:
+            return None
+        mirror = cls(where)
+        if not mirror.is_remote and not Path(where).expanduser().exists():
+            raise UsageError(f"{where}: no such file or folder", hint="name a file, a folder or a URL")
+        return mirror
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a URL."""
+        return self.where.startswith(("http://", "https://"))
+
+    def files(self, names: Sequence[str]) -> Iterator[Path]:
+        """The files of these names that are on this machine."""
+        if self.is_remote:
+            return
+        place = Path(self.where).expanduser()
+        found = [place] if place.name in names else [place / name for name in names]
+        yield from (path for path in found if path.is_file())
+
+    def urls(self, names: Sequence[str]) -> list[str]:
+        """Where files of these names may be on the web."""
+        if not self.is_remote:
+            return []
+        if self.where.rpartition("/")[2] in names:
+            return [self.where]
+        return [f"{self.where.rstrip('/')}/{name}" for name in names]
+
 
 @dataclass(frozen=True)
 class Fetcher:
-    """How files are brought in.
+    """Downloads or copies archives, and unpacks them.
 
     Attributes:
         places: MMF's folders.
         mirror: where to get archives from, before their own sources.
-        keep_archives: leave a downloaded archive where MMF would, to mend from it without a download.
+        keep_archives: leave a downloaded archive where MMF would, to repair from it without a download.
         offline: take archives from this machine only.
         ask: answers with the password; called only when files are repaired from an encrypted archive.
     """
@@ -57,37 +112,54 @@ class Fetcher:
     offline: bool = False
     ask: Ask | None = None
 
-    def fetch(self, needs: Iterable[Need]) -> list[Status]:
-        """Bring in what is missing, and mend what is broken; return how it is afterwards.
+    def fetch(self, needs: Iterable[Need]) -> list[Finding]:
+        """Get what is missing, and repair what is damaged; return what was found afterwards.
 
         While another process does this with the same data folder, this one says so and waits.
 
         Raises:
             MmfError: something cannot be downloaded.
-            DataError: something cannot be mended, or what came is not what it should be.
+            DataError: something cannot be repaired, or what came is not what it should be.
             ResourceError: it does not fit on the disk; nothing was downloaded.
         """
-        return self._make_right(needs, ("missing", "broken"))
+        return self._get_all(list(needs), ("missing", "damaged"))
 
-    def repair(self, needs: Iterable[Need]) -> list[Status]:
-        """Mend what is broken, and leave alone what is missing; else as :meth:`fetch`."""
-        return self._make_right(needs, ("broken",))
+    def repair(self, needs: Iterable[Need]) -> list[Finding]:
+        """Repair what is damaged; what is missing stays missing.
 
-    def _make_right(self, needs: Iterable[Need], states: Sequence[State]) -> list[Status]:
+        What cannot be repaired stays damaged, and its finding has the error; the rest is repaired.
+
+        Raises:
+            PasswordError: the password of an archive is missing or wrong.
+            ResourceError: it does not fit on the disk; nothing was downloaded.
+        """
+        return self._get_all(list(needs), ("damaged",), keep_going=True)
+
+    def _get_all(
+        self, needs: Sequence[Need], states: Sequence[State], *, keep_going: bool = False
+    ) -> list[Finding]:
         self.places.data_dir.mkdir(parents=True, exist_ok=True)
-        waiting = "another mmfw is fetching into this data folder; waiting for it"
-        with locked(self.places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: say(waiting)):
-            statuses = [examine(need, self.places) for need in needs]
-            wanted = [status.need for status in statuses if status.state in states]
-            tell_mmf(status.need for status in statuses if status.state in ("ok", "recorded"))
+
+        def waiting() -> None:
+            _log.info("another mmfw is fetching into this data folder; waiting for it")
+
+        with locked(self.places.data_dir / ".mmfw-fetch-lock", math.inf, waiting):
+            found = {need: verify_need(need, self.places) for need in needs}
+            tell_mmf(need for need, finding in found.items() if finding.is_usable)
+            wanted = [need for need, finding in found.items() if finding.state in states]
             self._require_usable_source(wanted)
             self._require_space(wanted)
             for need in sorted(wanted, key=lambda need: not self._has_source(need)):
-                self._bring(need)
-                tell_mmf([need])
-            return [
-                examine(status.need, self.places) if status.need in wanted else status for status in statuses
-            ]
+                try:
+                    self._get(need, found[need])
+                except (DataError, MmfError) as error:
+                    if not keep_going:
+                        raise
+                    found[need] = replace(found[need], error=error)
+                else:
+                    found[need] = replace(verify_need(need, self.places), repaired=found[need].problems)
+                    tell_mmf([need])
+            return [found[need] for need in needs]
 
     def _require_usable_source(self, needs: Sequence[Need]) -> None:
         """Refuse a source from which nothing would be taken, rather than download all of it from elsewhere.
@@ -106,12 +178,12 @@ class Fetcher:
             )
 
     def costs(self, needs: Sequence[Need]) -> dict[Need, Cost]:
-        """What it would cost to bring each of them in; all servers are asked at the same time."""
+        """What it would cost to get each of them; all servers are asked at the same time."""
         with ThreadPoolExecutor(_ASKED_AT_ONCE, "mmfw-cost") as pool:
             return dict(zip(needs, pool.map(self.cost, needs), strict=True))
 
     def cost(self, need: Need) -> Cost:
-        """What it would cost to bring it in."""
+        """What it would cost to get it."""
         urls = self._urls(need)
         if not urls or _is_built(need):
             return None, None
@@ -138,79 +210,69 @@ class Fetcher:
     def _has_source(need: Need) -> bool:
         return not _is_built(need) and bool(need.entry or need.url or _source(need))
 
-    def _bring(self, need: Need) -> None:
-        if _is_built(need):  # no archive has the user's own images
-            problems = "; ".join(examine(need, self.places).problems)
-            again = remedy(need.files[0].parent, self.places)
-            raise DataError(f"{need.folder}: made of your own .npy files: {problems}", hint=again)
+    def _get(self, need: Need, finding: Finding) -> None:
+        problems = "; ".join(finding.problems)
+        if need.kind == "features" and not self._has_source(need):
+            raise DamagedFeatures(f"{need.folder}: {problems}", need.files[0].parent)
         if need.is_of_hub and need.library:
             assert need.url is not None
-            hub.download(need.url, weights=need.kind == "bert", broken=need.files if need.is_there else [])
+            download_model(need.url, weights=need.kind == "bert", damaged=need.files)
         elif need.kind == "resnet":
-            self._bring_file(need)
+            self._get_file(need)
         elif self._has_source(need):
             self._unpack_any(need)
-        elif need.is_there:
-            problems = "; ".join(examine(need, self.places).problems)
-            raise DataError(
-                f"{need.folder}: {problems}", hint="put a whole copy there; mmfw has no source of it"
-            )
         else:
-            what = "; ".join(f"missing: {path}" for path in need.files) or f"missing: {need.folder}"
             raise DataError(
-                f"{need.title}: {what}", hint="put it there; MMF's zoo does not name a source of it"
+                f"{need.title} in {need.folder}: {problems}",
+                hint="put an intact copy there; mmfw knows no source of it",
             )
 
-    def _bring_file(self, need: Need) -> None:
+    def _get_file(self, need: Need) -> None:
         """Copy or download a file that is no archive, and whose name holds its hash."""
         target = need.files[0]
         need.folder.mkdir(parents=True, exist_ok=True)
         for found in self.mirror.files(need.names) if self.mirror else ():
-            if file_digest(found).hex().startswith(hash_in_name(target) or ""):
+            if not contradicts_name(target, file_digest(found).hex()):
                 with replacing(target) as temporary:
                     shutil.copyfile(found, temporary)
                 return
-            say(f"note: {found}: not what its name says")
+            _log.warning("%s: not what its name says", found)
         self._download(need, target)
 
     def _unpack_any(self, need: Need) -> None:
         """Unpack the first archive that holds the files as they should be, downloading one if none does."""
+        source = _source(need)
         for archive in self._local(need):
-            if archive == _remembered(need) != self._archive(need) and not _is_source(need, archive):
-                say(f"note: {archive} is no longer the archive that the {need.title} were made of")
+            if archive == _remembered(need) != self._archive(need) and source and not source.is_same(archive):
+                _log.warning("%s is no longer the archive that the %s were made of", archive, need.title)
                 continue
             try:
                 return self._unpack(need, archive)
             except ArchiveError as error:
-                say(f"note: {error}")
+                _log.warning("%s", error)
         self._require_same_source(need)
         archive = self._archive(need)
         archive.parent.mkdir(parents=True, exist_ok=True)
         self._download(need, archive)
         self._unpack(need, archive)
-        if not self.keep_archives:
-            archive.unlink()
+        if self.keep_archives:
+            _log.info("%s (%s) is kept to repair from", archive, size(archive.stat().st_size))
         else:
-            say(
-                f"{archive} stays, to mend from ({size(archive.stat().st_size)}; --no-keep-archives drops it)"
-            )
+            archive.unlink()
 
     def _require_same_source(self, need: Need) -> None:
         """Refuse to download what the files were not made of.
 
         Raises:
-            DataError: they came out of another archive than the zoo's.
+            UnknownArchive: they came out of another archive than the zoo's.
         """
         manifest, published = _loaded(need), need.entry.sha256 if need.entry else None
         source = manifest.source if manifest else None
         if manifest is None or source is None or need.url or source.sha256 == published:
             return
         if manifest.basis != "published":  # else they are those of another version of MMF
-            raise DataError(
-                f"{need.folder}: made of {source.name}, which is not an archive of MMF's zoo",
-                hint=f"give {source.name} or its folder with --source, or unpack another archive with "
-                "`mmfw features extract --force`",
-            )
+            what = f"{need.folder}: made of {source.name}, which is not an archive of MMF's zoo"
+            raise UnknownArchive(what, source.name)
 
     def _local(self, need: Need) -> list[Path]:
         """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
@@ -219,12 +281,9 @@ class Fetcher:
         return [*there, *(self.mirror.files(self._names(need)) if self.mirror else ())]
 
     def _download(self, need: Need, archive: Path) -> None:
-        urls = self._urls(need)
+        urls, names = self._urls(need), " or ".join(self._names(need))
         if not urls:
-            raise MmfError(
-                f"{need.title} is not here, and nothing may be downloaded",
-                hint=f"give the folder of {' or '.join(self._names(need))} with --source",
-            )
+            raise DownloadError(f"{need.title} is missing here, and nothing may be downloaded", names)
         sha256 = need.entry.sha256 if need.entry else hash_in_name(archive)
         for url in urls:
             try:
@@ -232,37 +291,35 @@ class Fetcher:
                 return
             except MmfError as error:
                 if url == urls[-1]:
-                    elsewhere = "--source names a folder or a mirror that has it"
-                    raise MmfError(str(error), hint=f"{error.hint}; {elsewhere}") from error
-                say(f"note: {error}")
+                    raise DownloadError(str(error), names, error.hint) from error
+                _log.warning("%s", error)
 
     def _unpack(self, need: Need, archive: Path) -> None:
-        """Mend the files from the archive where only some of them are wrong, else unpack all of it."""
-        sha256 = need.entry.sha256 if need.entry else None
-        if self._mend(need, archive):
+        """Repair the files from the archive where only some of them are damaged, else unpack all of it."""
+        if self._repair(need, archive):
             return
         extract_verified(
             archive,
             need.folder,
             ask=self.ask,
             choose=need.choose,
-            expected_sha256=sha256,
+            expected_sha256=need.entry.sha256 if need.entry else None,
             replaces=[need.entry.marker] if need.entry else [],
             title=f"Unpacking {need.title}",
         )
         if not need.is_there:
             raise ArchiveError(f"{archive}: it does not hold the {need.title}", hint="get another copy of it")
 
-    def _mend(self, need: Need, archive: Path) -> bool:
-        """Unpack only what is wrong; False where nothing says what that is."""
+    def _repair(self, need: Need, archive: Path) -> bool:
+        """Unpack only what is damaged; False where nothing says what that is."""
         manifest = _loaded(need)
         if manifest is None or manifest.basis == "recorded":
             return False
         wrong = [found for found in verify(manifest) if found.kind != "extra"]
         if not wrong:
             return False
-        repair(manifest, archive, wrong, ask=self.ask, choose=need.choose, title=f"Mending {need.title}")
-        say(f"{need.title}: mended {', '.join(found.path for found in wrong)} from {archive}")
+        repair(manifest, archive, wrong, ask=self.ask, choose=need.choose, title=f"Repairing {need.title}")
+        _log.info("%s: repaired %s from %s", need.title, ", ".join(found.path for found in wrong), archive)
         return True
 
     def _archive(self, need: Need) -> Path:
@@ -286,10 +343,9 @@ class Fetcher:
 
 def _loaded(need: Need) -> Manifest | None:
     """The manifest of the folder; None where there is none that can be understood."""
-    try:
-        return Manifest.load(need.folder)
-    except DataError:
-        return None
+    with suppress(DataError):
+        return Manifest.load(need.folder) if need.is_ours else None
+    return None
 
 
 def _is_built(need: Need) -> bool:
@@ -298,18 +354,12 @@ def _is_built(need: Need) -> bool:
     return manifest is not None and manifest.basis == "built"
 
 
-def _remembered(need: Need) -> Path | None:
-    """Where the archive lay that the files were made of."""
-    source = _source(need)
-    return Path(source.path) if source and source.path and source.sha256 else None
-
-
-def _is_source(need: Need, archive: Path) -> bool:
-    source = _source(need)
-    return source is not None and source.is_same(archive)
-
-
 def _source(need: Need) -> Source | None:
     """The archive that the files were made of, as far as that is known."""
-    manifest = _loaded(need) if need.is_ours else None
-    return manifest.source if manifest else None
+    return last_source(need.folder) if need.is_ours and (need.folder / SUMS).is_file() else None
+
+
+def _remembered(need: Need) -> Path | None:
+    """Where that archive lay."""
+    source = _source(need)
+    return Path(source.path) if source and source.path and source.sha256 else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import DatasetError, Interrupted
+from mmf_win.errors import DamagedFeatures, Interrupted
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity import Check
 from mmf_win.upstream.install import require_packages
@@ -25,10 +25,10 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
 
     Args:
         folder: the LMDB.
-        walk: read every record, whatever is remembered; of files for which nothing vouches.
+        walk: read every record, whatever is remembered; of files that there is nothing to verify against.
 
     Raises:
-        DatasetError: it is cut off or damaged.
+        DamagedFeatures: it is cut off or damaged.
         MmfError: lmdb is not installed.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
@@ -52,12 +52,12 @@ def _ask(folder: Path, walk: bool) -> list[str]:
     if found is None:  # reading what is not there ends the process
         found = {"problem": f"it cannot be read to its end (exit code {code})"}
     if "problem" in found:
-        raise DatasetError(f"{folder}: not whole: {found['problem']}", hint="mmfw features repair")
+        raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", folder)
     return [str(key) for key in found["keys"]]
 
 
 def answer_of(module: str, *words: str) -> tuple[Any, int]:
-    """Ask a module of the bridge that imports what the parent must not, in a process of its own.
+    """Ask a module of the worker that imports what the parent must not, in a process of its own.
 
     It runs ``python -m MODULE WORDS OUTPUT``, which writes JSON to ``OUTPUT``.
 

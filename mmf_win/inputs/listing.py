@@ -69,7 +69,7 @@ class Need:
     def is_there(self) -> bool:
         """Whether all of its files are there, intact or not."""
         if self.is_of_hub:
-            return caches.is_whole_bert(self._place, weights=self.kind == "bert")
+            return caches.is_complete_bert(self._place, weights=self.kind == "bert")
         return bool(self.found_names) and all(path.is_file() for path in self.files)
 
     @property
@@ -167,8 +167,13 @@ def _vocabulary(zoo: Zoo, vocab: Tree, data_dir: str | None = None) -> Iterator[
         else:
             yield Need("other", "vocabulary", path.parent, (path.name,))
     if vectors and str(vectors).startswith("glove."):
-        archive = _GLOVE.format(str(vectors).removeprefix("glove.").rpartition(".")[0])
-        yield Need("glove", "GloVe word vectors", zoo.places.cache_dir, (f"{vectors}.txt",), url=archive)
+        yield glove(zoo.places, str(vectors))
+
+
+def glove(places: Places, vectors: str) -> Need:
+    """The word vectors that torchtext would download, such as ``glove.6B.300d``."""
+    archive = _GLOVE.format(vectors.removeprefix("glove.").rpartition(".")[0])
+    return Need("glove", "GloVe word vectors", places.cache_dir, (f"{vectors}.txt",), url=archive)
 
 
 def _pretrained(zoo: Zoo, checkpoint: Tree) -> Iterator[Need]:
@@ -225,13 +230,16 @@ def _berts(config: Tree) -> Iterator[Need]:
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
     tokenizer = ((text.get("params") or {}).get("tokenizer_config") or {}).get("type")
     for name in dict.fromkeys(str(name) for name in (*models, tokenizer) if name):
-        kind: Kind = "bert" if name in models else "tokenizer"
-        folder = Path(name)
-        title = ("BERT" if kind == "bert" else "tokenizer") + f" {folder.name}"
-        if folder.is_dir() or folder.is_absolute() or name.count("/") > 1:
-            yield Need(kind, title, folder)
-        else:
-            yield Need(kind, title, caches.hub_model(name), url=name, library="transformers")
+        yield hub_model(name, "bert" if name in models else "tokenizer")
+
+
+def hub_model(name: str, kind: Literal["bert", "tokenizer"]) -> Need:
+    """A BERT in transformers' format, by its name on the Hugging Face Hub or by its folder."""
+    folder = Path(name)
+    title = ("BERT" if kind == "bert" else "tokenizer") + f" {folder.name}"
+    if folder.is_dir() or folder.is_absolute() or name.count("/") > 1:
+        return Need(kind, title, folder)
+    return Need(kind, title, caches.hub_model(name), url=name, library="transformers")
 
 
 def _wants_bert(model: Tree) -> bool:

@@ -8,6 +8,7 @@ A folder of files that were once found right has a :class:`Manifest` beside them
 """
 
 from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.finding import Difference, Finding, Part, State, differences
 from mmf_win.integrity.manifest import (
     FIRST_READING,
     SUMS,
@@ -17,9 +18,9 @@ from mmf_win.integrity.manifest import (
     Entry,
     Manifest,
     Source,
+    last_source,
     manifest_files,
 )
-from mmf_win.integrity.tree import Difference, differences
 from mmf_win.integrity.verify import (
     LOCK,
     last_check,
@@ -38,11 +39,15 @@ __all__ = [
     "Check",
     "Difference",
     "Entry",
+    "Finding",
     "Manifest",
+    "Part",
     "Source",
+    "State",
     "differences",
     "file_digest",
     "last_check",
+    "last_source",
     "manifest_files",
     "mark_intact",
     "record",

@@ -27,7 +27,7 @@ from sys import platform
 from typing import Any, Literal, TypeAlias, get_args
 
 from mmf_win.console import Progress
-from mmf_win.errors import DataError
+from mmf_win.errors import DamagedManifest, DataError
 from mmf_win.files import json_bytes, read_json, replacing
 from mmf_win.integrity.digest import file_digest
 
@@ -259,6 +259,14 @@ class Manifest:
         return sum(self.files[name].size or 0 for name in (self.files if names is None else names))
 
 
+def last_source(folder: Path) -> Source | None:
+    """What the files of a folder were made of, even if its ``SHA256SUMS`` is damaged; None if unknown."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        source = read_json(folder / _NOTES)["source"]
+        return None if source is None else Source(**source)
+    return None
+
+
 def manifest_files(folder: Path) -> list[Path]:
     """The files that make up a folder's manifest, ``SHA256SUMS`` first, for whoever removes them."""
     return [folder / SUMS, folder / _NOTES]
@@ -285,11 +293,8 @@ def _line(name: str, sha256: str) -> str:
 def _parse(path: Path, text: bytes) -> dict[str, str]:
     """Path → hash. Lines of comments are skipped, as ``sha256sum -c`` does."""
 
-    def wrong(number: int, what: str) -> DataError:
-        return DataError(
-            f"{path}:{number}: {what}",
-            hint="this list of hashes is damaged; delete it, and the files are checked anew",
-        )
+    def wrong(number: int, what: str) -> DamagedManifest:
+        return DamagedManifest(f"{path}:{number}: {what}", path.parent)
 
     hashes = {}
     for number, raw in enumerate(text.split(b"\n"), 1):

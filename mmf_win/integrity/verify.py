@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmf_win.console import Progress
+from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import SUMS, Basis, Check, Entry, Manifest, Source
 from mmf_win.integrity.parallel import hash_files
-from mmf_win.integrity.tree import Difference
 from mmf_win.locking import locked
 
 LOCK = ".mmfw-lock"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from mmf_win.console import Progress
 from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, UsageError
-from mmf_win.inputs.added import is_elsewhere, remedy
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, mistaken, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of
@@ -54,7 +53,7 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
         slots=("train", "val"),
         allow_missing=request.allow_missing,
         offline=request.offline,
-        hint_words=_hint_words(request, request.overrides, places),
+        hint_words=_hint_words(request, request.overrides),
     )
 
 
@@ -79,7 +78,7 @@ def check_prediction(
         slots=("test",),
         may_leave_out=False,
         offline=request.offline,
-        hint_words=_hint_words(request, asked.overrides, places),
+        hint_words=_hint_words(request, asked.overrides),
     )
 
 
@@ -90,11 +89,7 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
         DatasetError: it names the images, and what can be done.
     """
     rows = target.rows
-    try:
-        keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
-    except DatasetError as error:
-        hint = remedy(lmdb, places) if is_elsewhere(lmdb, places) else error.hint
-        raise DatasetError(str(error), hint=hint) from None
+    keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
     missing = without_features(rows, keys)
     if missing:
         shown = ", ".join(row.shown_id for row in missing[:_SHOWN]) + (" …" if len(missing) > _SHOWN else "")
@@ -182,6 +177,6 @@ def _typed(request: RunRequest) -> list[str]:
     return [request.preset] if request.preset in presets.names() else []
 
 
-def _hint_words(request: RunRequest, overrides: Sequence[str], places: Places) -> list[str]:
-    """What ``mmfw features`` needs to be told, to see to the files of this run."""
-    return [*(_typed(request) or ["PRESET"]), *about_files(overrides), *places.data_option]
+def _hint_words(request: RunRequest, overrides: Sequence[str]) -> list[str]:
+    """By which preset and overrides the files of this run are found."""
+    return [*(_typed(request) or ["PRESET"]), *about_files(overrides)]

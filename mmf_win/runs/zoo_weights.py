@@ -11,9 +11,8 @@ from pathlib import Path
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.errors import CheckpointError, DataError, DatasetError, NeverTrained, UnknownPreset
 from mmf_win.files import share
-from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need, zoo_weights
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity import Manifest, file_digest
 from mmf_win.paths import Places, portable_name
 from mmf_win.runs import checkpoints, presets
@@ -74,9 +73,9 @@ def fetch(preset: Preset, places: Places, source: str | None) -> Path:
             lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
         raise UnknownPreset(lacking)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
-    [status] = Fetcher(places, Mirror.of(source), offline=preset.offline).fetch([need])
-    if status.state not in ("ok", "recorded"):
-        raise DataError("; ".join(status.problems) or f"{need.title}: {status.state}")
+    [finding] = Fetcher(places, Mirror.of(source), offline=preset.offline).fetch([need])
+    if not finding.is_usable:
+        raise DataError("; ".join(finding.problems) or f"{need.title}: {finding.state}")
     if len(need.files) != 1:
         found = ", ".join(need.found_names)
         raise DataError(f"{need.folder}: one file of weights is expected, not {found}")

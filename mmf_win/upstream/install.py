@@ -128,6 +128,26 @@ def was_set_up() -> bool:
         return True
 
 
+def set_up(wanted: str | None = None, *, force: bool = False) -> Installed:
+    """Use a copy, fetching it if it is not there or damaged.
+
+    Args:
+        wanted: the name of a source, or the folder of a checkout; None for the one that was chosen before.
+        force: fetch it even though an intact copy is there.
+
+    Raises:
+        MmfError: it cannot be had.
+        UsageError: the folder is no checkout.
+    """
+    if wanted is None:
+        current = chosen()
+        wanted = SOURCES[0].name if current is None else current.source
+        if current is not None and current.source == "path":
+            return use_checkout(find().root)
+    source = next((source for source in SOURCES if source.name == wanted), None)
+    return use_checkout(Path(wanted)) if source is None else install(source, force=force)
+
+
 def install(source: MmfSource, *, force: bool = False) -> Installed:
     """Use a copy from ``source``; one that is there and intact is not fetched again.
 

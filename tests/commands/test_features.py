@@ -125,15 +125,24 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
         "folder": str(shop.places.dataset.features),
         "files": [str(shop.places.dataset.features / "detectron.lmdb" / "data.mdb")],
         "bytes": 0,
-        "checked": None,
+        "part": "features",
+        "verified": None,
         "against": None,
+        "repaired": [],
+        "error": None,
+        "hint": None,
         "problems": [f"missing: {shop.places.dataset.features / 'detectron.lmdb' / 'data.mdb'}"],
         "source": f"{shop.server.url}/features.tar.gz",
         "sha256": zoo.sha256(archive),
         "download_bytes": len(archive),
         "disk_bytes": 3 * len(archive),
     }
-    assert (fc7["state"], fc7["kind"], bert["state"], bert["kind"]) == ("missing", "fc7", "unchecked", "bert")
+    assert (fc7["state"], fc7["kind"], bert["state"], bert["kind"]) == (
+        "missing",
+        "fc7",
+        "not verified",
+        "bert",
+    )
     assert shop.server.gets == []
     assert shop("status") == 0
     said = capsys.readouterr()
@@ -148,18 +157,18 @@ def test_fetch_verify_and_repair_make_everything_whole(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shop("fetch", "--json") == 0
-    assert states(capsys) == {"features": "ok", "fc7": "ok", "bert": "recorded"}
+    assert states(capsys) == {"features": "intact", "fc7": "intact", "bert": "recorded"}
     assert shop("verify") == 0
-    assert "against the published archive features.tar.gz" in capsys.readouterr().out
+    assert "the published archive features.tar.gz" in capsys.readouterr().out
     hostile.cut(shop.places.dataset.features / "detectron.lmdb" / "data.mdb")
     assert shop("verify") == 3
     said = capsys.readouterr()
-    assert "BROKEN" in said.out
+    assert " damaged " in said.out
     assert "changed: detectron.lmdb/data.mdb" in said.err
-    assert f"mmfw features repair {shop.preset}" in said.err.replace("'", "").replace('"', "")
+    assert f"mmfw repair {shop.preset}" in said.err.replace("'", "").replace('"', "")
     shop.server.files.clear()
     assert shop("repair", "--json") == 0
-    assert states(capsys) == {"features": "ok", "fc7": "ok", "bert": "recorded"}
+    assert states(capsys) == {"features": "intact", "fc7": "intact", "bert": "recorded"}
 
 
 @pytest.mark.torch
@@ -186,7 +195,7 @@ def test_without_a_preset_repair_mends_what_the_newest_run_has_not_read_too(
     capsys.readouterr()
     where = ["--data-dir", str(places.data_dir), "--save-dir", str(places.save_dir)]
     assert main(["features", "repair", "--json", *where]) == 0
-    assert states(capsys)["features"] == "ok"
+    assert states(capsys)["features"] == "intact"
     shop.server.files.clear()
     assert shop("verify") == 0
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.inputs.added import remedy
+from mmf_win.commands.hints import hint_for
+from mmf_win.errors import DamagedFeatures
 from mmf_win.paths import Places
 from tests.worlds import hostile, npy
 from tests.worlds.memes import lay_out, memes
@@ -96,9 +97,9 @@ def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
     capsys.readouterr()
     assert main(["features", "verify", "visual_bert", *where, *save]) == 3
     said = capsys.readouterr().err
-    assert "mmfw features repair visual_bert" in said
+    assert "mmfw repair visual_bert" in said
     assert main(["features", "repair", "visual_bert", *where, *save]) == 3
-    advice = str(remedy(lmdb, places))
+    advice = str(hint_for(DamagedFeatures("", lmdb)))
     assert advice in capsys.readouterr().err
     if sys.platform == "win32":  # there it is quoted as that system wants it
         assert subprocess.run(f"{sys.executable} -m mmf_win {advice.removeprefix('mmfw ')}").returncode == 0

@@ -50,7 +50,6 @@ def test_without_a_choice_a_broken_copy_is_mended(
     with Server.answering(send(tar_gz(TREE))) as server:
         known = (sources.PYPI, github(server.url))
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known)
-        monkeypatch.setattr("mmf_win.commands.setup.SOURCES", known)
         assert main(["setup", "--mmf", "github"]) == 0
         (install.find().root / "mmf/__init__.py").write_bytes(b"?")
         assert install.verify(install.find()) == ["changed: mmf/__init__.py"]

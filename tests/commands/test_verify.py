@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,124 +12,105 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.features import extract_features
-from mmf_win.inputs.ledger import Ledger
+from mmf_win.inputs.verify import Ledger
 from mmf_win.integrity import record
 from mmf_win.paths import Places
-from mmf_win.runs.folder import Run
-from mmf_win.unpacking.extract import extract_verified
-from mmf_win.upstream.install import find, install, use_checkout
+from mmf_win.upstream.install import find, use_checkout
 from tests.worlds import hostile
-from tests.worlds.memes import lay_out, memes, tar_gz
-from tests.worlds.mmf_sources import TREE, Server, github, send
-from tests.worlds.mmf_sources import tar_gz as mmf_archive
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.memes import lay_out, memes
 
-LONG_AGO = 1_600_000_000
-
-
-@pytest.fixture
-def places(home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
-    """Folders of MMF's in which there is nothing, and no MMF."""
-    monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
-    monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
-    return Places.resolve()
-
-
-@pytest.fixture
-def world(places: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
-    """One of everything that mmfw writes, long ago."""
-    convert(hostile.plain_zip(user_dir / "memes.zip", memes()), places)
-    archive = user_dir / "features.tar.gz"
-    archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": bytes(range(256)) * 64}))
-    extract_features(archive, places, version=None)
-    weights = user_dir / "visual_bert.tar.gz"
-    weights.write_bytes(tar_gz({"model.pth": b"weights " * 1000}))
-    extract_verified(weights, places.data_dir / "models" / "visual_bert")
-    make_run(places)
-    with Server.answering(send(mmf_archive(TREE))) as server:
-        source = github(server.url)
-        install(source)
-    monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))
-    for file in user_dir.rglob("*"):
-        os.utime(file, (LONG_AGO, LONG_AGO))
-    return places
-
-
-def make_run(places: Places) -> Run:
-    run = Run(places.save_dir / "mmbt_grid" / "2026-01-01T00-00-00")
-    checkpoint(run.checkpoints / "best.ckpt", 10)
-    checkpoint(run.checkpoints / "current.ckpt", 20)
-    run.request_file.write_text("{}", encoding="utf-8")
-    return run
+RUN = "run mmbt_grid/2026-01-01T00-00-00"
 
 
 def verified(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
-    """By what it is, what is said of each part."""
+    """By what it is, what is said of each thing."""
     capsys.readouterr()
     assert main(["verify", "--json", *arguments]) == code
-    return {part["what"]: part for part in json.loads(capsys.readouterr().out)}
+    return {found["what"]: found for found in json.loads(capsys.readouterr().out)}
 
 
 def states(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {what.split()[0]: part["state"] for what, part in found.items()}
+    return {what: finding["state"] for what, finding in found.items()}
 
 
-def test_where_nothing_was_written_nothing_is_wrong(
-    places: Places, capsys: pytest.CaptureFixture[str]
+def test_where_nothing_was_written_nothing_is_damaged(
+    empty: Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify"]) == 0
     assert "nothing to verify yet" in capsys.readouterr().err
     assert verified(capsys) == {}
-    assert not places.data_dir.exists(), "looking must not make anything"
+    assert not empty.data_dir.exists(), "looking must not make anything"
 
 
-def test_everything_is_compared_with_what_vouches_for_it(
+def test_each_thing_names_what_it_was_verified_against(
     world: Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in ([], ["--full"]):
         found = verified(capsys, *arguments)
-        assert {what: (part["state"], part["against"]) for what, part in found.items()} == {
-            "dataset": ("ok", "the archive memes.zip"),
-            "features": ("ok", "the archive features.tar.gz"),
-            "models/visual_bert": ("ok", "the archive visual_bert.tar.gz"),
-            "run mmbt_grid/2026-01-01T00-00-00": ("ok", "the checksums that torch wrote"),
-            f"MMF {find().version}": ("ok", f"commit {str(find().commit)[:12]}"),
+        assert {what: (finding["state"], finding["against"]) for what, finding in found.items()} == {
+            "dataset": ("intact", "the archive memes.zip"),
+            "region features": ("intact", "the archive features.tar.gz"),
+            "models/visual_bert": ("intact", "the archive visual_bert.tar.gz"),
+            RUN: ("intact", "the checksums that torch wrote"),
+            f"MMF {find().version}": ("intact", f"commit {str(find().commit)[:12]}"),
         }
 
 
-def test_what_is_broken_is_named_with_what_mends_it(
+def test_what_is_damaged_is_named_with_the_command_that_repairs_it(
     world: Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    image = world.dataset.images / "img/00003.png"
-    hostile.flip_byte(image, 100)
+    hostile.flip_byte(world.dataset.images / "img/00003.png", 100)
     hostile.cut(world.dataset.features / "detectron.lmdb/data.mdb")
     (world.data_dir / "models/visual_bert/model.pth").unlink()
     hostile.cut(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
     (find().root / "mmf.txt").unlink()
+    model = world.data_dir / "models/visual_bert/model.pth"
     found = verified(capsys, code=3)
-    assert {what.split()[0]: (part["problems"], part["cure"]) for what, part in found.items()} == {
-        "dataset": (["changed: images/img/00003.png (other content)"], "mmfw convert --zip memes.zip"),
-        "features": (
-            ["changed: detectron.lmdb/data.mdb (8192 instead of 16384 bytes)"],
-            "mmfw features repair",
-        ),
-        "models/visual_bert": (["missing: model.pth"], "mmfw features repair"),
-        "run": (
-            ["current.ckpt: it is cut off or not a checkpoint"],
-            "delete these files; `mmfw train --resume last` goes on from the newest that is whole",
-        ),
-        "MMF": (["missing: mmf.txt"], "mmfw setup"),
+    assert {what: finding["problems"] for what, finding in found.items()} == {
+        "dataset": ["changed: images/img/00003.png (other content)"],
+        "region features": ["changed: detectron.lmdb/data.mdb (8192 instead of 16384 bytes)"],
+        "models/visual_bert": [f"missing: {model}"],
+        RUN: ["current.ckpt: it is cut off or not a checkpoint"],
+        f"MMF {find().version}": ["missing: mmf.txt"],
     }
-    assert set(states(found).values()) == {"broken"}
+    assert set(states(found).values()) == {"damaged"}
+    assert {finding["part"] for finding in found.values()} == {"dataset", "features", "runs", "mmf"}
 
     assert main(["verify"]) == 3
     told = capsys.readouterr()
-    assert told.out.count(" broken ") == 5
-    for part in found.values():
-        assert f"{part['what']}: {part['problems'][0]}" in told.err
-        assert f"cure: {part['cure']}" in told.err
-    assert "error: 5 of 5 are broken" in told.err
+    assert told.out.count(" damaged ") == 5
+    for finding in found.values():
+        assert f"{finding['what']}: {finding['problems'][0]}" in told.err
+    assert "the newest intact one is best.ckpt" in told.err
+    assert "5 of 5 are damaged" in told.err
+    assert "hint: mmfw repair dataset features mmf\n" in told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["dataset"], ["dataset"]),
+        (["features"], ["region features", "models/visual_bert"]),
+        (["runs"], [RUN]),
+        (["mmbt_grid/2026-01-01T00-00-00"], [RUN]),
+        (["mmf"], ["MMF 9.9.0"]),
+        (["runs", "dataset"], ["dataset", RUN]),
+    ],
+)
+def test_only_what_is_named_is_verified(
+    world: Places, capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]
+) -> None:
+    assert set(verified(capsys, *words)) == set(expected)
+
+
+def test_a_name_that_stands_for_nothing_is_a_usage_error(
+    world: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "datset"]) == 2
+    assert "did you mean dataset?" in capsys.readouterr().err
+    assert main(["verify", "quite something else"]) == 2
+    assert main(["verify", "dataset", "training.seed=1"]) == 2
+    assert "training.seed=1" in capsys.readouterr().err
 
 
 def test_a_long_list_is_cut_short(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,32 +122,36 @@ def test_a_long_list_is_cut_short(world: Places, capsys: pytest.CaptureFixture[s
     assert "dataset: and 6 more" in told
 
 
-def test_what_was_put_there_by_another_hand_is_not_vouched_for(
-    places: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
+    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lay_out({"annotations/train.jsonl": b"", "features/detectron.lmdb/data.mdb": b"x"}, places.dataset.root)
-    folder = lay_out({"model.pth": b"x"}, places.data_dir / "models" / "mine")
+    lay_out({"annotations/train.jsonl": b""}, empty.dataset.root)
+    folder = lay_out({"model.pth": b"x"}, empty.data_dir / "models" / "mine")
     record(folder, ["model.pth"])
     lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
     found = verified(capsys)
-    assert states(found) == dict.fromkeys(("dataset", "features", "models/mine", "MMF"), "not vouched for")
+    assert states(found) == {
+        "dataset": "not verified",
+        "models/mine": "recorded",
+        "MMF 1.0.0rc12": "not verified",
+    }
     assert found["models/mine"]["against"] == "its first reading"
 
 
 def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
-    places: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = b"weights" * 1000
-    weights = user_dir / f"resnet152-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     weights.write_bytes(content)
-    Ledger(places).verify([weights])
-    part = verified(capsys)["BERT, ResNet and the like"]
-    assert (part["state"], part["against"]) == ("ok", "the hashes in their names")
+    Ledger(empty).verify([weights])
+    (finding,) = verified(capsys).values()
+    assert (finding["state"], finding["against"]) == ("intact", "the hash in its name")
     hostile.flip_byte(weights, 100)
-    part = verified(capsys, code=3)["BERT, ResNet and the like"]
-    assert part["problems"] == [f"changed: {weights} (not what its name says)"]
-    assert part["cure"] == "mmfw features repair"
+    for _ in range(2):
+        (finding,) = verified(capsys, code=3).values()
+        assert finding["problems"] == [f"changed: {weights} (not what its name says)"]
     weights.unlink()
     assert verified(capsys) == {}
 
@@ -175,26 +159,26 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
 def test_a_damaged_list_of_hashes_is_said_so(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
     sums = world.dataset.features / "SHA256SUMS"
     sums.write_text("nonsense\n", encoding="utf-8")
-    part = verified(capsys, code=3)["features"]
-    assert part["problems"] == [f"{sums}:1: not a line of sha256sum"]
-    assert "delete it" in part["cure"]
+    finding = verified(capsys, code=3)["region features"]
+    assert finding["problems"] == [f"{sums}:1: not a line of sha256sum"]
 
 
-def test_another_data_folder_stands_in_the_cure(
+def test_the_folders_that_were_named_stand_in_the_hint(
     world: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = Places.resolve(user_dir / "elsewhere")
     convert(user_dir / "memes.zip", elsewhere)
     elsewhere.dataset.split("train").unlink()
-    cure = verified(capsys, "--data-dir", str(elsewhere.data_dir), code=3)["dataset"]["cure"]
-    assert cure.startswith("mmfw convert --zip memes.zip --data-dir ")
-    assert "elsewhere" in cure
+    verified(capsys, "--data-dir", str(elsewhere.data_dir), code=3)
+    assert main(["verify", "dataset", "--data-dir", str(elsewhere.data_dir)]) == 3
+    [hint] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hint: ")]
+    assert "mmfw repair dataset " in hint and str(elsewhere.data_dir) in hint
 
 
-def test_a_read_only_dataset_is_verified_without_its_manifest(
-    places: Places, small_disk: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
+def test_a_read_only_dataset_is_verified(
+    empty: Places, small_disk: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = Places.resolve(small_disk / "data")
     convert(hostile.plain_zip(user_dir / "memes.zip", memes()), there)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert states(verified(capsys, "--data-dir", str(there.data_dir))) == {"dataset": "ok"}
+    assert states(verified(capsys, "--data-dir", str(there.data_dir))) == {"dataset": "intact"}

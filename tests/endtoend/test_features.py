@@ -99,7 +99,7 @@ def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_withou
     shop.server.files.clear()  # from here on, nothing can be downloaded
     assert shop.tool.code("train", shop.preset, *_UPDATES) == 3
     assert f"detectron.lmdb/data.mdb ({half} instead of {len(shop.data)} bytes)" in shop.tool.errors
-    assert "mmfw features repair" in shop.tool.errors
+    assert "mmfw repair" in shop.tool.errors
     assert not shop.tool.save_dir.exists(), "there is a run"
 
     assert shop.tool.code("features", "repair", shop.preset) == 0
@@ -168,7 +168,7 @@ def test_weights_that_a_word_names_are_asked_for_and_fetched_with_the_same_words
     assert "weights visual_bert.pretrained.own" in shop.tool.output, "the newest run's own words count"
     hostile.cut(folder / "model.pth")
     assert shop.tool.code("features", "verify", shop.preset, word) == 3
-    [hint] = [line for line in shop.tool.errors.splitlines() if line.startswith("hint: mmfw features repair")]
+    [hint] = [line for line in shop.tool.errors.splitlines() if line.startswith("hint: mmfw repair")]
     assert main(shlex.split(hint)[2:]) == 0
     assert shop.tool.code("features", "verify", shop.preset, word) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 
 from mmf_win.inputs.added import Added, add_features
 from mmf_win.paths import Places
+
+
+@pytest.fixture(autouse=True)
+def _notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mmf_win")
 
 
 @pytest.fixture

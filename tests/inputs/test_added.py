@@ -14,13 +14,20 @@ import pytest
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import extract_features
-from mmf_win.doctor.wholeness import verify_all
-from mmf_win.errors import DataError, DatasetError, FeaturesConflict, ResourceError, UsageError
-from mmf_win.inputs.added import Added, add_features, remedy
+from mmf_win.doctor.verify import Scope, repair, verify
+from mmf_win.errors import (
+    DamagedFeatures,
+    DataError,
+    DatasetError,
+    FeaturesConflict,
+    ResourceError,
+    UsageError,
+)
+from mmf_win.inputs.added import Added, add_features
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
-from mmf_win.inputs.state import examine
+from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity import Entry, Manifest, write_manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging_folder
@@ -49,7 +56,7 @@ def need_of(lmdb: Path) -> Need:
 
 def state_of(lmdb: Path, places: Places) -> str:
     """What a run would find before it starts."""
-    return examine(need_of(lmdb), places, full=True).state
+    return verify_need(need_of(lmdb), places, full=True).state
 
 
 def listed_hash(lmdb: Path) -> str:
@@ -107,11 +114,11 @@ def test_runs_and_sha256sum_find_it_intact(
     user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
 ) -> None:
     add(npy.write_pairs(user_dir / "npy", ["00001", "00002"]))
-    assert state_of(lmdb, places) == "ok"
+    assert state_of(lmdb, places) == "intact"
     assert listed_hash(lmdb) == hashlib.sha256((lmdb / "data.mdb").read_bytes()).hexdigest()
     assert image_keys(lmdb) == {"00001", "00002"}
-    (part,) = [part for part in verify_all(places) if part.what == "features"]
-    assert (part.state, part.against) == ("ok", "what mmfw wrote")
+    (finding,) = verify(Scope.of(["features"], places), places)
+    assert (finding.state, finding.against) == ("intact", "what mmfw wrote")
     assert not staging_folder(lmdb.parent).exists()
 
 
@@ -126,7 +133,7 @@ def test_extending_keeps_what_is_there(
     assert {key: after[key] for key in before} == before
     assert (added.added, added.records) == (2, 4)
     assert image_keys(lmdb) == set(after)
-    assert state_of(lmdb, places) == "ok"
+    assert state_of(lmdb, places) == "intact"
 
 
 def test_an_lmdb_of_another_origin_is_extended_and_its_remedy_works(
@@ -149,15 +156,15 @@ def test_an_lmdb_of_another_origin_is_extended_and_its_remedy_works(
     hostile.cut(lmdb / "data.mdb")
     with pytest.raises(DatasetError, match="damaged") as raised:
         add(folder)
-    advice = remedy(lmdb, places)
-    assert raised.value.hint == advice
+    advice = hint_for(DamagedFeatures("", lmdb))
+    assert hint_for(raised.value) == advice
     assert "features add FOLDER" in advice and "features extract ARCHIVE --force" in advice
     extract_features(archive, places, version=None, force=True)
     assert npy.raw_records(lmdb) == before
     assert add(folder).records == 2
     hostile.cut(lmdb / "data.mdb")
     assert add(folder, force=True).records == 1
-    assert str(folder) in remedy(lmdb, places)
+    assert str(folder) in hint_for(DamagedFeatures("", lmdb))
 
 
 def test_the_same_again_writes_nothing(user_dir: Path, lmdb: Path, add: Callable[..., Added]) -> None:
@@ -182,7 +189,7 @@ def test_other_features_of_an_image_are_replaced_only_by_force(
         add(other)
     assert "--force" in str(hint_for(raised.value))
     assert (lmdb / "data.mdb").read_bytes() == before
-    assert state_of(lmdb, places) == "ok"
+    assert state_of(lmdb, places) == "intact"
     added = add(other, force=True)
     assert (added.added, added.replaced, added.records) == (1, 1, 3)
     import numpy as np
@@ -216,7 +223,7 @@ def test_a_bad_file_leaves_everything_as_it_was(
     with pytest.raises(DatasetError, match=r"00003\.npy"):
         add(other)
     assert (lmdb / "data.mdb").read_bytes() == before
-    assert state_of(lmdb, places) == "ok"
+    assert state_of(lmdb, places) == "intact"
     assert not staging_folder(lmdb.parent).exists()
 
 
@@ -276,13 +283,13 @@ def test_killed_at_any_moment_it_leaves_an_intact_lmdb_and_the_next_one_succeeds
     expected = {"00001", "00002"} if there else set()
     expected |= {"00003", "00004"} if is_new else set()
     if expected:
-        assert state_of(lmdb, places) in ("ok", "recorded")
+        assert state_of(lmdb, places) in ("intact", "recorded")
         assert set(npy.records(lmdb)) == expected == image_keys(lmdb)
     else:
         assert state_of(lmdb, places) == "missing"
     add(folder)
     assert set(npy.records(lmdb)) == {"00003", "00004", *(("00001", "00002") if there else ())}
-    assert state_of(lmdb, places) in ("ok", "recorded")
+    assert state_of(lmdb, places) in ("intact", "recorded")
     assert not staging_folder(lmdb.parent).exists()
 
 
@@ -307,19 +314,16 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
     content = npy.raw_records(lmdb)
     for damage in (lambda: hostile.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
         damage()
-        with pytest.raises(DataError) as raised:
-            Fetcher(places).repair([need_of(lmdb)])
-        advice = remedy(lmdb, places)
-        assert raised.value.hint == advice
-        assert str(one) in advice and str(two) in advice
-        (part,) = [part for part in verify_all(places) if part.what == "features"]
-        assert (part.state, part.cure) == ("broken", advice)
+        (finding,) = repair(Scope.of(["features"], places), places)
+        assert finding.state == "damaged" and isinstance(finding.error, DamagedFeatures)
+        advice = hint_for(finding.error)
+        assert advice and str(one) in advice and str(two) in advice
         with pytest.raises(DatasetError, match="damaged") as refused:
             add(two)
-        assert refused.value.hint == advice
+        assert hint_for(refused.value) == advice
         assert add(one, two, force=True).added == 2
         assert npy.raw_records(lmdb) == content
-        assert state_of(lmdb, places) == "ok"
+        assert state_of(lmdb, places) == "intact"
 
 
 def test_an_archive_beside_it_is_not_taken_for_its_origin(
@@ -340,11 +344,11 @@ def test_an_archive_beside_it_is_not_taken_for_its_origin(
         ("detectron.lmdb/data.mdb",),
         ZooEntry(lmdb.parent, "1", url, archive.name, digest),
     )
-    assert Fetcher(places).fetch([need])[0].state == "ok"
+    assert Fetcher(places).fetch([need])[0].state == "intact"
     hostile.flip_byte(lmdb / "data.mdb", 9000)
     with pytest.raises(DataError) as raised:
         Fetcher(places).fetch([need])
-    assert raised.value.hint == remedy(lmdb, places)
+    assert hint_for(raised.value) == hint_for(DamagedFeatures("", lmdb))
     add(folder, force=True)
     assert set(npy.records(lmdb)) == {"00001"}
 
@@ -360,7 +364,7 @@ def test_a_cut_off_lmdb_of_unknown_origin_is_not_extended(
     hostile.cut(lmdb / "data.mdb", share)
     with pytest.raises(DatasetError, match="damaged") as raised:
         add(npy.write_pairs(user_dir / "more", ["00004"]))
-    assert "--force" in str(raised.value.hint)
+    assert "--force" in str(hint_for(raised.value))
     assert add(folder, force=True).records == 3
 
 
@@ -378,7 +382,7 @@ def test_two_lmdbs_in_a_folder_share_a_manifest(user_dir: Path, places: Places) 
         add_features([npy.write_pairs(user_dir / name, [name])], lmdb, places)
     for name in ("a", "b"):
         lmdb = user_dir / "own" / f"{name}.lmdb"
-        assert state_of(lmdb, places) == "ok"
-        advice = remedy(lmdb, places)
+        assert state_of(lmdb, places) == "intact"
+        advice = hint_for(DamagedFeatures("", lmdb))
         assert f"{name}.lmdb" in advice
         assert image_keys(lmdb) == {name}

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import built_version
 from mmf_win.errors import ArchiveError, DataError, MmfError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json, write_json
-from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
-from mmf_win.inputs.mirror import Mirror
-from mmf_win.inputs.state import Status, examine, look
-from mmf_win.integrity import Manifest
+from mmf_win.inputs.verify import known, verify_need
+from mmf_win.integrity import Finding, Manifest
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile
@@ -44,7 +44,7 @@ def zoo(user_dir: Path) -> Iterator[Zoo]:
         yield Zoo(server, places)
 
 
-def fetch(zoo: Zoo, *needs: Need, source: str | Path | None = None, keep: bool = True) -> list[Status]:
+def fetch(zoo: Zoo, *needs: Need, source: str | Path | None = None, keep: bool = True) -> list[Finding]:
     return Fetcher(zoo.places, Mirror.of(None if source is None else str(source)), keep).fetch(needs)
 
 
@@ -56,12 +56,12 @@ def test_a_file_that_the_server_does_not_give_out_can_be_brought_from_elsewhere(
     zoo.server.faults = [answers(404)] * 9
     with pytest.raises(MmfError, match="answered 404") as raised:
         fetch(zoo, zoo.fc7)
-    assert "--source names a folder or a mirror" in str(raised.value.hint)
+    assert "--source names a folder or a mirror" in str(hint_for(raised.value))
 
 
 def test_what_is_missing_lies_where_mmf_looks_for_it_and_is_vouched_for(zoo: Zoo) -> None:
     statuses = fetch(zoo, zoo.features, zoo.fc7)
-    assert [status.state for status in statuses] == ["ok", "ok"]
+    assert [status.state for status in statuses] == ["intact", "intact"]
     assert data_of(zoo).read_bytes() == DATA
     assert {path.name: path.read_bytes() for path in zoo.fc7.files} == FC7
     assert statuses[0].against == "the published archive features.tar.gz"
@@ -77,7 +77,7 @@ def test_the_manifest_is_one_of_sha256sum(zoo: Zoo) -> None:
 def test_what_is_there_is_not_fetched_again(zoo: Zoo) -> None:
     fetch(zoo, zoo.features)
     zoo.server.asked.clear()
-    assert fetch(zoo, zoo.features)[0].state == "ok"
+    assert fetch(zoo, zoo.features)[0].state == "intact"
     assert zoo.server.asked == []
 
 
@@ -93,41 +93,41 @@ def test_the_archive_stays_to_mend_from_unless_it_is_not_wanted(zoo: Zoo) -> Non
 
 
 def test_a_broken_file_is_mended_from_the_archive_without_a_download(
-    zoo: Zoo, capsys: pytest.CaptureFixture[str]
+    zoo: Zoo, caplog: pytest.LogCaptureFixture
 ) -> None:
     fetch(zoo, zoo.fc7)
     bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
     hostile.cut(bias)
     untouched = weights.stat().st_mtime_ns
-    assert look(zoo.fc7, zoo.places).state == "broken"
+    assert known(zoo.fc7, zoo.places).state == "damaged"
     zoo.server.asked.clear()
-    assert fetch(zoo, zoo.fc7)[0].state == "ok"
+    assert fetch(zoo, zoo.fc7)[0].state == "intact"
     assert bias.read_bytes() == FC7["fc7_b.pkl"]
     assert weights.stat().st_mtime_ns == untouched
     assert zoo.server.gets == []
-    assert "mended fc7_b.pkl" in capsys.readouterr().err
+    assert "repaired fc7_b.pkl" in caplog.text
 
 
 def test_without_the_archive_it_is_downloaded_again_and_only_what_is_wrong_is_written(zoo: Zoo) -> None:
     fetch(zoo, zoo.fc7, keep=False)
     hostile.flip_byte(zoo.fc7.folder / "fc7_b.pkl", 7)
     untouched = (zoo.fc7.folder / "fc7_w.pkl").stat().st_mtime_ns
-    assert fetch(zoo, zoo.fc7)[0].state == "ok"
+    assert fetch(zoo, zoo.fc7)[0].state == "intact"
     assert (zoo.fc7.folder / "fc7_b.pkl").read_bytes() == FC7["fc7_b.pkl"]
     assert (zoo.fc7.folder / "fc7_w.pkl").stat().st_mtime_ns == untouched
 
 
 def test_a_broken_archive_is_not_believed_but_downloaded_anew(
-    zoo: Zoo, capsys: pytest.CaptureFixture[str]
+    zoo: Zoo, caplog: pytest.LogCaptureFixture
 ) -> None:
     fetch(zoo, zoo.features)
     archive = zoo.places.dataset.features / "features.tar.gz"
     hostile.cut(archive)
     hostile.cut(data_of(zoo))
-    assert fetch(zoo, zoo.features)[0].state == "ok"
+    assert fetch(zoo, zoo.features)[0].state == "intact"
     assert data_of(zoo).read_bytes() == DATA
     assert archive.read_bytes() == zoo.server.files["features.tar.gz"]
-    assert "note: " in capsys.readouterr().err
+    assert "WARNING" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["features.tar.gz", ""], ids=["file", "folder"])
@@ -135,18 +135,18 @@ def test_a_file_carried_in_by_usb_stick_counts_and_is_not_moved(zoo: Zoo, user_d
     stick = user_dir / "usb stick"
     stick.mkdir()
     (stick / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
-    assert fetch(zoo, zoo.features, source=stick / name)[0].state == "ok"
+    assert fetch(zoo, zoo.features, source=stick / name)[0].state == "intact"
     assert (stick / "features.tar.gz").is_file()
     assert not (zoo.places.dataset.features / "features.tar.gz").exists()
     assert zoo.server.gets == []
 
 
 def test_a_wrong_file_on_the_usb_stick_is_named_and_not_used(
-    zoo: Zoo, user_dir: Path, capsys: pytest.CaptureFixture[str]
+    zoo: Zoo, user_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (user_dir / "features.tar.gz").write_bytes(features_archive(b"other"))
-    assert fetch(zoo, zoo.features, source=user_dir)[0].state == "ok"
-    assert "not the archive that was published" in capsys.readouterr().err
+    assert fetch(zoo, zoo.features, source=user_dir)[0].state == "intact"
+    assert "not the archive that was published" in caplog.text
     assert data_of(zoo).read_bytes() == DATA
 
 
@@ -178,12 +178,12 @@ def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by
     stick.mkdir()
     (stick / name).write_bytes(content if by == "usb stick" else b"other")
     zoo.server.files[name] = content
-    assert fetch(zoo, need, source=stick)[0].state == "ok"
+    assert fetch(zoo, need, source=stick)[0].state == "intact"
     assert need.files[0].read_bytes() == content
     assert len(zoo.server.gets) == (by == "download")
     hostile.cut(need.files[0])
-    assert examine(need, zoo.places).state == "broken"
-    assert fetch(zoo, need, source=stick)[0].state == "ok"
+    assert verify_need(need, zoo.places).state == "damaged"
+    assert fetch(zoo, need, source=stick)[0].state == "intact"
 
 
 def test_word_vectors_come_out_of_their_archive_alone(zoo: Zoo, user_dir: Path) -> None:
@@ -194,7 +194,7 @@ def test_word_vectors_come_out_of_their_archive_alone(zoo: Zoo, user_dir: Path) 
     url = f"{zoo.server.url}/glove.6B.zip"
     need = Need("glove", "GloVe word vectors", zoo.places.cache_dir, (name,), url=url)
     status = fetch(zoo, need, keep=False)[0]
-    assert (status.state, status.against) == ("ok", "the archive glove.6B.zip")
+    assert (status.state, status.against) == ("intact", "the archive glove.6B.zip")
     assert [path.name for path in zoo.places.cache_dir.glob("[!.]*.txt")] == [name]
     assert need.files[0].read_bytes() == vectors[name]
 
@@ -209,7 +209,7 @@ def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> 
     zoo.server.files["features.tar.gz"] = features_archive(b"other")
     with pytest.raises(MmfError, match="not the file that was expected"):
         fetch(zoo, need)
-    assert look(need, zoo.places).state == "missing"
+    assert known(need, zoo.places).state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
     assert not (zoo.places.dataset.features / "features.tar.gz").exists()
 
@@ -218,7 +218,7 @@ def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo
     zoo.server.files["features.tar.gz"] = tar_gz({"readme.txt": b""})
     with pytest.raises(ArchiveError, match="does not hold the region features"):
         fetch(zoo, zoo.features)
-    assert look(zoo.features, zoo.places).state == "missing"
+    assert known(zoo.features, zoo.places).state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
 
 
@@ -226,7 +226,7 @@ def test_an_interrupted_fetch_goes_on_where_it_was(zoo: Zoo) -> None:
     zoo.server.faults = [breaks_off(1000), *[answers(503)] * 5]
     with pytest.raises(MmfError, match="1000 B have arrived and stay"):
         fetch(zoo, zoo.features)
-    assert fetch(zoo, zoo.features)[0].state == "ok"
+    assert fetch(zoo, zoo.features)[0].state == "intact"
     assert zoo.server.gets[-1].headers["Range"] == "bytes=1000-"
 
 
@@ -248,18 +248,18 @@ def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
 
 def test_files_that_mmf_has_unpacked_are_verified_against_their_archive(zoo: Zoo) -> None:
     unpacked_by_mmf(zoo)
-    assert look(zoo.features, zoo.places).state == "unchecked"
-    status = examine(zoo.features, zoo.places)
-    assert (status.state, status.against) == ("ok", "the published archive features.tar.gz")
+    assert known(zoo.features, zoo.places).state == "not verified"
+    status = verify_need(zoo.features, zoo.places)
+    assert (status.state, status.against) == ("intact", "the published archive features.tar.gz")
 
 
 def test_a_half_extraction_is_found_and_mended_from_the_archive_that_lies_there(zoo: Zoo) -> None:
     unpacked_by_mmf(zoo)
     hostile.cut(data_of(zoo), 0.1)
-    status = examine(zoo.features, zoo.places)
-    assert status.state == "broken"
+    status = verify_need(zoo.features, zoo.places)
+    assert status.state == "damaged"
     assert "detectron.lmdb/data.mdb" in status.problems[0]
-    assert fetch(zoo, zoo.features)[0].state == "ok"
+    assert fetch(zoo, zoo.features)[0].state == "intact"
     assert data_of(zoo).read_bytes() == DATA
     assert zoo.server.gets == []
 
@@ -281,11 +281,11 @@ def test_files_of_which_no_archive_is_left_are_recorded_and_not_vouched_for(zoo:
     zoo.fc7.folder.mkdir(parents=True)
     for name, content in FC7.items():
         (zoo.fc7.folder / name).write_bytes(content)
-    status = examine(zoo.fc7, zoo.places)
+    status = verify_need(zoo.fc7, zoo.places)
     assert (status.state, status.against) == ("recorded", "its first reading")
     assert Manifest.load(zoo.fc7.folder) is not None
     hostile.flip_byte(zoo.fc7.files[0], 3)
-    assert examine(zoo.fc7, zoo.places).state == "broken"
+    assert verify_need(zoo.fc7, zoo.places).state == "damaged"
 
 
 def test_a_flipped_byte_behind_an_old_time_is_found(zoo: Zoo) -> None:
@@ -293,14 +293,14 @@ def test_a_flipped_byte_behind_an_old_time_is_found(zoo: Zoo) -> None:
     stat = data_of(zoo).stat()
     hostile.flip_byte(data_of(zoo), 5000)
     os.utime(data_of(zoo), ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    status = examine(zoo.features, zoo.places, full=True)
-    assert status.state == "broken"
+    status = verify_need(zoo.features, zoo.places, full=True)
+    assert status.state == "damaged"
     assert status.problems == ("changed: detectron.lmdb/data.mdb (other content)",)
 
 
 @pytest.mark.parametrize("in_zoo", [True, False])
 def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
-    zoo: Zoo, user_dir: Path, in_zoo: bool, capsys: pytest.CaptureFixture[str]
+    zoo: Zoo, user_dir: Path, in_zoo: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     from mmf_win.dataset.features import extract_features
 
@@ -309,21 +309,21 @@ def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
     extract_features(own, zoo.places, version="1.0")
     hostile.cut(data_of(zoo))
     need = zoo.features if in_zoo else replace(zoo.features, entry=None)
-    assert fetch(zoo, need)[0].state == "ok", "from where the archive lay when it was extracted"
+    assert fetch(zoo, need)[0].state == "intact", "from where the archive lay when it was extracted"
 
     hostile.cut(data_of(zoo))
     moved = own.rename(user_dir / "moved.tar.gz")
     own.write_bytes(features_archive(b"others" * 9999))
     with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not an archive") as raised:
         fetch(zoo, need)
-    assert "--source" in str(raised.value.hint)
-    assert f"{own} is no longer the archive" in capsys.readouterr().err
+    assert "--source" in str(hint_for(raised.value))
+    assert f"{own} is no longer the archive" in caplog.text
     own.unlink()
     with pytest.raises(DataError, match="which is not an archive"):
         fetch(zoo, need)
     assert zoo.server.gets == []
     moved.rename(own)
-    assert fetch(zoo, need, source=own)[0].state == "ok"
+    assert fetch(zoo, need, source=own)[0].state == "intact"
     assert data_of(zoo).read_bytes() == b"mine" * 9999
 
 
@@ -337,11 +337,11 @@ def test_what_an_earlier_version_wrote_does_not_say_where_the_archive_lay(zoo: Z
     values = read_json(notes)
     del values["source"]["path"]
     write_json(notes, values)
-    assert examine(zoo.features, zoo.places).state == "ok"
+    assert verify_need(zoo.features, zoo.places).state == "intact"
     hostile.cut(data_of(zoo))
     with pytest.raises(DataError) as raised:
         fetch(zoo, zoo.features)
-    assert "--source" in str(raised.value.hint)
+    assert "--source" in str(hint_for(raised.value))
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_verified(
@@ -349,7 +349,7 @@ def test_a_folder_that_cannot_be_written_to_is_still_verified(
 ) -> None:
     unpacked_by_mmf(zoo)
     read_only(zoo.places.data_dir)
-    assert examine(zoo.features, zoo.places).state == "ok"
+    assert verify_need(zoo.features, zoo.places).state == "intact"
     with pytest.raises(OSError) as raised:
         fetch(zoo, zoo.fc7)
     assert raised.value.errno == errno.EROFS
@@ -364,7 +364,7 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(zoo: Zoo) ->
         assert zoo.server.asked == []
     child.communicate()
     assert child.returncode == 0
-    assert look(zoo.fc7, zoo.places).state == "ok"
+    assert known(zoo.fc7, zoo.places).state == "intact"
 
 
 def test_a_fetch_that_was_killed_is_gone_on_with(zoo: Zoo) -> None:
@@ -377,8 +377,8 @@ def test_a_fetch_that_was_killed_is_gone_on_with(zoo: Zoo) -> None:
         pause.wait(0.01)
     child.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
     child.communicate()
-    assert look(zoo.fc7, zoo.places).state == "missing"
-    assert fetch(zoo, zoo.fc7)[0].state == "ok"
+    assert known(zoo.fc7, zoo.places).state == "missing"
+    assert fetch(zoo, zoo.fc7)[0].state == "intact"
     assert zoo.server.gets[-1].headers["Range"] == "bytes=100-"
 
 
@@ -413,7 +413,8 @@ def read_only() -> Iterator[Callable[[Path], None]]:
 def start(zoo: Zoo) -> subprocess.Popen[bytes]:
     """Fetch fc7 in a process of its own."""
     code = (
-        "import sys; from pathlib import Path\n"
+        "import logging, sys; from pathlib import Path\n"
+        "logging.basicConfig(level=logging.INFO)\n"
         "from mmf_win.inputs.fetch import Fetcher\n"
         "from mmf_win.inputs.listing import Need\n"
         "from mmf_win.upstream.zoo import ZooEntry\n"

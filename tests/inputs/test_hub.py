@@ -86,7 +86,7 @@ def hub(user_dir: Path) -> Iterator[Hub]:
 def test_a_bert_comes_into_the_cache_of_transformers(hub: Hub) -> None:
     done = hub.fetch()
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["ok", "the hash in its name", sorted(BERT)]
+    assert json.loads(done.stdout) == ["intact", "the hash in its name", sorted(BERT)]
     assert {path.name: path.read_bytes() for path in hub.snapshot.iterdir()} == BERT
 
 
@@ -103,7 +103,7 @@ def test_only_the_broken_file_is_fetched_again(hub: Hub) -> None:
 def test_of_a_tokenizer_no_weights_are_fetched(hub: Hub) -> None:
     done = hub.fetch("tokenizer")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["ok", "the hash in its name", ["config.json", "vocab.txt"]]
+    assert json.loads(done.stdout) == ["intact", "the hash in its name", ["config.json", "vocab.txt"]]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.inputs.fetch import Fetcher
-from mmf_win.inputs.ledger import Ledger
 from mmf_win.inputs.listing import Need
-from mmf_win.inputs.state import examine, look
+from mmf_win.inputs.verify import Ledger, known, verify_need
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import tar_gz
@@ -64,10 +63,10 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
         sha256=sha256(zoo.server.files[name]),
     )
     new = replace(old, entry=entry)
-    for status in (look(new, zoo.places), examine(new, zoo.places)):
-        assert status.state == "broken"
+    for status in (known(new, zoo.places), verify_need(new, zoo.places)):
+        assert status.state == "damaged"
         assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")
-    assert Fetcher(zoo.places).fetch([new])[0].state == "ok"
+    assert Fetcher(zoo.places).fetch([new])[0].state == "intact"
     assert new.files[0].read_bytes() == b"new" * 999
 
 
@@ -77,10 +76,10 @@ def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_our
     for name, content in FC7.items():
         (need.folder / name).write_bytes(content)
     (need.folder / ".built.json").write_text('{"version": "0.9"}', encoding="utf-8")
-    status = examine(need, zoo.places)
-    assert status.state == "broken"
+    status = verify_need(need, zoo.places)
+    assert status.state == "damaged"
     assert "version 0.9" in status.problems[0]
-    assert Fetcher(zoo.places).fetch([need])[0].state == "ok"
+    assert Fetcher(zoo.places).fetch([need])[0].state == "intact"
 
 
 def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_there_is_missing(
@@ -88,11 +87,11 @@ def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_ther
 ) -> None:
     Fetcher(zoo.places).fetch([zoo.features])
     zoo.features.files[0].unlink()
-    statuses = [look(need, zoo.places) for need in (zoo.features, zoo.fc7)]
-    assert [status.state for status in statuses] == ["broken", "missing"]
+    statuses = [known(need, zoo.places) for need in (zoo.features, zoo.fc7)]
+    assert [status.state for status in statuses] == ["damaged", "missing"]
     assert statuses[0].problems == (f"missing: {zoo.features.files[0]}",)
     mended, absent = Fetcher(zoo.places).repair([zoo.features, zoo.fc7])
-    assert (mended.state, absent.state) == ("ok", "missing")
+    assert (mended.state, absent.state) == ("intact", "missing")
     assert zoo.features.files[0].read_bytes() == DATA
 
 
@@ -102,43 +101,43 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Plac
     file = folder / "model.ckpt"
     need = Need("weights", "pretrained weights", folder)
     hostile.cut(laid_out_as_by_torch(file, {}), 0.7)
-    assert examine(need, places).state == "broken"
+    assert verify_need(need, places).state == "damaged"
     laid_out_as_by_torch(file, {})
-    assert (examine(need, places).state, look(need, places).against) == ("recorded", "its first reading")
+    assert (verify_need(need, places).state, known(need, places).against) == ("recorded", "its first reading")
 
 
 def test_a_file_is_believed_by_the_hash_in_its_name(places: Places, user_dir: Path) -> None:
     content = b"resnet"
     need = Need("resnet", "ResNet-152", user_dir, (f"resnet152-{sha256(content)[:8]}.pth",))
     need.files[0].write_bytes(content)
-    status = examine(need, places)
-    assert (status.state, status.against) == ("ok", "the hash in its name")
+    status = verify_need(need, places)
+    assert (status.state, status.against) == ("intact", "the hash in its name")
     need.files[0].write_bytes(b"resnot")
-    status = examine(need, places)
-    assert status.state == "broken"
+    status = verify_need(need, places)
+    assert status.state == "damaged"
     assert status.problems == (f"changed: {need.files[0]} (not what its name says)",)
 
 
 def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
-    places: Places, bert: Need, capsys: pytest.CaptureFixture[str]
+    places: Places, bert: Need, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert examine(bert, places).state == "recorded"
+    assert verify_need(bert, places).state == "recorded"
     vocabulary = bert.folder / "vocab.txt"
     vocabulary.write_bytes(b"a longer vocabulary")
-    assert examine(bert, places).state == "recorded"
-    assert f"note: {vocabulary} was replaced since it was last read" in capsys.readouterr().err
+    assert verify_need(bert, places).state == "recorded"
+    assert f"{vocabulary} was replaced since it was last read" in caplog.text
 
 
 def test_other_content_behind_an_old_time_is_damage(places: Places, bert: Need) -> None:
     vocabulary = bert.folder / "vocab.txt"
     age(vocabulary)
-    assert examine(bert, places).state == "recorded"
+    assert verify_need(bert, places).state == "recorded"
     before = vocabulary.stat()
     hostile.flip_byte(vocabulary, 3)
     os.utime(vocabulary, ns=(before.st_atime_ns, before.st_mtime_ns))
     for _ in range(2):
-        status = examine(bert, places, full=True)
-        assert status.state == "broken"
+        status = verify_need(bert, places, full=True)
+        assert status.state == "damaged"
         assert "other content, though its time stayed the same" in status.problems[0]
 
 
@@ -147,11 +146,11 @@ def test_an_untouched_file_is_not_read_again(
 ) -> None:
     for path in bert.files:
         age(path)
-    assert look(bert, places).state == "unchecked"
-    assert examine(bert, places).state == "recorded"
-    monkeypatch.setattr("mmf_win.inputs.ledger.hash_files", None)
-    assert examine(bert, places).state == "recorded"
-    assert look(bert, places).checked is not None
+    assert known(bert, places).state == "not verified"
+    assert verify_need(bert, places).state == "recorded"
+    monkeypatch.setattr("mmf_win.inputs.verify.hash_files", None)
+    assert verify_need(bert, places).state == "recorded"
+    assert known(bert, places).verified is not None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
@@ -161,4 +160,4 @@ def test_a_damaged_ledger_costs_no_more_than_reading_again(
     places.cache_dir.mkdir()
     (places.cache_dir / "mmfw-checked.json").write_bytes(content)
     assert Ledger(places).last_check(bert.files[0]) is None
-    assert examine(bert, places).state == "recorded"
+    assert verify_need(bert, places).state == "recorded"

@@ -1,0 +1,69 @@
+"""How findings are shown: one table and one JSON for every command that verifies or repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmf_win.commands.hints import hint_for
+from mmf_win.console import colour, moment, print_json, say, size, table
+from mmf_win.errors import DataError
+
+if TYPE_CHECKING:
+    from mmf_win.integrity import Finding
+
+_SHOWN = 10
+
+
+def to_json(finding: Finding) -> dict[str, Any]:
+    """Plain values, for scripts."""
+    error = finding.error
+    return {
+        **finding.to_json(),
+        "error": str(error) if error else None,
+        "hint": hint_for(error) if error else None,
+    }
+
+
+def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
+    """Print what was found, and what is wrong with each file."""
+    if as_json:
+        print_json([to_json(finding) for finding in findings])
+        return
+    rows = [
+        (f.what, f.state, size(f.size) if f.size else None, _verified(f), str(f.folder)) for f in findings
+    ]
+    print(table(("what", "state", "size", "verified against", "where"), rows), flush=True)
+    for finding in findings:
+        what = colour(finding.what, 31 if finding.state == "damaged" else 32)
+        _list(what, finding.problems if finding.state == "damaged" else ())
+        _list(f"{what}: repaired", finding.repaired)
+        if finding.error is not None:
+            say(f"{what}: {finding.error}")
+            if hint := hint_for(finding.error):
+                say(f"{colour('hint:', 36)} {hint}")
+
+
+def require_intact(findings: Collection[Finding]) -> None:
+    """After a repair, say what is still damaged.
+
+    Raises:
+        DataError: something is.
+    """
+    damaged = [finding.what for finding in findings if finding.state == "damaged"]
+    if damaged:
+        raise DataError(f"{len(damaged)} of {len(findings)} are still damaged: {', '.join(damaged)}")
+    if not any(finding.repaired for finding in findings):
+        say("nothing is damaged")
+
+
+def _list(title: str, problems: Sequence[str]) -> None:
+    for problem in problems[:_SHOWN]:
+        say(f"{title}: {problem}")
+    if len(problems) > _SHOWN:
+        say(f"{title}: and {len(problems) - _SHOWN} more")
+
+
+def _verified(finding: Finding) -> str | None:
+    when = f" ({moment(finding.verified)})" if finding.verified else ""
+    return f"{finding.against}{when}" if finding.against else None

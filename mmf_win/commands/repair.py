@@ -1,0 +1,56 @@
+"""``mmfw repair``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mmf_win.commands import findings, options
+
+if TYPE_CHECKING:
+    from mmf_win.archives import Ask
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw repair
+  mmfw repair dataset --source E:\\hateful_memes.zip
+  mmfw repair features --source /media/usb
+  mmfw repair visual_bert_coco mmf""",
+)
+@click.argument("what", nargs=-1, metavar="[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]")
+@options.source
+@options.ask
+@options.keep_archives
+@options.data_dir
+@options.save_dir
+@options.as_json
+def command(
+    what: tuple[str, ...],
+    source: str | None,
+    ask: Ask | None,
+    keep_archives: bool,
+    data_dir: Path | None,
+    save_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Repair what `mmfw verify` finds damaged, and touch nothing else.
+
+    Files of the dataset, features and weights are written anew from the archive that they came from, found
+    where it lay or by --source, else downloaded where they can be; MMF is fetched again. A damaged checkpoint
+    cannot be repaired: the newest intact one is named, and nothing is deleted. Exits with 3 when something
+    stays damaged.
+    """
+    from mmf_win.commands.overrides import split_words
+    from mmf_win.doctor.verify import Scope, repair
+    from mmf_win.paths import Places
+
+    places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
+    scope = Scope.of(names, places, overrides)
+    found = list(repair(scope, places, source=source, keep_archives=keep_archives, ask=ask))
+    if found or as_json:
+        findings.show(found, as_json=as_json)
+    findings.require_intact(found)

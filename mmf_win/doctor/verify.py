@@ -1,0 +1,235 @@
+"""Verifies and repairs all that mmfw has written: the dataset, features and weights, checkpoints, MMF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from mmf_win.archives import Ask
+from mmf_win.dataset.manifest import load_manifest
+from mmf_win.dataset.repair import repair_dataset
+from mmf_win.errors import DamagedCheckpoints, DataError, MmfError, UsageError
+from mmf_win.inputs.fetch import Fetcher, Mirror
+from mmf_win.inputs.listing import Need
+from mmf_win.inputs.on_disk import needs_on_disk, with_source
+from mmf_win.inputs.verify import known, verify_need
+from mmf_win.integrity import Finding, State, last_source
+from mmf_win.integrity import verify as verify_files
+from mmf_win.paths import Places, tool_home
+from mmf_win.runs import history, presets
+from mmf_win.runs.checkpoints import listed
+from mmf_win.runs.folder import Run
+from mmf_win.runs.needs import needs_of_presets
+from mmf_win.upstream import install
+
+PARTS = ("dataset", "features", "runs", "mmf")
+"""What can be named beside presets and runs."""
+
+_NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What to verify or repair.
+
+    Attributes:
+        dataset, mmf: whether they are meant.
+        needs: the features, weights and the like.
+        runs: those whose checkpoints are meant.
+    """
+
+    dataset: bool = False
+    mmf: bool = False
+    needs: tuple[Need, ...] = ()
+    runs: tuple[Run, ...] = ()
+
+    @classmethod
+    def of(cls, names: Sequence[str], places: Places, overrides: Sequence[str] = ()) -> Scope:
+        """What a user names; without a name, everything.
+
+        Args:
+            names: of :data:`PARTS`, presets and runs.
+            places: MMF's folders.
+            overrides: ``KEY=VALUE`` overrides of the presets.
+
+        Raises:
+            UsageError: a name stands for nothing.
+            MmfError: a preset is named, and MMF is not installed.
+        """
+        parts = set(names) & set(PARTS) if names or overrides else set(PARTS)
+        others = [name for name in names if name not in PARTS]
+        of_presets = [name for name in others if name in presets.names() or Path(name).is_file()]
+        if overrides and not of_presets:
+            raise UsageError(f"{overrides[0]}: an override needs a preset", hint="name the preset before it")
+        needs: tuple[Need, ...] = ()
+        if of_presets:
+            needs = tuple(needs_of_presets(install.find(), of_presets, places, overrides))
+        if "features" in parts:
+            needs = with_all_on_disk(needs, places)
+        runs = [_run(places.save_dir, name) for name in others if name not in of_presets]
+        if "runs" in parts:
+            runs = history.all_runs(places.save_dir)
+        return cls("dataset" in parts, "mmf" in parts, needs, tuple(runs))
+
+
+def with_all_on_disk(needs: Collection[Need], places: Places) -> tuple[Need, ...]:
+    """These files, and all others that mmfw has fetched, unpacked, built or read."""
+    folders = {need.folder for need in needs}
+    return (*needs, *(need for need in needs_on_disk(places) if need.folder not in folders))
+
+
+def _run(save_dir: Path, name: str) -> Run:
+    try:
+        return history.find(save_dir, name)
+    except UsageError as error:
+        near = get_close_matches(name, [*PARTS, *presets.names()], n=1)
+        raise UsageError(
+            f"{name}: no part, preset or run of this name",
+            hint=f"did you mean {near[0]}?" if near else error.hint,
+        ) from None
+
+
+def verify(scope: Scope, places: Places, *, full: bool = False) -> Iterator[Finding]:
+    """Verify one thing after the other, with a progress bar for each that takes a while.
+
+    What is not there is passed over, unless a preset needs it. Checkpoints are read whole each time, all else
+    only if it was touched since it was last found intact.
+
+    Args:
+        scope: what to verify.
+        places: MMF's folders.
+        full: read everything.
+    """
+    found = [
+        _dataset(places, full) if scope.dataset else None,
+        *(_input(need, places, full) for need in scope.needs),
+        *(_checkpoints(run) for run in scope.runs),
+        _mmf() if scope.mmf else None,
+    ]
+    yield from (finding for finding in found if finding is not None)
+
+
+def repair(
+    scope: Scope,
+    places: Places,
+    *,
+    source: str | None = None,
+    keep_archives: bool = True,
+    ask: Ask | None = None,
+) -> Iterator[Finding]:
+    """Repair what is damaged, and nothing else; the findings are those afterwards.
+
+    What cannot be repaired stays as it is, and its finding has the error.
+
+    Args:
+        scope: what to repair.
+        places: MMF's folders.
+        source: where to look for archives first: a file, a folder or a URL.
+        keep_archives: keep a downloaded archive to repair from.
+        ask: answers with the password of an encrypted archive.
+
+    Raises:
+        PasswordError: the password is missing or wrong.
+        ResourceError: there is not enough room.
+        UsageError: there is no such source.
+    """
+    mirror = Mirror.of(source)
+    found = [
+        _repaired(_mmf, install.set_up) if scope.mmf else None,  # knows where the others come from
+        _repaired(lambda: _dataset(places), lambda: repair_dataset(places, _archive(mirror, places), ask=ask))
+        if scope.dataset
+        else None,
+        *_repaired_inputs(scope.needs, Fetcher(places, mirror, keep_archives, ask=ask)),
+        *(_checkpoints(run) for run in scope.runs),
+    ]
+    yield from (finding for finding in found if finding is not None)
+
+
+def _repaired(look: Callable[[], Finding | None], repair: Callable[[], object]) -> Finding | None:
+    before = look()
+    if before is None or before.state != "damaged":
+        return before
+    try:
+        repair()
+    except (DataError, MmfError, UsageError) as error:
+        return replace(before, error=error)
+    after = look()
+    return after and replace(after, repaired=before.problems if after.is_usable else ())
+
+
+def _repaired_inputs(needs: Sequence[Need], fetcher: Fetcher) -> list[Finding]:
+    found = {need: _input(need, fetcher.places) for need in needs}
+    damaged = [need for need, finding in found.items() if finding.state == "damaged"]
+    if damaged:
+        try:
+            repaired = fetcher.repair([with_source(need, fetcher.places) for need in damaged])
+        except UsageError as error:  # the source has none of the archives
+            repaired = [replace(found[need], error=error) for need in damaged]
+        found |= dict(zip(damaged, repaired, strict=True))
+    return list(found.values())
+
+
+def _dataset(places: Places, full: bool = False) -> Finding | None:
+    paths = places.dataset
+    finding = Finding("dataset", "dataset", paths.root, "not verified", _NOTHING)
+    try:
+        manifest = load_manifest(paths)
+        if manifest is None:
+            return finding if paths.annotations.is_dir() else None
+        wrong = verify_files(manifest, full=full, title="Verifying the dataset")
+    except DataError as error:
+        return replace(finding, state="damaged", problems=(str(error),))
+    state: State = "damaged" if wrong else "recorded" if manifest.basis == "recorded" else "intact"
+    return replace(finding, state=state, against=manifest.verified_against, problems=tuple(map(str, wrong)))
+
+
+def _archive(mirror: Mirror | None, places: Places) -> Path | None:
+    """What the dataset was converted from, as far as a source on this machine has it."""
+    source = last_source(places.dataset.root)
+    if mirror is None or mirror.is_remote or source is None:
+        return None
+    place = Path(mirror.where).expanduser()
+    if (place / source.name).exists():
+        return place / source.name
+    is_of_kind = place.is_file() if source.sha256 else place.is_dir()
+    return place if is_of_kind else None
+
+
+def _input(need: Need, places: Places, full: bool = False) -> Finding:
+    try:
+        return verify_need(need, places, full=full)
+    except MmfError as error:  # a package is missing that could read it
+        return replace(known(need, places), error=error)
+
+
+def _checkpoints(run: Run) -> Finding | None:
+    found = listed(run)
+    if not found:
+        return None
+    finding = Finding("runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote")
+    damaged = [checkpoint for checkpoint in found if checkpoint.problem]
+    if not damaged:
+        return finding
+    # Those with weights alone cannot be resumed.
+    intact = [checkpoint for checkpoint in found if checkpoint.update is not None]
+    newest = max(intact, key=lambda checkpoint: checkpoint.written, default=None)
+    message = f"run {run.id}: a damaged checkpoint cannot be repaired"
+    error = DamagedCheckpoints(message, newest.name if newest else None)
+    problems = tuple(f"{checkpoint.name}: {checkpoint.problem}" for checkpoint in damaged)
+    return replace(finding, state="damaged", problems=problems, error=error)
+
+
+def _mmf() -> Finding | None:
+    finding = Finding("mmf", "MMF", tool_home() / "mmf", "damaged", _NOTHING)
+    try:
+        installed = install.find()
+    except MmfError as error:
+        return replace(finding, problems=(str(error),)) if install.was_set_up() else None
+    finding = replace(finding, what=f"MMF {installed.version}", folder=installed.root)
+    if install.source_of(installed) is None:
+        return replace(finding, state="not verified", against="nothing: it is a copy of your own")
+    against = f"commit {installed.commit[:12]}" if installed.commit else "the RECORD of its wheel"
+    problems = tuple(install.verify(installed))
+    return replace(finding, state="damaged" if problems else "intact", against=against, problems=problems)

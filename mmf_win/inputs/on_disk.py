@@ -1,0 +1,86 @@
+"""The files that mmfw has fetched, unpacked, built or read so far, whatever configuration reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.inputs import caches
+from mmf_win.inputs.listing import Kind, Need, glove, hub_model
+from mmf_win.inputs.verify import Ledger
+from mmf_win.integrity import SUMS, Manifest
+from mmf_win.paths import Places
+from mmf_win.upstream.install import find
+from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
+
+
+def needs_on_disk(places: Places) -> list[Need]:
+    """What lies in the data folder and in MMF's cache folder, and what was read in the caches of others."""
+    folders = {places.cache_dir} if (places.cache_dir / SUMS).is_file() else set()
+    for here, below, names in os.walk(places.data_dir):
+        below[:] = [name for name in below if not name.startswith(".mmfw-")]
+        if SUMS in names or Path(here) == places.dataset.features:
+            folders.add(Path(here))
+    needs = [need for folder in sorted(folders - {places.dataset.root}) for need in _listed(folder, places)]
+    return [*needs, *(need for need in _shared(Ledger(places).paths) if need.is_there)]
+
+
+def with_source(need: Need, places: Places) -> Need:
+    """The same files, with where to download them, as far as the zoo of the installed MMF tells."""
+    if need.entry or need.url or not need.is_ours:
+        return need
+    part = {places.dataset.features: "features", places.dataset.root / "extras": "extras"}.get(need.folder)
+    try:
+        datasets, models = (os.environ.get(f"MMF_{kind}_ZOO") for kind in ("DATASET", "MODEL"))
+        zoo = Zoo(find().root, places, datasets or DATASETS, models or MODELS)
+        entry = zoo.dataset(part) if part else zoo.model(need.folder.name)
+    except (MmfError, UsageError):
+        return need
+    return replace(need, entry=entry) if entry and (part or entry.folder == need.folder) else need
+
+
+def _listed(folder: Path, places: Places) -> Iterator[Need]:
+    """The files that the folder's manifest lists, and region features that have none."""
+    kind: Kind = "weights"
+    names: tuple[str, ...] = ()
+    data = "detectron.lmdb/data.mdb"
+    try:
+        if (manifest := Manifest.load(folder)) is not None:
+            names = tuple(manifest.files)
+            kind = "features" if manifest.basis == "built" else kind
+        elif (folder / data).is_file():
+            names = (data,)
+    except DataError:  # which verifying them tells
+        names = (data if (folder / data).is_file() else SUMS,)
+    if folder == places.dataset.features or kind == "features":
+        title = "region features" if folder == places.dataset.features else folder.name
+        yield from (Need("features", title, folder, (name,)) for name in names)
+    elif folder == places.dataset.root / "extras":
+        yield Need("extras", "vocabulary", folder, names)
+    elif folder == places.cache_dir:
+        yield from (glove(places, name.removesuffix(".txt")) for name in names if name.startswith("glove."))
+    elif names:
+        yield Need(kind, folder.relative_to(places.data_dir).as_posix(), folder, names)
+
+
+def _shared(paths: Iterable[Path]) -> Iterator[Need]:
+    """What was read in folders of others, by the folder."""
+    by_folder: dict[Path, list[str]] = {}
+    for path in paths:
+        by_folder.setdefault(path.parent, []).append(path.name)
+    resnet = caches.resnet152_url()
+    for folder, names in by_folder.items():
+        if folder.parent.name == "snapshots":
+            model = folder.parents[1].name.removeprefix("models--").replace("--", "/")
+            if folder == caches.hub_snapshot(model):
+                yield hub_model(model, "bert" if set(names) & set(caches.BERT_WEIGHTS) else "tokenizer")
+                continue
+        for name in names:
+            if resnet.endswith(f"/{name}"):
+                yield Need("resnet", "ResNet-152", folder, (name,), url=resnet, library="torchvision")
+        there = [name for name in names if not resnet.endswith(f"/{name}") and (folder / name).is_file()]
+        if there:
+            yield Need("other", str(folder), folder, tuple(there))

@@ -1,0 +1,123 @@
+"""What verifying files has shown, in the words that every command uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from mmf_win.errors import MmfwError
+
+# Python would import a stray one in place of the module that was meant.
+_IMPORTABLE = frozenset({".py", ".pyc", ".pyd", ".so"})
+
+State: TypeAlias = Literal["intact", "recorded", "not verified", "missing", "damaged"]
+"""State of files that belong together.
+
+``intact``: verified. ``recorded``: unchanged since they were first read, and there is nothing else to verify
+them against. ``not verified``: they are there, and have to be read. ``missing``: they are not there, and
+never were. ``damaged``: a file is missing, changed or unreadable.
+"""
+
+Part: TypeAlias = Literal["dataset", "features", "runs", "mmf"]
+"""What can be verified and repaired by itself."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that is not what it should be.
+
+    Attributes:
+        kind: what is wrong with it.
+        path: relative to the folder, with ``/`` on every system.
+        detail: more about it, where there is more to say.
+    """
+
+    kind: Literal["missing", "changed", "unreadable", "extra"]
+    path: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.path}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of files that belong together.
+
+    Attributes:
+        part: what they are part of; repairing that part repairs them.
+        what: they are, for people.
+        folder: where they are.
+        state: see :data:`State`.
+        against: what they were verified against, for people.
+        problems: what is wrong, a line for each file.
+        size: bytes of the files that are there; None where nobody has counted.
+        verified: when they were last found intact, in seconds since the epoch; None if they changed since.
+        error: why they cannot be verified or repaired.
+        repaired: what was wrong and has been repaired, as in ``problems``.
+    """
+
+    part: Part
+    what: str
+    folder: Path
+    state: State
+    against: str = ""
+    problems: tuple[str, ...] = ()
+    size: int | None = None
+    verified: float | None = None
+    error: MmfwError | None = None
+    repaired: tuple[str, ...] = ()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the files are there, and as they should be as far as anybody knows."""
+        return self.state in ("intact", "recorded")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "part": self.part,
+            "what": self.what,
+            "folder": str(self.folder),
+            "state": self.state,
+            "against": self.against or None,
+            "problems": list(self.problems),
+            "repaired": list(self.repaired),
+            "bytes": self.size,
+            "verified": self.verified,
+        }
+
+
+def differences(
+    root: Path, expected: Mapping[str, str], identify: Callable[[Path], str]
+) -> Iterator[Difference]:
+    """Files under ``root`` that are missing, changed, or importable without being expected.
+
+    Other unexpected files are ignored: Python writes its ``__pycache__`` there, and an editor its own.
+
+    Args:
+        root: the folder.
+        expected: the identity of each file by its path, relative and with ``/``.
+        identify: the identity of a file on disk, to compare with the expected one.
+    """
+    for path, identity in expected.items():
+        file = root.joinpath(*path.split("/"))
+        if not file.is_file():
+            yield Difference("missing", path)
+        elif identify(file) != identity:
+            yield Difference("changed", path)
+    for path in _importable(root):
+        if path not in expected:
+            yield Difference("extra", path)
+
+
+def _importable(root: Path) -> Iterator[str]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            file = Path(folder, name)
+            if file.suffix in _IMPORTABLE:
+                yield file.relative_to(root).as_posix()

@@ -1,0 +1,196 @@
+"""``mmfw repair`` as a user types it, after each damage that ``mmfw verify`` finds."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.dataset.convert import convert
+from mmf_win.paths import Places
+from mmf_win.upstream.install import find
+from tests.worlds import hostile
+from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tree
+
+RUN = Path("mmbt_grid/2026-01-01T00-00-00/checkpoints")
+
+DAMAGES: dict[str, Callable[[Places], Any]] = {
+    "an image changed": lambda p: hostile.flip_byte(p.dataset.images / "img/00003.png", 100),
+    "an image is missing": lambda p: (p.dataset.images / "img/00004.png").unlink(),
+    "annotations cut off": lambda p: hostile.cut(p.dataset.split("train")),
+    "features cut off": lambda p: hostile.cut(p.dataset.features / "detectron.lmdb/data.mdb"),
+    "features are missing": lambda p: (p.dataset.features / "detectron.lmdb/data.mdb").unlink(),
+    "their hashes damaged": lambda p: hostile.flip_byte(p.dataset.features / "SHA256SUMS", 1),
+    "weights changed": lambda p: hostile.flip_byte(p.data_dir / "models/visual_bert/model.pth", 100),
+    "a file of MMF is missing": lambda p: (find().root / "mmf.txt").unlink(),
+    "a file of MMF changed": lambda p: hostile.flip_byte(find().root / "mmf_cli/run.py", 3),
+    "MMF is gone": lambda p: shutil.rmtree(find().root),
+}
+
+
+def hint(told: str) -> list[str]:
+    """The arguments of the command in the last hint."""
+    hints = [line for line in told.splitlines() if line.startswith("hint: mmfw ")]
+    return shlex.split(hints[-1])[2:]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_command_that_verify_names_repairs_it(
+    world: Places, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DAMAGES[damage](world)
+    assert main(["verify"]) == 3
+    command = hint(capsys.readouterr().err)
+    assert command[0] == "repair"
+    assert main(command) == 0, capsys.readouterr().err
+    assert "repaired" in capsys.readouterr().err
+    assert main(["verify", "--full"]) == 0
+    assert tree(world.dataset.root).items() >= laid_out(memes()).items()
+
+
+def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(
+    world: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DAMAGES["an image changed"](world)
+    DAMAGES["weights changed"](world)
+    DAMAGES["a file of MMF is missing"](world)
+    untouched = world.dataset.images / "img/00005.png"
+    before = untouched.stat().st_mtime_ns
+    assert main(["verify"]) == 3
+    capsys.readouterr()
+    assert main(["repair", "--json"]) == 0
+    found = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert {what for what, finding in found.items() if finding["repaired"]} == {
+        "dataset",
+        "models/visual_bert",
+        "MMF 9.9.0",
+    }
+    assert {finding["state"] for finding in found.values()} == {"intact"}
+    assert untouched.stat().st_mtime_ns == before
+    assert main(["repair"]) == 0
+    assert "nothing is damaged" in capsys.readouterr().err
+
+
+def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(world: Places) -> None:
+    import os
+
+    assert main(["verify"]) == 0
+    data = world.dataset.features / "detectron.lmdb/data.mdb"
+    stat = data.stat()
+    hostile.flip_byte(data, 100)
+    os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert main(["verify", "--full"]) == 3
+    assert main(["repair"]) == 0
+    assert main(["verify", "--full"]) == 0
+
+
+def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
+    world: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = world.save_dir / RUN
+    hostile.cut(folder / "current.ckpt")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert main(["repair"]) == 3
+    told = capsys.readouterr().err
+    assert "current.ckpt: it is cut off" in told
+    assert "the newest intact one is best.ckpt" in told and "mmfw train --resume last" in told
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    hostile.cut(folder / "best.ckpt")
+    assert main(["repair", "runs"]) == 3
+    assert "no checkpoint of this run is intact" in capsys.readouterr().err
+
+
+def test_a_damaged_list_of_the_datasets_hashes_ends_in_the_command_that_converts_again(
+    world: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile.flip_byte(world.dataset.root / "SHA256SUMS", 1)
+    assert main(["verify", "dataset"]) == 3
+    assert main(hint(capsys.readouterr().err)) == 3
+    command = hint(capsys.readouterr().err)
+    assert command[0] == "convert"
+    assert main(command) == 0
+    assert main(["verify", "dataset"]) == 0
+
+
+@pytest.mark.parametrize("named", ["the archive", "its folder"])
+def test_an_archive_that_was_moved_is_named(
+    world: Places, user_dir: Path, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DAMAGES["an image changed"](world)
+    DAMAGES["features cut off"](world)
+    stick = user_dir / "usb stick"
+    stick.mkdir()
+    for name in ("memes.zip", "features.tar.gz"):
+        (user_dir / name).rename(stick / name)
+    assert main(["repair"]) == 3
+    told = capsys.readouterr().err
+    assert "memes.zip is not where it was" in told and "features.tar.gz" in told
+    assert "--source" in told
+    if named == "its folder":
+        assert main(["repair", "--source", str(stick)]) == 0
+    else:
+        assert main(["repair", "dataset", "--source", str(stick / "memes.zip")]) == 0
+        assert main(["repair", "features", "--source", str(stick / "features.tar.gz")]) == 0
+    assert main(["verify"]) == 0
+
+
+def test_another_archive_is_refused_and_the_rest_is_repaired(
+    world: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DAMAGES["an image changed"](world)
+    DAMAGES["a file of MMF is missing"](world)
+    files = {name: b"another" if name.endswith("00003.png") else data for name, data in memes().items()}
+    other = hostile.plain_zip(user_dir / "other.zip", files)
+    image = (world.dataset.images / "img/00003.png").read_bytes()
+    assert main(["repair", "--source", str(other)]) == 3
+    assert "dataset" in capsys.readouterr().err
+    assert (world.dataset.images / "img/00003.png").read_bytes() == image
+    assert main(["verify", "mmf"]) == 0
+
+
+def test_an_encrypted_archive_is_asked_for_its_password(
+    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(encrypted_zip(user_dir / "memes.zip", memes()), empty, ask=lambda: PASSWORD)
+    hostile.cut(empty.dataset.split("train"))
+    assert main(["repair", "dataset"]) == 4
+    assert main(["repair", "dataset", "--password", "wrong"]) == 4
+    secret = user_dir / "secret.txt"
+    secret.write_text(PASSWORD, encoding="utf-8")
+    assert main(["repair", "dataset", "--password-file", str(secret)]) == 0
+    assert main(["verify"]) == 0
+    assert PASSWORD not in capsys.readouterr().err
+
+
+def test_a_file_that_nobody_publishes_has_to_be_put_there(
+    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mmf_win.integrity import record
+
+    folder = lay_out({"model.pth": b"x" * 100}, empty.data_dir / "models" / "mine")
+    record(folder, ["model.pth"])
+    hostile.cut(folder / "model.pth")
+    assert main(["repair"]) == 3
+    assert "put an intact copy there" in capsys.readouterr().err
+    (folder / "model.pth").write_bytes(b"x" * 100)
+    assert main(["verify"]) == 0
+
+
+def test_a_checkout_of_the_users_own_that_is_gone_is_said_with_the_way_out(
+    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mmf_win.upstream.install import use_checkout
+
+    lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
+    use_checkout(user_dir / "mmf")
+    shutil.rmtree(user_dir / "mmf")
+    assert main(["verify"]) == 3
+    assert main(hint(capsys.readouterr().err)) == 3
+    told = capsys.readouterr().err
+    assert str(user_dir / "mmf") in told and "mmfw setup --mmf pypi" in told
