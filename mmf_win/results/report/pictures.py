@@ -28,7 +28,7 @@ _SAME = 0.7  # share of the cells
 _NOISE = 3  # of 255: what rendering the same picture twice may change
 _FLAT = 12.0  # of 255: two plain backgrounds look alike without being the same picture
 # What Pillow raises for bad files: DDS and AVIF a RuntimeError, a PNG without its palette an AssertionError,
-# one with half a colour profile an IndexError.
+# with Pillow 10.0 a TypeError, one with half a colour profile an IndexError.
 _BROKEN = (
     OSError,
     ValueError,
@@ -36,6 +36,7 @@ _BROKEN = (
     IndexError,
     RuntimeError,
     AssertionError,
+    TypeError,
     Image.DecompressionBombError,
 )
 
