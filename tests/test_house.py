@@ -186,10 +186,7 @@ def _literals(tree: ast.Module) -> Iterator[str]:
 
 
 # Their options and output are yet to be moved to the commands.
-_LEFT = {
-    f"{name}.py"
-    for name in ["paths", "wholeness", "added", "check", "fetch", "keys", "ledger", "mirror", "state"]
-}
+_LEFT = {"paths.py"}
 LIBRARY = [
     path
     for path in MODULES

@@ -58,15 +58,20 @@ class Hub:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
-            env={
-                **os.environ,
-                "HF_ENDPOINT": self.server.url,
-                "HF_HOME": str(self.folder / "hf"),
-                "HF_HUB_DISABLE_TELEMETRY": "1",
-                "HF_HUB_OFFLINE": "0",
-                "PYTHONUTF8": "1",
-            },
+            env=self.environ,
         )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables by which its library finds this Hub and the cache."""
+        return {
+            **os.environ,
+            "HF_ENDPOINT": self.server.url,
+            "HF_HOME": str(self.folder / "hf"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_OFFLINE": "0",
+            "PYTHONUTF8": "1",
+        }
 
     @property
     def snapshot(self) -> Path:
@@ -98,6 +103,21 @@ def test_only_the_broken_file_is_fetched_again(hub: Hub) -> None:
     assert done.returncode == 0, done.stderr
     assert (hub.snapshot / "vocab.txt").read_bytes() == BERT["vocab.txt"]
     assert [asked.path.rpartition("/")[2] for asked in hub.server.gets] == ["vocab.txt"]
+
+
+def test_a_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
+    assert hub.fetch().returncode == 0
+
+    def mmfw(command: str) -> int:
+        words = [sys.executable, "-m", "mmf_win", command, "features", "--data-dir", str(hub.folder / "data")]
+        environ = {**hub.environ, "MMF_CACHE_DIR": str(hub.folder / "data")}
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, env=environ).returncode
+
+    assert mmfw("verify") == 0
+    hostile.flip_byte((hub.snapshot / "model.safetensors").resolve(), 10)
+    assert mmfw("verify") == 3
+    assert mmfw("repair") == 0
+    assert (hub.snapshot / "model.safetensors").read_bytes() == BERT["model.safetensors"]
 
 
 def test_of_a_tokenizer_no_weights_are_fetched(hub: Hub) -> None:
