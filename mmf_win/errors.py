@@ -267,12 +267,12 @@ class NoOwnFeatures(DatasetError):
     Args:
         message: what went wrong.
         hint: which presets read none.
-        data_option: what to type so that a command finds the data folder.
+        data_dir: the data folder that has none.
     """
 
-    def __init__(self, message: str, *, hint: str, data_option: Sequence[str]) -> None:
+    def __init__(self, message: str, *, hint: str, data_dir: Path) -> None:
         super().__init__(message, hint=hint)
-        self.data_option = data_option
+        self.data_dir = data_dir
 
 
 class AlreadyThere(DatasetError):

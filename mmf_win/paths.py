@@ -111,12 +111,6 @@ class Places:
         return cls(cache, data.expanduser().absolute(), save.expanduser().absolute())
 
     @property
-    def data_option(self) -> list[str]:
-        """What to type so that a command finds this data folder; nothing where it takes it anyway."""
-        usual = self.data_dir == Places.resolve().data_dir
-        return [] if usual else ["--data-dir", str(self.data_dir)]
-
-    @property
     def dataset(self) -> DatasetPaths:
         """The Hateful Memes dataset inside the data folder."""
         return DatasetPaths.below(self.data_dir)

@@ -185,12 +185,10 @@ def _literals(tree: ast.Module) -> Iterator[str]:
             yield node.value
 
 
-# Their options and output are yet to be moved to the commands.
-_LEFT = {"paths.py"}
 LIBRARY = [
     path
     for path in MODULES
-    if path.parent.name != "commands" and path.name not in {"cli.py", "console.py", "__main__.py", *_LEFT}
+    if path.parent.name != "commands" and path.name not in {"cli.py", "console.py", "__main__.py"}
 ]
 
 

@@ -97,4 +97,6 @@ def _left_out(places: Places, split: str) -> list[str]:
 
 
 def _convert(places: Places, *words: str) -> str:
-    return as_typed("mmfw", "convert", "--zip", "ARCHIVE", *words, *places.data_option)
+    from mmf_win.commands.hints import data_option
+
+    return as_typed("mmfw", "convert", "--zip", "ARCHIVE", *words, *data_option(places.data_dir))

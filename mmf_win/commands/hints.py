@@ -126,7 +126,7 @@ def _make_dataset(error: NoDataset) -> str:
 
 
 def _add_features(error: NoOwnFeatures) -> str:
-    add = as_typed("mmfw", "features", "add", "FOLDER", *error.data_option)
+    add = as_typed("mmfw", "features", "add", "FOLDER", *data_option(error.data_dir))
     return f"`{add}` takes those that MMF's extraction scripts write, and --features names another LMDB"
 
 

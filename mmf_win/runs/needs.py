@@ -98,7 +98,7 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
             f"{len(rows)} images ({shown})",
             hint=f"these presets read none: {free}",
-            data_option=places.data_option,
+            data_dir=places.data_dir,
         )
     for image, key in mistaken(rows, keys).items():
         raise DatasetError(
