@@ -6,7 +6,9 @@ Every kind of ensemble needs only the probabilities, and none changes the order 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 Column = Sequence[float]
 
@@ -33,17 +35,9 @@ def ranks(column: Column) -> list[float]:
     """Where each value stands among all: 0 for the smallest, 1 for the largest, equal ones at their mean."""
     if len(column) < 2:
         return [0.5] * len(column)
-    order = sorted(range(len(column)), key=column.__getitem__)
-    result = [0.0] * len(column)
-    start = 0
-    while start < len(order):
-        end = start
-        while end + 1 < len(order) and column[order[end + 1]] == column[order[start]]:
-            end += 1
-        for position in order[start : end + 1]:
-            result[position] = (start + end) / 2 / (len(column) - 1)
-        start = end + 1
-    return result
+    places = sorted(column)
+    firsts_and_lasts = ((bisect_left(places, p), bisect_right(places, p) - 1) for p in column)
+    return [(first + last) / 2 / (len(column) - 1) for first, last in firsts_and_lasts]
 
 
 def logits(column: Column) -> list[float]:
@@ -56,13 +50,9 @@ def _sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-value))
 
 
-def _same(value: float) -> float:
-    return value
-
-
 KINDS: dict[str, tuple[Callable[[Column], Column], Callable[[float], float]]] = {
-    "mean": (list, _same),
-    "rank": (ranks, _same),
+    "mean": (list, float),
+    "rank": (ranks, float),
     "logit": (logits, _sigmoid),
 }
 """name → what is done to a member before the mean is taken, and what to the mean.
@@ -81,7 +71,7 @@ def label(proba: float, threshold: float = DEFAULT_THRESHOLD) -> int:
 
 
 def best_accuracy(labels: Sequence[int], probas: Sequence[float]) -> float:
-    """The threshold that labels most rows rightly.
+    """The threshold that labels most rows correctly.
 
     Candidates are 0.5, the ends, and the middle between neighbouring probabilities; of equally good ones, the
     one nearest to 0.5 is taken.
@@ -90,19 +80,16 @@ def best_accuracy(labels: Sequence[int], probas: Sequence[float]) -> float:
         labels: 0 or 1 for each row; at least one row.
         probas: the probability of 1 for each row, 0 to 1.
     """
-    gained: dict[float, int] = {}  # rightly labelled rows more, once the threshold has passed this value
-    for proba, truth in zip(probas, labels, strict=True):
-        gained[proba] = gained.get(proba, 0) + (-1 if truth else 1)
-    values = sorted(gained)
-    right = sum(gained[value] for value in values if value <= DEFAULT_THRESHOLD)
-    candidates = [(right, DEFAULT_THRESHOLD)]
-    right = 0
-    if values[0] > 0:
-        candidates.append((right, 0.0))
-    for value, following in zip(values, [*values[1:], 1.0], strict=True):
-        right += gained[value]
-        candidates.append((right, _between(value, following)))
-    return max(candidates, key=lambda candidate: (candidate[0], -abs(candidate[1] - DEFAULT_THRESHOLD)))[1]
+    benign, hateful = (
+        sorted(proba for proba, truth in zip(probas, labels, strict=True) if truth == side) for side in (0, 1)
+    )
+
+    def right(threshold: float) -> int:
+        return bisect_right(benign, threshold) + len(hateful) - bisect_right(hateful, threshold)
+
+    values = sorted(set(probas))
+    candidates = [DEFAULT_THRESHOLD, 0.0, *(_between(*pair) for pair in pairwise([*values, 1.0]))]
+    return max(candidates, key=lambda threshold: (right(threshold), -abs(threshold - DEFAULT_THRESHOLD)))
 
 
 def _between(low: float, high: float) -> float:
