@@ -1,21 +1,19 @@
 """How good predictions are, and how sure that is.
 
-The values come from scikit-learn, but for the expected calibration error, which it does not have. The
-intervals are percentile intervals of a stratified bootstrap: rows are drawn with replacement within each
+The intervals are percentile intervals of a stratified bootstrap: rows are drawn with replacement within each
 class, so that every draw has both (B. Efron and R. Tibshirani, *An Introduction to the Bootstrap*, 1993,
 chapter 13; stratified as in X. Robin et al., *pROC*, BMC Bioinformatics 12:77, 2011). To draw rows is to
-weight them by how often they were drawn, so all draws are scored at once by each metric's weighted form.
+weight them by how often they were drawn, so all draws are scored at once by each metric's weighted form. The
+value is that of weight one everywhere. scikit-learn gives the same numbers, but scores one draw at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from sklearn import metrics as sklearn
 
 Floats = npt.NDArray[np.float64]
 Weighted = Callable[[Floats], Floats]
@@ -44,37 +42,6 @@ class Score:
     high: float | None = None
 
 
-@dataclass(frozen=True)
-class Metrics:
-    """The scores of one set of predictions.
-
-    Attributes:
-        rows: how many predictions.
-        hateful: how many of them are labelled 1.
-        threshold: a probability above it counts as hateful, for ``accuracy`` and ``f1``.
-        auroc: area under the ROC curve; undefined for one class only.
-        accuracy: share of the rows whose label was found.
-        average_precision: of the hateful class; undefined without any.
-        f1: of the hateful class; undefined where it is neither there nor predicted.
-        brier: mean squared error of the probability; undefined for what is none, such as ranks.
-        calibration_error: expected calibration error, see :func:`calibration_error`; undefined as well.
-    """
-
-    rows: int
-    hateful: int
-    threshold: float
-    auroc: Score
-    accuracy: Score
-    average_precision: Score
-    f1: Score
-    brier: Score
-    calibration_error: Score
-
-    def as_json(self) -> dict[str, Any]:
-        """For ``metrics.json``."""
-        return asdict(self)
-
-
 def measure(
     labels: Sequence[int],
     probas: Sequence[float],
@@ -83,7 +50,7 @@ def measure(
     calibrated: bool = True,
     samples: int = SAMPLES,
     seed: int = 0,
-) -> Metrics:
+) -> dict[str, Score]:
     """Score predictions.
 
     Args:
@@ -93,42 +60,31 @@ def measure(
         calibrated: whether the probabilities are meant as such; if not, only their order and side count.
         samples: draws of the bootstrap; 0 for no intervals.
         seed: of the draws, so that the same rows give the same intervals.
+
+    Returns:
+        By the name of the metric:
+
+        - ``auroc``: area under the ROC curve; undefined for one class only.
+        - ``accuracy``: share of the rows whose label was found.
+        - ``average_precision``: of the hateful class; undefined without any.
+        - ``f1``: of the hateful class; undefined where it is neither there nor predicted.
+        - ``brier``: mean squared error of the probability; undefined for what is none, such as ranks.
+        - ``calibration_error``: expected calibration error, see :func:`calibration`; undefined as well.
     """
     y, p = _arrays(labels, probas)
-    chosen = (p > threshold).astype(np.int64)
-    both = 0 < y.sum() < len(y)
-    f1_defined = bool(y.any() or chosen.any())
-    values = {
-        "auroc": float(sklearn.roc_auc_score(y, p)) if both else None,
-        "accuracy": float(sklearn.accuracy_score(y, chosen)),
-        "average_precision": float(sklearn.average_precision_score(y, p)) if y.any() else None,
-        "f1": float(sklearn.f1_score(y, chosen)) if f1_defined else None,
-        "brier": float(np.mean((p - y) ** 2)) if calibrated else None,
-        "calibration_error": calibration_error(labels, probas) if calibrated else None,
-    }
-    intervals = _intervals(y, p, threshold, samples, seed) if samples else {}
-    scores = {
-        name: Score(value, *intervals.get(name, ())) if value is not None else Score(None)
+    scorers = _scorers(y, p, threshold)
+    drawn: dict[str, list[Floats]] = {name: [] for name in scorers}
+    with np.errstate(invalid="ignore"):  # what is undefined is NaN
+        values = {name: _on_all_rows(scorer, y) for name, scorer in scorers.items()}
+        for weights in _draws(y, samples, seed):
+            for name, scorer in scorers.items():
+                drawn[name].append(scorer(weights))
+    undefined = set() if calibrated else {"brier", "calibration_error"}
+    undefined |= {name for name, value in values.items() if np.isnan(value)}
+    return {
+        name: Score(None) if name in undefined else Score(value, *(_ends(drawn[name]) if samples else ()))
         for name, value in values.items()
     }
-    return Metrics(rows=len(y), hateful=int(y.sum()), threshold=threshold, **scores)
-
-
-def calibration_error(labels: Sequence[int], probas: Sequence[float], bins: int = CALIBRATION_BINS) -> float:
-    """The expected calibration error of the probability of the hateful class.
-
-    The rows are put into bins of equal width by their probability; in each, the mean probability is compared
-    with the share of hateful rows, and the differences are averaged, weighted by the rows in a bin
-    (M. Naeini et al., *Obtaining Well Calibrated Probabilities Using Bayesian Binning*, AAAI 2015; 15 bins as
-    in C. Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017).
-
-    Args:
-        labels: 0 or 1 for each row.
-        probas: the probability of 1 for each row, 0 to 1.
-        bins: how many.
-    """
-    y, p = _arrays(labels, probas)
-    return float(_calibration(y, p, bins)(np.ones((1, len(y))))[0])
 
 
 @dataclass(frozen=True)
@@ -172,12 +128,11 @@ def auroc_difference(
     if not 0 < y.sum() < len(y):
         return None
     scorers = _auroc(y, p), _auroc(y, q)
-    parts = [scorers[0](w) - scorers[1](w) for w in _draws(y, samples, seed)]
-    drawn = np.concatenate(parts)
+    drawn = np.concatenate([scorers[0](w) - scorers[1](w) for w in _draws(y, samples, seed)])
     # One is added to both counts: a p-value of 0 cannot be shown by any number of draws.
     tail = (min(np.sum(drawn <= 0), np.sum(drawn >= 0)) + 1) / (samples + 1)
-    value = float(sklearn.roc_auc_score(y, p) - sklearn.roc_auc_score(y, q))
-    return AurocDifference(value, *_ends(drawn), p=float(min(1.0, 2 * tail)))
+    value = _on_all_rows(scorers[0], y) - _on_all_rows(scorers[1], y)
+    return AurocDifference(value, *_ends([drawn]), p=float(min(1.0, 2 * tail)))
 
 
 def _arrays(labels: Sequence[int], probas: Sequence[float]) -> tuple[npt.NDArray[np.int64], Floats]:
@@ -189,18 +144,6 @@ def _arrays(labels: Sequence[int], probas: Sequence[float]) -> tuple[npt.NDArray
     return y, p
 
 
-def _intervals(
-    y: npt.NDArray[np.int64], p: Floats, threshold: float, samples: int, seed: int
-) -> dict[str, tuple[float, float]]:
-    scorers = _scorers(y, p, threshold)
-    drawn: dict[str, list[Floats]] = {name: [] for name in scorers}
-    with np.errstate(invalid="ignore"):  # what is undefined is NaN, and left out with its value
-        for weights in _draws(y, samples, seed):
-            for name, scorer in scorers.items():
-                drawn[name].append(scorer(weights))
-    return {name: _ends(np.concatenate(parts)) for name, parts in drawn.items()}
-
-
 def _scorers(y: npt.NDArray[np.int64], p: Floats, threshold: float) -> dict[str, Weighted]:
     return {
         "auroc": _auroc(y, p),
@@ -208,13 +151,16 @@ def _scorers(y: npt.NDArray[np.int64], p: Floats, threshold: float) -> dict[str,
         "average_precision": _average_precision(y, p),
         "f1": _f1(y, p > threshold),
         "brier": _mean((p - y) ** 2),
-        "calibration_error": _calibration(y, p, CALIBRATION_BINS),
+        "calibration_error": calibration(y, p),
     }
 
 
-def _ends(drawn: Floats) -> tuple[float, float]:
-    known = drawn[~np.isnan(drawn)]
-    low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (np.nan, np.nan)
+def _on_all_rows(scorer: Weighted, y: npt.NDArray[np.int64]) -> float:
+    return float(scorer(np.ones((1, len(y))))[0])
+
+
+def _ends(parts: Sequence[Floats]) -> tuple[float, float]:
+    low, high = np.nanquantile(np.concatenate(parts), (0.025, 0.975))
     return float(low), float(high)
 
 
@@ -241,8 +187,15 @@ def _f1(y: npt.NDArray[np.int64], chosen: npt.NDArray[np.bool_]) -> Weighted:
     return lambda weights: 2 * (weights @ found) / (weights @ either)
 
 
-def _calibration(y: npt.NDArray[np.int64], p: Floats, bins: int) -> Weighted:
-    """Σ over bins of |Σ w (y − p)| / Σ w, which is the definition with the bins' counts cancelled."""
+def calibration(y: npt.NDArray[np.int64], p: Floats, bins: int = CALIBRATION_BINS) -> Weighted:
+    """The expected calibration error of the probability of the hateful class.
+
+    The rows are put into bins of equal width by their probability; in each, the mean probability is compared
+    with the share of hateful rows, and the differences are averaged, weighted by the rows in a bin
+    (M. Naeini et al., *Obtaining Well Calibrated Probabilities Using Bayesian Binning*, AAAI 2015; 15 bins as
+    in C. Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017). That is Σ over bins of
+    |Σ w (y − p)| / Σ w, with the bins' counts cancelled.
+    """
     # A bin holds its upper edge, as in Guo et al.
     index = np.clip(np.ceil(p * bins).astype(np.int64) - 1, 0, bins - 1)
     gaps = np.zeros((len(y), bins))

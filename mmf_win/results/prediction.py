@@ -6,12 +6,9 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import Any
 
 from mmf_win import __version__
@@ -145,7 +142,6 @@ def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: Predictio
         else:
             splits = list(dict.fromkeys(options.splits)) or [first.splits["test"]]
             targets = [team.require(split) for split in splits]
-        Thread(target=_import_metrics, name="mmfw-import").start()
         for target in targets:
             yield from team.results(target, validation)
 
@@ -166,14 +162,6 @@ def predict_one(
         csvs = [Path(scratch, f"{n}.csv") for n, _ in enumerate(members)]
         probas = [team.proba(member, target, csv) for member, csv in zip(members, csvs, strict=True)]
     return probas if options.kind is None else probabilities.blend(options.kind, [[p] for p in probas])
-
-
-def _import_metrics() -> None:
-    """scikit-learn takes more than a second, in which the worker imports MMF."""
-    # Who needs it will say what is missing. A prediction that is refused at once ends the process meanwhile,
-    # and what imports then is told so by a RuntimeError.
-    with suppress(ImportError, RuntimeError):
-        import_module("mmf_win.results.metrics")
 
 
 @dataclass

@@ -21,7 +21,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +65,14 @@ def scores(
     record |= {"threshold": threshold}
     if labels is None:
         return record
-    from mmf_win.results.metrics import Score, measure
+    from mmf_win.results.metrics import measure
 
-    measured = measure(
-        labels,
-        [row.proba for row in predictions],
-        threshold=threshold,
-        calibrated=kind not in NO_PROBABILITIES,
-    )
-    record["hateful"] = measured.hateful
-    for field in fields(measured):
-        score = getattr(measured, field.name)
-        if isinstance(score, Score) and score.value is not None:
-            record[field.name] = score.value
-            record["intervals"][field.name] = [score.low, score.high]
+    record["hateful"] = sum(labels)
+    probas = [row.proba for row in predictions]
+    for name, score in measure(
+        labels, probas, threshold=threshold, calibrated=kind not in NO_PROBABILITIES
+    ).items():
+        if score.value is not None:
+            record[name] = score.value
+            record["intervals"][name] = [score.low, score.high]
     return record

@@ -192,7 +192,7 @@ def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
     auroc = accuracy = None
     if scored is not None and scored.labels is not None:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold, samples=0)
-        auroc, accuracy = metrics.auroc.value, metrics.accuracy.value
+        auroc, accuracy = metrics["auroc"].value, metrics["accuracy"].value
     curves = read_curves(read_events(run.events))
     best = summary.best_auroc
     on = None if best is None else summary.validated_on

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmf_win.dataset.coverage import Coverage
@@ -21,15 +21,6 @@ _WHY = {
     "disk": "after the disk had filled up",
     "nan": "after the loss had become NaN",
     "ok": "with more updates to go",
-}
-# As the worker names them in its events; mmfw is what a record calls it.
-_PACKAGES = {
-    "mmf-win": "mmfw",
-    "mmfw": "mmfw",
-    "mmf": "MMF",
-    "python": "Python",
-    "torch": "PyTorch",
-    "transformers": "transformers",
 }
 
 
@@ -88,13 +79,13 @@ class TrainingCurves:
         attempts: the processes that trained, in order.
         samples: what counts, in order; what a later attempt did once more is not in it.
         undone: what a later attempt did once more.
-        versions: the versions that the newest attempt ran with.
+        versions: of the packages that the newest attempt ran with.
     """
 
     attempts: tuple[TrainedAttempt, ...] = ()
     samples: tuple[Sample, ...] = ()
     undone: tuple[Sample, ...] = ()
-    versions: tuple[tuple[str, str], ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """Pairs of update and value of ``loss``, ``lr``, ``speed`` (updates a second), ``memory`` (MiB),
@@ -146,14 +137,7 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
                 seconds = spent + max(0.0, time - began)
                 samples[-1].append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
     kept, undone = _sift(attempts, samples)
-    return TrainingCurves(tuple(attempts), tuple(kept), tuple(undone), tuple(named_versions(versions)))
-
-
-def named_versions(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Package and version, as people write the packages' names."""
-    for key, name in _PACKAGES.items():
-        if key in versions:
-            yield name, versions[key]
+    return TrainingCurves(tuple(attempts), tuple(kept), tuple(undone), versions)
 
 
 def _attempt(event: Event, number: int, outcome: str | None) -> TrainedAttempt:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from mmf_win.console import Progress, duration, moment
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
-from mmf_win.results.metrics import Metrics, measure
+from mmf_win.results.metrics import Score, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
-from mmf_win.results.report.curves import TrainingCurves, named_versions, read_curves
-from mmf_win.results.report.pictures import PictureMatcher, Thumbnail, thumbnail
+from mmf_win.results.report.curves import TrainingCurves, read_curves
+from mmf_win.results.report.pictures import PictureMatcher, thumbnail
 from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Meme, Scored, ranked, worst
 from mmf_win.runs import history
@@ -32,6 +33,16 @@ GALLERY = 24
 
 PAIRS = 8
 """Confounder pairs shown."""
+
+# As the worker names them in its events; mmfw is what a record calls it.
+_PACKAGES = {
+    "mmf-win": "mmfw",
+    "mmfw": "mmfw",
+    "mmf": "MMF",
+    "python": "Python",
+    "torch": "PyTorch",
+    "transformers": "transformers",
+}
 
 
 @dataclass(frozen=True)
@@ -55,26 +66,20 @@ class Fact:
 
 @dataclass(frozen=True)
 class Tile:
-    """One metric: its name, a word about it, the value with its interval, and the paper's."""
+    """One metric: its name, a word about it, its score, and the paper's."""
 
     name: str
     about: str
-    value: float | None
-    low: float | None
-    high: float | None
+    score: Score
     published: Published | None = None
 
     @property
     def scale(self) -> tuple[float, float]:
         """A range in which the value, its interval and the paper's lie, in tenths."""
-        paper = self.published
-        spread = (paper.spread or 0.0) if paper else 0.0
-        shown = [
-            self.value,
-            self.low,
-            self.high,
-            *((paper.value - spread, paper.value + spread) if paper else ()),
-        ]
+        shown = [self.score.value, self.score.low, self.score.high]
+        if (paper := self.published) is not None:
+            spread = paper.spread or 0.0
+            shown += [paper.value - spread, paper.value + spread]
         known = [value for value in shown if value is not None] or [0.0, 1.0]
         return math.floor(min(known) * 10) / 10, math.ceil(max(known) * 10) / 10
 
@@ -82,24 +87,6 @@ class Tile:
         """Where a value lies in that range, in percent."""
         low, high = self.scale
         return round(100 * (value - low) / (high - low or 1.0), 2)
-
-
-@dataclass(frozen=True)
-class Card:
-    """One meme on the page."""
-
-    meme: Meme
-    picture: Thumbnail | None
-
-
-@dataclass(frozen=True)
-class Confusion:
-    """How many memes of each class got which label."""
-
-    kept: int
-    false_alarms: int
-    missed: int
-    caught: int
 
 
 def write(
@@ -141,7 +128,7 @@ def write(
 def write_blended(
     scored: Scored, dataset: DatasetPaths, output: Path, matcher: PictureMatcher | None
 ) -> Path:
-    """Write the page of an ensemble: all that is on a run's but its training.
+    """Write the page of an ensemble: everything on a run's page but its training.
 
     Args:
         scored: its predictions.
@@ -161,7 +148,7 @@ def write_blended(
         published={},
         facts=[
             *(Fact.above("Member", member["run"]) for member in members),
-            *(Fact(name, version) for name, version in named_versions(told.get("versions", {}))),
+            *_versions(told.get("versions", {})),
             *_facts_of(scored),
             Fact("Folder", str(scored.csv.parent)),
         ],
@@ -180,58 +167,48 @@ def _about(
     if scored is None:
         return {**always, "decisions": []}
     labels = scored.labels
-    cards = _Cards(dataset, images)
     if labels is None:
+        gallery = ranked(scored.memes, GALLERY)
         return {
             **always,
             "decisions": [plots.histogram(scored.probas, scored.threshold)],
-            "gallery": cards.of(ranked(scored.memes, GALLERY)),
-            "missing": cards.missing,
-            "pictures": cards.pictures,
+            "gallery": gallery,
+            **_pictures(gallery, dataset, images),
         }
     metrics = measure(labels, scored.probas, threshold=scored.threshold, calibrated=scored.are_probabilities)
-    decisions = plots.decisions(labels, scored.probas, metrics)
+    decisions = plots.decisions(labels, scored.probas, metrics, scored.threshold)
     found = pairs(scored.memes, {} if matcher is None else _alike(matcher))
+    shown = _shown(found)
+    counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
+    alarms, misses = (worst(scored.memes, label, MISTAKES) for label in (0, 1))
     return {
         **always,
         "metrics": metrics,
-        "tiles": _tiles(metrics, scored.split, numbers),
+        "tiles": _tiles(metrics, scored, numbers),
         "why_none": why_none(scored.title),
-        "confusion": _confusion(scored.memes),
+        "kept": counts[0, 0],
+        "false_alarms": counts[0, 1],
+        "missed": counts[1, 0],
+        "caught": counts[1, 1],
         "decisions": decisions,
-        "alarms": cards.of(worst(scored.memes, 0, MISTAKES)),
-        "misses": cards.of(worst(scored.memes, 1, MISTAKES)),
-        "pairs": [(pair, *cards.of((pair.hateful, pair.benign))) for pair in _shown(found)],
+        "alarms": alarms,
+        "misses": misses,
+        "pairs": shown,
         "pair_count": len(found),
         "pairs_in_order": sum(pair.margin > 0 for pair in found),
-        "missing": cards.missing,
-        "pictures": cards.pictures,
+        **_pictures(
+            [*alarms, *misses, *(meme for pair in shown for meme in (pair.hateful, pair.benign))],
+            dataset,
+            images,
+        ),
     }
 
 
-class _Cards:
-    """Makes the cards of memes, each picture once, and counts them and those that cannot be read."""
-
-    def __init__(self, dataset: DatasetPaths, images: bool) -> None:
-        self._dataset, self._images = dataset, images
-        self._made: dict[int, Card] = {}
-
-    @property
-    def missing(self) -> int:
-        return sum(card.picture is None for card in self._made.values()) if self._images else 0
-
-    @property
-    def pictures(self) -> int:
-        return sum(card.picture is not None for card in self._made.values())
-
-    def of(self, memes: Iterable[Meme]) -> list[Card]:
-        return [self._card(meme) for meme in memes]
-
-    def _card(self, meme: Meme) -> Card:
-        if meme.row.id not in self._made:
-            picture = thumbnail(self._dataset.images / meme.row.img) if self._images else None
-            self._made[meme.row.id] = Card(meme, picture)
-        return self._made[meme.row.id]
+def _pictures(memes: Iterable[Meme], dataset: DatasetPaths, images: bool) -> dict[str, Any]:
+    """Small copies of the memes' pictures by their ids, each made once, and how many cannot be read."""
+    files = {meme.row.id: dataset.images / meme.row.img for meme in memes if images}
+    pictures = {id_: thumbnail(file) for id_, file in files.items()}
+    return {"pictures": pictures, "missing": sum(picture is None for picture in pictures.values())}
 
 
 def _alike(matcher: PictureMatcher) -> dict[int, int]:
@@ -251,76 +228,62 @@ def _shown(found: list[Pair]) -> list[Pair]:
     return shown
 
 
-def _tiles(metrics: Metrics, split: str, numbers: dict[str, Any]) -> list[Tile]:
+def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]) -> list[Tile]:
     about = {
         "auroc": ("AUROC", "what the challenge ranked by"),
-        "accuracy": ("Accuracy", f"at the threshold {metrics.threshold:.3g}"),
+        "accuracy": ("Accuracy", f"at the threshold {scored.threshold:.3g}"),
         "average_precision": ("Average precision", "of the hateful class"),
         "f1": ("F1", "of the hateful class"),
         "brier": ("Brier score", "less is better"),
         "calibration_error": ("Calibration error", "less is better"),
     }
-    tiles = []
-    for key, (name, word) in about.items():
-        score = getattr(metrics, key)
-        if score.value is None and key in ("brier", "calibration_error"):
-            continue
-        paper = published(numbers, split, key)
-        tiles.append(Tile(name, word, score.value, score.low, score.high, paper))
-    return tiles
-
-
-def _confusion(memes: Iterable[Meme]) -> Confusion:
-    counts = {(label, decision): 0 for label in (0, 1) for decision in (0, 1)}
-    for meme in memes:
-        if meme.row.label is not None:
-            counts[meme.row.label, meme.decision] += 1
-    return Confusion(counts[0, 0], counts[0, 1], counts[1, 0], counts[1, 1])
+    return [
+        Tile(name, word, metrics[key], published(numbers, scored.split, key))
+        for key, (name, word) in about.items()
+        if metrics[key].value is not None or key not in ("brier", "calibration_error")
+    ]
 
 
 def _facts(
     run: Run, request: RunRequest, summary: history.Summary, curves: TrainingCurves, scored: Scored | None
 ) -> list[Fact]:
+    facts = [Fact("Preset", request.preset), Fact.above("Model", request.model)]
     if request.published_weights:
-        return [
-            Fact("Preset", request.preset),
-            Fact.above("Model", request.model),
+        facts += [
             Fact.above("Weights", f"published, {request.published_weights}"),
-            *(Fact(name, version) for name, version in named_versions(_versions(scored))),
+            *_versions({} if scored is None else scored.record.get("versions", {})),
             Fact("State", summary.state),
-            *([] if scored is None else _facts_of(scored)),
-            Fact("Folder", str(run.path)),
         ]
-    last = curves.attempts[-1] if curves.attempts else None
+    else:
+        facts += _facts_of_training(request, summary, curves)
+    if scored is not None:
+        facts += _facts_of(scored)
+    return [*facts, Fact("Folder", str(run.path))]
+
+
+def _facts_of_training(request: RunRequest, summary: history.Summary, curves: TrainingCurves) -> list[Fact]:
     seed = request.seed if request.seed is not None else "drawn"
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
     facts = [
-        Fact("Preset", request.preset),
-        Fact.above("Model", request.model),
         Fact.above("MMF", request.mmf or "unknown"),
-        *(Fact(name, version) for name, version in curves.versions),
+        *_versions(curves.versions),
         Fact.above("Began", moment(summary.started)),
         Fact.above("Training took", duration(summary.seconds)),
         Fact.above("Updates", f"{summary.updates or 0:,}{total}"),
         Fact("State", summary.state),
         Fact.above("Seed", str(seed)),
     ]
-    if last is not None:
-        facts += [
-            Fact.above("Batch", last.batching),
-            Fact.above("Device", last.device or "unknown"),
-        ]
+    if curves.attempts:
+        last = curves.attempts[-1]
+        facts += [Fact.above("Batch", last.batching), Fact.above("Device", last.device or "unknown")]
         if last.data is not None:
             facts.append(Fact("Trained on", str(last.data), str(last.data) if last.data.is_partial else None))
     on = summary.validated_on or "unknown"
-    facts.append(Fact("Validated on", on, on if on != summary.val_split else None))
-    if scored is not None:
-        facts += _facts_of(scored)
-    return [*facts, Fact("Folder", str(run.path))]
+    return [*facts, Fact("Validated on", on, on if on != summary.val_split else None)]
 
 
-def _versions(scored: Scored | None) -> dict[str, str]:
-    return {} if scored is None else scored.record.get("versions", {})
+def _versions(versions: Mapping[str, str]) -> list[Fact]:
+    return [Fact(name, versions[key]) for key, name in _PACKAGES.items() if key in versions]
 
 
 def _facts_of(scored: Scored) -> list[Fact]:

@@ -6,9 +6,9 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import quoteattr
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -54,80 +54,41 @@ _STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Key:
-    """One entry of a legend.
-
-    Attributes:
-        colour: the role of its colour.
-        label: what it stands for.
-    """
-
-    colour: str
-    label: str
-
-
-@dataclass(frozen=True)
+@dataclass
 class Plot:
-    """A plot that is ready for the page.
+    """A plot of the page.
 
     Attributes:
-        name: of the element on the page.
+        name: of the element on the page; the ids in the drawing begin with it.
         title: above it.
         caption: below it, in a sentence.
-        svg: the drawing; its text alternative is the title and ``says``.
-        legend: what the colours mean.
+        legend: what its colours mean: label → the role of the colour.
+        svg: what :meth:`drawing` drew; its text alternative is the title and the caption.
     """
 
     name: str
     title: str
     caption: str
-    svg: str
-    legend: tuple[Key, ...] = ()
+    legend: dict[str, str] = field(default_factory=dict)
+    svg: str = ""
+
+    @contextmanager
+    def drawing(self) -> Iterator[Axes]:
+        """Axes to draw on; afterwards, :attr:`svg` is the drawing."""
+        with matplotlib.rc_context(_STYLE):
+            figure = Figure(figsize=_SIZE)
+            yield figure.add_axes(_AREA)
+            buffer = io.StringIO()
+            figure.savefig(buffer, format="svg")
+        self.svg = _themed(buffer.getvalue(), self.name, f"{self.title}: {self.caption}")
 
 
-class Canvas:
-    """What a plot is drawn on: ``axes``, and afterwards :attr:`svg`."""
-
-    def __init__(self, name: str, says: str, size: tuple[float, float]) -> None:
-        self._name, self._says = name, says
-        self._figure = Figure(figsize=size)
-        self.axes: Axes = self._figure.add_axes(_AREA)
-        self.svg = ""
-
-    def finish(self) -> None:
-        """Write the drawing."""
-        buffer = io.StringIO()
-        self._figure.savefig(buffer, format="svg", metadata={"Date": None})
-        self.svg = themed(buffer.getvalue(), self._name, self._says)
-
-
-@contextmanager
-def canvas(name: str, says: str, size: tuple[float, float] = _SIZE) -> Iterator[Canvas]:
-    """Draw a plot.
-
-    Args:
-        name: tells its ids from those of other drawings on the page.
-        says: what it shows, for whoever cannot see it.
-        size: in inches.
-    """
-    with matplotlib.rc_context(_STYLE):
-        drawing = Canvas(name, says, size)
-        yield drawing
-        drawing.finish()
-
-
-def themed(drawn: str, name: str, says: str) -> str:
+def _themed(drawn: str, name: str, says: str) -> str:
     """Matplotlib's SVG as an element of a page: variable colours, ids of its own, and a text alternative."""
-    body = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
-    body = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', body)
-    body = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', body)
-    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", body)
+    body = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", body)
     for role, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{role})")
-    head = re.match(r"<svg[^>]*>", body)
+    head = re.search(r'<svg[^>]*(viewBox="[^"]+")[^>]*>', body)
     assert head is not None
-    view = re.search(r'viewBox="[^"]+"', head[0])
-    assert view is not None
-    opening = f'<svg {view[0]} role="img" aria-label="{escape(says, {chr(34): "&quot;"})}">'
-    return opening + body[head.end() :]
+    return f'<svg {head[1]} role="img" aria-label={quoteattr(says)}>' + body[head.end() :]
