@@ -22,7 +22,6 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import decode_source, find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
 
 Callback = Callable[[ModuleType], None]
 
@@ -54,7 +53,8 @@ def edit(change: Edit) -> None:
     Raises:
         RuntimeError: the module is already imported.
     """
-    _refuse_late(change.module)
+    if change.module in sys.modules:
+        raise RuntimeError(f"{change.module} was imported before mmfw could change it")
     edits = _finder.edits.setdefault(change.module, [])
     if change not in edits:
         edits.append(change)
@@ -69,8 +69,8 @@ def after_import(module: str, callback: Callback) -> None:
 
 
 def alias(target_of: Callable[[str], str | None]) -> None:
-    """Ask ``target_of`` for the new name of a module that nobody else finds; it may return None."""
-    _last.targets.append(target_of)
+    """Ask ``target_of`` for the new name of a module that no finder has; it may return None."""
+    sys.meta_path.append(_Aliases(target_of))
 
 
 def source_path(module: str, root: Path | None = None) -> Path | None:
@@ -99,19 +99,17 @@ def source(module: str, root: Path | None = None) -> str:
     return path.read_text(encoding="utf-8") if path else ""
 
 
-def _refuse_late(module: str) -> None:
-    if module in sys.modules:
-        raise RuntimeError(f"{module} was imported before mmfw could change it")
+class _ChangingLoader(SourceFileLoader):
+    """Compiles a module's source with its edits, runs it, and makes the calls that were queued for it."""
 
-
-class _EditingLoader(SourceFileLoader):
-    """Compiles the edited source, and bypasses bytecode caches, which hold that of the file."""
-
-    def __init__(self, name: str, path: str, edits: Sequence[Edit]) -> None:
+    def __init__(self, name: str, path: str, edits: Sequence[Edit], callbacks: Sequence[Callback]) -> None:
         super().__init__(name, path)
-        self._edits = edits
+        self._edits, self._callbacks = edits, callbacks
 
     def get_code(self, fullname: str) -> CodeType | None:
+        if not self._edits:
+            return super().get_code(fullname)
+        # Bytecode caches are bypassed, since they hold what the file has.
         path = self.get_filename(fullname)
         text = decode_source(self.get_data(path))
         for change in self._edits:
@@ -122,26 +120,8 @@ class _EditingLoader(SourceFileLoader):
         for change in self._edits:
             vars(module).update(change.names)
         super().exec_module(module)
-
-
-class _CallingLoader(Loader):
-    """Wraps another loader, and makes a few calls after it."""
-
-    def __init__(self, inner: Loader, callbacks: Sequence[Callback]) -> None:
-        self._inner = inner
-        self._callbacks = callbacks
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
         for callback in self._callbacks:
             callback(module)
-
-    def __getattr__(self, name: str) -> Any:
-        # inspect and importlib.resources ask the loader for get_source, get_resource_reader and the like.
-        return getattr(self._inner, name)
 
 
 class _Finder(MetaPathFinder):
@@ -152,54 +132,40 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        edits = self.edits.get(fullname)
-        callbacks = self.callbacks.get(fullname)
+        edits, callbacks = self.edits.get(fullname, []), self.callbacks.get(fullname, [])
         if not edits and not callbacks:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next(filter(None, found), None)
-        if spec is None or spec.loader is None:
-            return None
-        if edits and spec.origin:
-            spec.loader = _EditingLoader(fullname, spec.origin, edits)
-        if callbacks:
-            spec.loader = _CallingLoader(spec.loader, callbacks)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _ChangingLoader(fullname, spec.origin, edits, callbacks)
         return spec
 
 
-class _AliasFinder(MetaPathFinder):
-    """The last finder on ``sys.meta_path``, so that it is only asked for what does not exist."""
+class _Aliases(MetaPathFinder, Loader):
+    """A finder at the end of ``sys.meta_path``, so that it is only asked for what does not exist."""
 
-    def __init__(self) -> None:
-        self.targets: list[Callable[[str], str | None]] = []
+    def __init__(self, target_of: Callable[[str], str | None]) -> None:
+        self._target_of = target_of
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        for target_of in self.targets:
-            name = target_of(fullname)
-            if name is not None:
-                return ModuleSpec(fullname, _AliasLoader(name))
-        return None
-
-
-class _AliasLoader(Loader):
-    def __init__(self, target: str) -> None:
-        self._target = target
+        return ModuleSpec(fullname, self) if self._target_of(fullname) else None
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system hands out whatever is in sys.modules after this call; a module given out by
         # create_module would have its own __spec__ overwritten by the alias's.
-        sys.modules[module.__name__] = importlib.import_module(self._target)
+        name = self._target_of(module.__name__)
+        assert name is not None
+        sys.modules[module.__name__] = importlib.import_module(name)
 
 
 _finder = _Finder()
-_last = _AliasFinder()
 
 
 def activate() -> None:
-    """Put the finders in their places. Idempotent."""
+    """Put the finder of changes first. Idempotent."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-        sys.meta_path.append(_last)

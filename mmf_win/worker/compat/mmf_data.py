@@ -11,7 +11,7 @@ from typing import Any
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
 from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import BOTH, Patch, contains
+from mmf_win.worker.compat.patch import Patch, contains
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
@@ -119,15 +119,12 @@ PATCHES = (
     Patch(
         name="annotation-files",
         problem="AnnotationDatabase: fails at a byte order mark, blank lines, a JSON list and labels of null",
-        mmf=BOTH,
-        library="any",
         after_import={_ANNOTATIONS: _replace_load_jsonl},
         needed=contains(_ANNOTATIONS, "def _load_jsonl"),
     ),
     Patch(
         name="data-elsewhere",
         problem="HatefulMemesBuilder: wants train.jsonl in its data folder, whatever annotations are named",
-        mmf=BOTH,
         library="own memes without the dataset",
         edits=(
             Edit(
@@ -140,23 +137,18 @@ PATCHES = (
     Patch(
         name="image-paths",
         problem="ImageDatabase: loads cat.jpg for cat.png where both exist; rc10 looks in the current folder",
-        mmf=BOTH,
-        library="any",
         after_import={_IMAGES: _keep_suffixes},
         needed=contains(_IMAGES, "def get_possible_image_paths"),
     ),
     Patch(
         name="image-errors",
         problem="ImageDatabase: an error about a picture names neither its file nor the meme",
-        mmf=BOTH,
-        library="any",
         after_import={_IMAGES: _name_files_and_rows, _ANNOTATIONS: _remember_annotation_file},
         needed=contains(_IMAGES, "def open_image"),
     ),
     Patch(
         name="lmdb-handles",
         problem="LMDBFeatureReader: the feature file is opened again for each split, which lmdb refuses",
-        mmf=BOTH,
         library="lmdb >= 1.4",
         after_import={_FEATURES: _share_environments},
         needed=contains(_FEATURES, "lmdb.open("),

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from mmf_win.worker.compat import importing
-from mmf_win.worker.compat.patch import BOTH, Patch, contains
+from mmf_win.worker.compat.patch import Patch, contains
 
 _log = logging.getLogger(__name__)
 
@@ -96,8 +96,6 @@ PATCHES = (
     Patch(
         name="setup-imports",
         problem="setup_imports: imports pandas and Lightning (rc12); fails in a folder named models (rc10)",
-        mmf=BOTH,
-        library="any",
         after_import={"mmf.utils.env": _replace, "mmf.common.registry": _look_further},
         needed=contains("mmf.utils.env", "def setup_imports"),
     ),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import BOTH, RC12, Patch
+from mmf_win.worker.compat.patch import RC12, Patch
 
 _TRAINING = "mmf.trainers.core.training_loop"
 
@@ -24,7 +24,6 @@ PATCHES = (
         name="bert-names",
         problem="TransformerEncoder: a BERT in a folder is loaded as a class that the fusions cannot use",
         mmf=RC12,
-        library="any",
         edits=(
             Edit(
                 "mmf.modules.encoders",
@@ -38,8 +37,6 @@ PATCHES = (
         # The last batch of an epoch may have one or two rows.
         name="batch-of-one",
         problem="TextEmbeddingEncoder fails on one row; FusionBase, UnimodalBase (rc10) take one of two rows",
-        mmf=BOTH,
-        library="any",
         edits=(
             Edit("mmf.modules.encoders", "return x.squeeze()", "return x.squeeze(tuple(range(1, x.dim())))"),
             # A pair of (sequence, pooled) is told from a tensor of two rows by its length alone.
@@ -53,7 +50,6 @@ PATCHES = (
         name="accumulation",
         problem="run_training_epoch: with training.update_frequency, an epoch's last update divides by zero",
         mmf=RC12,
-        library="any",
         edits=(
             # It ends an epoch's last update at the first of its batches, and has none left for the others.
             Edit(

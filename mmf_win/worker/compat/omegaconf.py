@@ -93,7 +93,6 @@ PATCHES = (
         name="list-items",
         problem="Configuration: KEY[0]=VALUE is silently dropped where the list holds texts",
         mmf=RC10,
-        library="any",
         # The condition that 1.0.0rc12 has; 1.0.0rc10 takes each text for a list itself.
         edits=(
             Edit(_CONFIGURATION, _LIST_CHECK, _LIST_CHECK.replace("):\n", ") or idx == len(splits) - 1:\n")),

@@ -44,18 +44,18 @@ class Patch:
     Attributes:
         name: short, for a table.
         problem: what goes wrong without it, and where, in one sentence.
-        mmf: the versions of MMF that it is for.
+        mmf: the versions of MMF that it is for; by default, all of them.
         library: the other side of the matter, such as ``transformers >= 4.0``.
         edits: replacements in MMF's source. Where MMF has none of the text, the patch is not needed.
         after_import: by the name of a module, a function that changes it once it is imported.
-        before_import: makes a change at once, before MMF is imported.
+        before_import: makes a change before MMF is imported.
         needed: whether the MMF and the libraries that are installed really need it.
     """
 
     name: str
     problem: str
-    mmf: frozenset[str]
-    library: str
+    mmf: frozenset[str] = BOTH
+    library: str = "any"
     edits: tuple[Edit, ...] = ()
     after_import: Mapping[str, Callback] = field(default_factory=dict)
     before_import: Callable[[], None] | None = None

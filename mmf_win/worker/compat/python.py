@@ -10,7 +10,7 @@ from typing import Any
 from mmf_win.files import replacing
 from mmf_win.upstream.versions import follow_text_links
 from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import BOTH, RC10, Patch, contains
+from mmf_win.worker.compat.patch import RC10, Patch, contains
 
 _CONFIGURATION = "mmf.utils.configuration"
 _REPORTER = "mmf.common.test_reporter"
@@ -45,7 +45,6 @@ PATCHES = (
     Patch(
         name="timer",
         problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders have colons",
-        mmf=BOTH,
         library="Windows",
         edits=(
             Edit(
@@ -58,7 +57,6 @@ PATCHES = (
     Patch(
         name="csv-report",
         problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
-        mmf=BOTH,
         library="Windows",
         after_import={_REPORTER: _replace_csv_dump},
         needed=contains(_REPORTER, 'PathManager.open(filepath, "w")'),
@@ -66,7 +64,6 @@ PATCHES = (
     Patch(
         name="text-symlinks",
         problem="load_yaml: fifteen configurations of Hateful Memes are symlinks, or text where git has none",
-        mmf=BOTH,
         library="Windows",
         edits=tuple(
             Edit(_CONFIGURATION, f"{name} = {path}", f"{name} = follow({path})", {"follow": follow})

@@ -12,7 +12,7 @@ from typing import Any
 
 from mmf_win.worker.compat import importing
 from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import BOTH, RC10, RC12, Context, Patch, missing
+from mmf_win.worker.compat.patch import RC10, RC12, Context, Patch, missing
 
 _OPERATORS = "torchvision._meta_registrations"
 _KILLED = (-9, -7)  # SIGKILL and SIGBUS, as multiprocessing's exit codes say them
@@ -75,7 +75,6 @@ PATCHES = (
     Patch(
         name="torchvision-operators",
         problem="import torchvision: operator torchvision::nms does not exist",
-        mmf=BOTH,
         library="torchvision for another torch",
         before_import=_leave_out_operators,
         needed=_operators_fail,
@@ -97,7 +96,6 @@ PATCHES = (
     Patch(
         name="torchtext",
         problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of GloVe",
-        mmf=BOTH,
         library="torchtext",
         edits=(
             Edit(
@@ -149,7 +147,6 @@ PATCHES = (
     Patch(
         name="loader-workers",
         problem="DataLoader: says that a worker ended, and not that the system killed it for want of memory",
-        mmf=BOTH,
         library="torch",
         after_import={"torch.utils.data.dataloader": say_how_workers_died},
     ),

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from mmf_win.worker.compat import importing
 from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import BOTH, RC10, RC12, Patch, lacks
+from mmf_win.worker.compat.patch import RC10, RC12, Patch, lacks
 
 _BERT = "transformers.models.bert.modeling_bert"
 _OLD_NAME = re.compile(r"transformers\.(?:modeling|configuration|tokenization)_([a-z0-9_]+)")
@@ -39,7 +39,6 @@ PATCHES = (
     Patch(
         name="transformers-names",
         problem="encoders, embeddings and every BERT model: transformers.modeling_bert and its like moved",
-        mmf=BOTH,
         library="transformers >= 4.0",
         before_import=lambda: importing.alias(target_of),
     ),
@@ -53,7 +52,6 @@ PATCHES = (
     Patch(
         name="adamw",
         problem="mmf.modules.optimizers: no AdamW to import (rc10); torch's decays weights by 0.01 (rc12)",
-        mmf=BOTH,
         library="transformers >= 4.50",
         edits=(
             Edit(

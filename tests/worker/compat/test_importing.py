@@ -22,7 +22,6 @@ def _own_finders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(importing, "_finder", importing._Finder())
-    monkeypatch.setattr(importing, "_last", importing._AliasFinder())
     importing.activate()
     yield
     for name in set(sys.modules) - before:
