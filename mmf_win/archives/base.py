@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
@@ -97,13 +96,8 @@ class Archive(ABC):
     def __enter__(self) -> Archive:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:  # noqa: B027 – most kinds open their file anew for each pass
-        """Let go of the file."""
+    def __exit__(self, *_: object) -> None:  # noqa: B027 – as its text says
+        """Nothing is left to close: each pass opens the file anew."""
 
     @property
     def encrypted(self) -> bool:
@@ -211,18 +205,27 @@ class Archive(ABC):
                 hint="this archive may be an attack; get it from another place",
             ) from None
 
-    def _write(
-        self, member: Member, target: Path, blocks: Iterable[bytes | memoryview], progress: Advance
-    ) -> Extracted:
-        """Write ``blocks`` to ``target`` and verify them; no file stays if they are wrong."""
-        with Output(self.path, member, target, progress) as output:
-            for block in blocks:
-                output.write(block)
-            return output.finish()
+
+def write_member(
+    archive: Path, member: Member, target: Path, blocks: Iterable[bytes | memoryview], progress: Advance
+) -> Extracted:
+    """Write ``blocks`` to ``target`` and verify them; no file stays if they are wrong.
+
+    Args:
+        archive: where the member comes from, for messages.
+        member: what it should be.
+        target: the file to write; its folder is made.
+        blocks: the member's content.
+        progress: called with the number of bytes just written.
+    """
+    with closing(Output(archive, member, target, progress)) as output:
+        for block in blocks:
+            output.write(block)
+        return output.finish()
 
 
 class Output:
-    """A member on its way to disk; a context manager that leaves no file unless :meth:`finish` was happy.
+    """A member on its way to disk; :meth:`close` leaves no file unless :meth:`finish` has verified it.
 
     Args:
         archive: where the member comes from, for messages.
@@ -238,19 +241,9 @@ class Output:
         self._verified = False
         try:
             self._file = target.open("wb")
-        except (
-            FileNotFoundError
-        ):  # asking for the folder each time would cost as much as writing a small file
+        except FileNotFoundError:  # to look for the folder each time would cost as much as a small file
             target.parent.mkdir(parents=True, exist_ok=True)
             self._file = target.open("wb")
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the file, and remove it unless it was verified."""

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
-from mmf_win.archives.base import BLOCK, Archive, Ask, Extracted, Member, damaged, with_problems
+from mmf_win.archives.base import BLOCK, Archive, Ask, Extracted, Member, damaged, with_problems, write_member
 from mmf_win.errors import ArchiveError
 from mmf_win.threads import Advance, ignore
 
@@ -101,7 +101,7 @@ class FolderArchive(Archive):
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
         for name, (member, target) in wanted.items():
-            yield self._write(member, target, _blocks(self.path / name), progress)
+            yield write_member(self.path, member, target, _blocks(self.path / name), progress)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from mmf_win.archives.base import Extracted, Output
+from mmf_win.archives.base import Extracted, write_member
 from mmf_win.archives.zip_reader import Task, ZipReader
 from mmf_win.errors import MmfwError, ResourceError
 from mmf_win.threads import ThreadGroup
@@ -73,10 +73,7 @@ def main() -> None:
     try:
         with closing(ZipReader(path, secret)) as reader:
             for task in tasks:
-                with Output(path, task.member, task.target, tell) as output:
-                    for block in reader.content(task.member):
-                        output.write(block)
-                    tell(output.finish())
+                tell(write_member(path, task.member, task.target, reader.content(task.member), tell))
     except BrokenPipeError:  # the parent has gone
         return
     except (MmfwError, OSError) as error:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
-from mmf_win.archives.base import BLOCK, Archive, Digest, Extracted, Member, with_problems
+from mmf_win.archives.base import BLOCK, Archive, Digest, Extracted, Member, with_problems, write_member
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.fast_zlib import Inflater, gunzip
@@ -92,7 +92,7 @@ class TarArchive(Archive):
         """
         with self._damage_told():
             for member, target, mtime, content in self._pass(choose, progress, digest):
-                done = self._write(member, target, content, ignore)
+                done = write_member(self.path, member, target, content, ignore)
                 # Else a file would look as if it were changed while it was hashed, and be hashed once more.
                 with suppress(OSError, OverflowError, ValueError):
                     os.utime(target, (mtime, mtime))
@@ -156,7 +156,7 @@ class TarArchive(Archive):
             closing(self._pass(lambda member: wanted.get(member.name), ignore, None)) as chosen,
         ):
             for _, (member, target), _, content in chosen:
-                yield self._write(member, target, content, progress)
+                yield write_member(self.path, member, target, content, progress)
                 left -= 1
                 if not left:
                     return

@@ -30,7 +30,7 @@ _MAX_RATIO = 1032
 # One header byte lets 1 wrong password in 256 through; so many members leave no wrong one in practice.
 _MEMBERS_TRIED = 8
 _MEMBERS_SUFFICIENT = 3
-_READ_WHOLE_UP_TO = 16 << 20
+_READ_UP_TO = 16 << 20
 
 
 class ZipArchive(Archive):
@@ -79,9 +79,9 @@ class ZipArchive(Archive):
             opened = sum(self._opens_one(member, reader) for member in tried)
             if opened < len(tried):  # a few that do not open are damaged, if the others do
                 return opened >= _MEMBERS_SUFFICIENT and opened > len(tried) // 2
-            if opened >= _MEMBERS_SUFFICIENT or not tried or tried[0].size > _READ_WHOLE_UP_TO:
+            if opened >= _MEMBERS_SUFFICIENT or not tried or tried[0].size > _READ_UP_TO:
                 return True
-            return self._reads_whole(tried[0], reader)
+            return self._reads(tried[0], reader)
 
     def _opens_one(self, member: ZipMember, reader: ZipReader) -> bool:
         try:
@@ -90,7 +90,7 @@ class ZipArchive(Archive):
             return False
         return True
 
-    def _reads_whole(self, member: ZipMember, reader: ZipReader) -> bool:
+    def _reads(self, member: ZipMember, reader: ZipReader) -> bool:
         crc = 0
         try:
             for block in reader.content(member):

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from types import ModuleType
 
-from mmf_win.archives.base import Extracted, Output, damaged
+from mmf_win.archives.base import Extracted, Output, damaged, write_member
 from mmf_win.archives.zip_reader import Task, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, has_fast_wheel
 from mmf_win.fast_zlib import Inflater
@@ -114,10 +114,9 @@ class _Worker:
         if side_by_side.left:
             self._decrypt_in_rounds(side_by_side)
         while (task := one_by_one.take()) is not None:
-            with Output(self._path, task.member, task.target, self._group.advance) as output:
-                for block in self._reader.content(task.member):
-                    output.write(block)
-                self._group.report(output.finish())
+            content = self._reader.content(task.member)
+            done = write_member(self._path, task.member, task.target, content, self._group.advance)
+            self._group.report(done)
 
     def _decrypt_in_rounds(self, queue: TaskQueue) -> None:
         from mmf_win.archives import _zipcrypto

@@ -104,11 +104,11 @@ class ZipReader:
             if not aes.authentic(self._read(member, MAC_SIZE)):
                 raise self._error("its authentication code is wrong", member)
         else:
-            cipher = decryptor(self._secret)
-            self.check_header(member, cipher.decrypt_bytes(self._read(member, HEADER_SIZE)))
+            decrypt = decryptor(self._secret)
+            self.check_header(member, decrypt(self._read(member, HEADER_SIZE)))
             yield b""
             for block in self._raw(member, size - HEADER_SIZE):
-                yield cipher.decrypt_bytes(bytes(block))
+                yield decrypt(bytes(block))
 
     def data_offset(self, member: ZipMember) -> int:
         """Where the member's data begin.

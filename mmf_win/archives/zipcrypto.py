@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from mmf_win.files import replacing
 
@@ -21,27 +21,9 @@ HEADER_SIZE = 12
 Keys = tuple[int, int, int]
 """The state of the cipher: three 32-bit numbers."""
 
-_POLYNOMIAL = 0xEDB88320
 _LIMIT = 0xFFFF
-
-
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
-
-
-_CRC = _crc_table()
-
-
-class Decryptor(Protocol):
-    """What turns the encrypted bytes of one member into plain ones, in order."""
-
-    def decrypt_bytes(self, data: bytes, /) -> bytes:
-        """The next bytes of the member."""
+# The table of CRC-32: what one byte makes of a register of zeros. zlib inverts the register before and after.
+_CRC = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in range(256))
 
 
 class Cipher:
@@ -82,20 +64,20 @@ class Cipher:
         return bytes(out)
 
 
-def decryptor(password: bytes) -> Decryptor:
-    """The fastest decryptor there is: that of the wheel ``fast-zip-decryption``, else pure Python."""
+def decryptor(password: bytes) -> Callable[[bytes], bytes]:
+    """Decrypts a member's bytes in order, by the wheel ``fast-zip-decryption`` or else in pure Python."""
     try:
         # The extension module alone: the wheel's Python part would patch the standard library's zipfile.
         from _zipdecrypter import StandardZipDecrypter
     except ImportError:
-        return Cipher(password)
-    fast: Decryptor = StandardZipDecrypter(password)
-    return fast
+        return Cipher(password).decrypt_bytes
+    decrypt: Callable[[bytes], bytes] = StandardZipDecrypter(password).decrypt_bytes
+    return decrypt
 
 
 def has_fast_wheel() -> bool:
     """Whether :func:`decryptor` has the wheel."""
-    return not isinstance(decryptor(b""), Cipher)
+    return find_spec("_zipdecrypter") is not None
 
 
 def write_encrypted_zip(

@@ -71,7 +71,7 @@ def test_a_damaged_tar_gz_is_noticed_when_it_is_opened(user_dir: Path) -> None:
 def test_listing_a_compressed_tar_reports_its_bytes(user_dir: Path) -> None:
     path = write_tar(user_dir / "a.tar.gz", FILES, "gz")
     seen: list[int] = []
-    open_archive(path, progress=seen.append).close()
+    open_archive(path, progress=seen.append)
     assert sum(seen) == path.stat().st_size
 
 
