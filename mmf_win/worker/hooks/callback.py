@@ -34,7 +34,7 @@ class Watch(Callback):  # type: ignore[misc]
         require_all_weights(trainer.model)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
         self._micro: MicroBatch
-        self._whole = trainer.run_training_batch
+        self._mmf_step = trainer.run_training_batch
         trainer.run_training_batch = self._in_parts
         trainer._check_nan_losses = self._check_losses
 
@@ -108,16 +108,12 @@ class Watch(Callback):  # type: ignore[misc]
     def _in_parts(self, batch: Any, divisor: float) -> Any:
         """MMF's own step for each part of the batch; it divides each loss by the part's divisor."""
         parts = splitting.split(convert_batch_to_sample_list(batch), self._micro.limit)
-        report = self._part(*parts[0], divisor, last=len(parts) == 1)
-        for number, (share, rows) in enumerate(parts[1:], start=2):
-            part = self._part(share, rows, divisor, last=number == len(parts))
-            splitting.add_to_report(report, part, self.trainer.metrics.required_params)
-            del part  # the next one needs its memory
-        return report
 
-    def _part(self, share: float, rows: Any, divisor: float, *, last: bool) -> Any:
-        with splitting.synchronized(self.trainer.model, last):
-            return self._whole(rows, divisor / share).detach()
+        def step(share: float, rows: Any) -> Any:
+            return self._mmf_step(rows, divisor / share).detach()
+
+        required = self.trainer.metrics.required_params
+        return splitting.step_through(self.trainer.model, parts, step, required)
 
     def _check_losses(self, report: Any) -> None:
         """In the place of MMF's check, which does not know the update."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,7 +53,35 @@ def _rows_of(value: Any, wanted: slice, rows: int) -> Any:
     return value[wanted] if isinstance(value, (list, tuple)) and len(value) == rows else value
 
 
-def add_to_report(report: Any, part: Any, fields: Iterable[str]) -> None:
+def step_through(
+    model: nn.Module,
+    parts: Sequence[tuple[float, SampleList]],
+    step: Callable[[float, SampleList], Any],
+    fields: Iterable[str],
+) -> Any:
+    """Make the gradients of a batch part by part, and return its report.
+
+    Args:
+        model: the outermost module; its ranks exchange gradients only with the last part.
+        parts: as :func:`split` has them.
+        step: makes a part's gradients, and returns its report with losses weighted by its share.
+        fields: what metrics are computed from.
+    """
+    report: Any = None
+    no_sync = getattr(model, "no_sync", nullcontext)
+    for number, (share, rows) in enumerate(parts, start=1):
+        last = number == len(parts)
+        with nullcontext() if last else no_sync():
+            part = step(share, rows)
+        if report is None:
+            report = part
+        else:
+            _add_to_report(report, part, fields)
+        del part  # the next one needs its memory
+    return report
+
+
+def _add_to_report(report: Any, part: Any, fields: Iterable[str]) -> None:
     """Add the report of another part of the batch: ``fields`` row by row, losses as sums.
 
     Args:
@@ -67,12 +95,6 @@ def add_to_report(report: Any, part: Any, fields: Iterable[str]) -> None:
     for key, loss in part.losses.items():
         report.losses[key] = report.losses[key] + loss if key in report.losses else loss
     report.batch_size += part.batch_size
-
-
-def synchronized(model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
-    """For the duration of a backward pass, whether ranks exchange gradients; once an update is enough."""
-    no_sync: Callable[[], AbstractContextManager[Any]] | None = getattr(model, "no_sync", None)
-    return nullcontext() if wanted or no_sync is None else no_sync()
 
 
 @contextmanager

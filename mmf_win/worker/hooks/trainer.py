@@ -95,18 +95,14 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         """The report of an update whose gradients are made, with losses that MMF may call ``backward`` of."""
         self._micro.update_begins()
         self.optimizer.zero_grad()
-        report = self._part(*parts[0], last=len(parts) == 1)
-        for number, (share, rows) in enumerate(parts[1:], start=2):
-            last = number == len(parts)
-            splitting.add_to_report(report, self._part(share, rows, last=last), self.metrics.required_params)
+        report = splitting.step_through(self.model, parts, self._step, self.metrics.required_params)
         report.losses = {key: loss.requires_grad_() for key, loss in report.losses.items()}
         return report
 
-    def _part(self, share: float, rows: Any, *, last: bool) -> Any:
-        with splitting.synchronized(self.model, last):
-            report = super()._forward_pass(rows)
-            check_losses(report.losses, self.num_updates + 1)
-            (self._extract_loss(report) * share).backward()
+    def _step(self, share: float, rows: Any) -> Any:
+        report = super()._forward_pass(rows)
+        check_losses(report.losses, self.num_updates + 1)
+        (self._extract_loss(report) * share).backward()
         for key in self.metrics.required_params:
             if torch.is_tensor(report.get(key)):
                 report[key] = report[key].detach()
