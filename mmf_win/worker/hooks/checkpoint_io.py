@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,11 +60,19 @@ def loading(*, trust: bool) -> Iterator[None]:
                 raise
             _refuse(name, error)
 
-    torch.load = load  # type: ignore[assignment]
+    with replaced(torch, "load", load):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside the block, the attribute ``name`` of ``owner`` is ``value``."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        torch.load = _load
+        setattr(owner, name, before)
 
 
 def _refuse(name: str, error: Exception) -> NoReturn:
@@ -137,21 +145,13 @@ def _links_work(folder: Path) -> bool:
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of all storages in nested containers, each counted once, as torch saves them."""
-    storages: dict[int, int] = {}
-    _collect(value, storages)
-    return sum(storages.values())
+    storages = (tensor.untyped_storage() for tensor in _tensors(value))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _collect(value: Any, storages: dict[int, int]) -> None:
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        storage = value.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-    elif isinstance(value, Mapping):
-        _collect_all(value.values(), storages)
-    elif isinstance(value, (list, tuple)):
-        _collect_all(value, storages)
-
-
-def _collect_all(values: Iterable[Any], storages: dict[int, int]) -> None:
-    for value in values:
-        _collect(value, storages)
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(entry)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 from mmf_win.errors import CheckpointError
 from mmf_win.integrity import torch_file
 from mmf_win.upstream.checkpoint_files import counts, numbered
-from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading
+from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
 from mmf_win.worker.hooks.guards import check_weights
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.resume import ResumeState
@@ -162,19 +162,9 @@ def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
 
     1.0.0rc12 opens the file before it saves, which would truncate an existing file of that name.
     """
-    with _replaced(torch, "save", lambda value, target: write(value, Path(target))):
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch, "save", lambda value, target: write(value, Path(target))))
         if hasattr(checkpoint, "open_if_main"):
-            with _replaced(checkpoint, "open_if_main", lambda path, mode: nullcontext(path)):
-                yield
-        else:
-            yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
+            opened = replaced(checkpoint, "open_if_main", lambda path, mode: nullcontext(path))
+            stack.enter_context(opened)
         yield
-    finally:
-        setattr(owner, name, before)

@@ -35,13 +35,9 @@ def check_weights(model: nn.Module, update: int) -> None:
     Raises:
         Diverged: they are NaN or infinite.
     """
-    broken = next((name for name, weight in model.named_parameters() if not _finite(weight)), None)
-    if broken is not None:
-        raise Diverged(f"after update {update} the weights are not finite any more ({broken}); not saved")
-
-
-def _finite(weight: Any) -> bool:
-    return bool(torch.isfinite(weight.detach()).all())
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight.detach()).all():
+            raise Diverged(f"after update {update} the weights are not finite any more ({name}); not saved")
 
 
 def require_all_weights(model: nn.Module) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -11,22 +10,9 @@ import torch
 _USABLE = 0.9
 
 
-class Meter(Protocol):
-    """Measures the memory of this process's GPU, in bytes."""
-
-    def restart(self) -> None:
-        """Forget the peak so far."""
-
-    def peak(self) -> int:
-        """The most that was in use since."""
-
-    def limit(self) -> int:
-        """What can be in use."""
-
-
 @dataclass(frozen=True)
-class CudaMeter:
-    """Torch's own figures for a GPU."""
+class Meter:
+    """Measures this process's memory on a GPU, in bytes, by torch's own figures."""
 
     device: torch.device
 
@@ -46,7 +32,7 @@ class CudaMeter:
 
 def meter_of(device: torch.device) -> Meter | None:
     """What measures a device; None for a CPU, whose memory has no limit that could be measured."""
-    return CudaMeter(device) if device.type == "cuda" else None
+    return Meter(device) if device.type == "cuda" else None
 
 
 @dataclass
