@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mmf_win.supervise.processes import Tree, stop_signals, window_closed
+if sys.platform == "win32":
+    from mmf_win.supervise._windows import Tree, stop_signals, window_closed
+else:
+    from mmf_win.supervise._posix import Tree, stop_signals, window_closed
 
 _POLL = 0.2
 _FAREWELL = 10.0

@@ -309,7 +309,7 @@ def test_the_signal_handlers_of_the_caller_come_back(world: World) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
 def test_a_closed_terminal_asks_for_an_end_unless_nohup_said_to_ignore_it() -> None:
-    from mmf_win.supervise.processes import stop_signals
+    from mmf_win.supervise.child import stop_signals
 
     assert signal.SIGHUP in stop_signals()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
