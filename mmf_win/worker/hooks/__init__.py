@@ -23,7 +23,7 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
         version: the installed MMF's version.
         stop: asks this process to leave.
     """
-    observer = Observer(request, stop)
+    Observer.current = Observer(request, stop)
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
-    import_module(f"mmf_win.worker.hooks.{adapter}").register(observer)
-    watch_scoring(observer)
+    import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
+    watch_scoring(Observer.current)

@@ -15,14 +15,7 @@ from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
 
-_observer: Observer
-
-
-def register(observer: Observer) -> None:
-    """Tell ``observer`` what the callback named ``mmfw`` sees."""
-    global _observer
-    _observer = observer
-    checkpoints.register(observer, checkpoint)
+checkpoint.Checkpoint = checkpoints.Checkpoint
 
 
 @registry.register_callback("mmfw")
@@ -31,6 +24,7 @@ class Watch(Callback):  # type: ignore[misc]
 
     def __init__(self, config: Any, trainer: Any, **_: Any) -> None:
         super().__init__(config, trainer)
+        self._observer = Observer.current
         require_all_weights(trainer.model)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
         self._micro: MicroBatch
@@ -40,18 +34,20 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_init_end(self, **kwargs: Any) -> None:
         """The model is spread over the GPUs; it may have to score a batch in parts."""
-        if _observer.request.eval_batch is not None:
-            splitting.evaluate_in_parts(self.trainer.model, _observer.request.eval_batch)
+        if self._observer.request.eval_batch is not None:
+            splitting.evaluate_in_parts(self.trainer.model, self._observer.request.eval_batch)
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins."""
-        self._micro = MicroBatch(_observer.request, self.trainer)
-        _observer.training_started(self.trainer, self.training_config.max_updates, self._micro, self._save)
+        self._micro = MicroBatch(self._observer.request, self.trainer)
+        self._observer.training_started(
+            self.trainer, self.training_config.max_updates, self._micro, self._save
+        )
         self._continue()
 
     def on_prediction_start(self, **kwargs: Any) -> None:
         """Say that prediction begins."""
-        _observer.prediction_started(self.trainer, get_batch_size())
+        self._observer.prediction_started(self.trainer, get_batch_size())
 
     def on_update_start(self, **kwargs: Any) -> None:
         """Measure the update that begins."""
@@ -60,26 +56,26 @@ class Watch(Callback):  # type: ignore[misc]
     def on_update_end(self, **kwargs: Any) -> None:
         """Report the figures that MMF collected, and leave when the parent asked for it."""
         if self._micro.update_ends():
-            _observer.micro_batch_changed(self._micro)
+            self._observer.micro_batch_changed(self._micro)
         if kwargs["should_log"]:
-            _observer.trained(self.trainer, self.trainer.max_updates, kwargs["meter"].get_scalar_dict())
-        _observer.updated()
+            self._observer.trained(self.trainer, self.trainer.max_updates, kwargs["meter"].get_scalar_dict())
+        self._observer.updated()
 
     def on_validation_end(self, **kwargs: Any) -> None:
         """Report the validation; after the last update it also decides whether this was the best."""
         meter = kwargs["meter"]
         if self.trainer.num_updates % self.training_config.evaluation_interval:
             self.trainer.early_stop_callback.on_validation_end(meter=meter)
-        _observer.validated(self.trainer, meter)
+        self._observer.validated(self.trainer, meter)
 
     def on_train_end(self, **kwargs: Any) -> None:
         """MMF has put the best checkpoint back."""
-        _observer.training_ended()
+        self._observer.training_ended()
 
     def on_test_end(self, **kwargs: Any) -> None:
         """Report the validation that follows training."""
         if kwargs["report"].dataset_type == "val":
-            _observer.validated(self.trainer, kwargs["meter"], final=True)
+            self._observer.validated(self.trainer, kwargs["meter"], final=True)
 
     def _continue(self) -> None:
         """Mark the trainer's validations, and let it begin with one that was interrupted."""

@@ -28,14 +28,6 @@ from mmf_win.worker.hooks.resume import ResumeState
 from mmf_win.worker.outcome import WeightsMissing
 
 _KEY = "mmfw"
-_observer: Observer
-
-
-def register(observer: Observer, module: Any) -> None:
-    """Let a module of MMF that makes checkpoint objects make ours."""
-    global _observer
-    _observer = observer
-    module.Checkpoint = Checkpoint
 
 
 class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
@@ -47,14 +39,15 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
+        self._observer = Observer.current
         self._folder = Path(self.ckpt_foldername)
         self._loaded: dict[str, Any] = {}
         self._starting = False
         self._file: Any = None
         self.resume_state: ResumeState | None = None
-        if _observer.request.action == "train":
+        if self._observer.request.action == "train":
             self.resume_state = ResumeState(trainer)
-            if _observer.is_main:
+            if self._observer.is_main:
                 self._remove_partial()
 
     def save(self, update: int, iteration: int | None = None, update_best: bool = False) -> None:
@@ -64,7 +57,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             Diverged: the weights are no longer finite; the older files stay.
         """
         check_weights(self.trainer.model, update)
-        _observer.saving(update)
+        self._observer.saving(update)
         write = SingleWrite(names=3 if update_best else 2)
         state = self.resume_state.state() if self.resume_state else None
 
@@ -73,9 +66,9 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
         with _writing_by(write_all):
             super().save(update, iteration, update_best=update_best)
-        if _observer.is_main:
+        if self._observer.is_main:
             self._prune(update)
-        _observer.saved(update, is_best=update_best)
+        self._observer.saved(update, is_best=update_best)
 
     def finalize(self) -> None:
         """Write the weights alone, at the end of training."""
@@ -85,7 +78,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def load_state_dict(self) -> None:
         """Load what the configuration names, and restore what MMF leaves out."""
         self._starting = True
-        with loading(trust=_observer.request.trust), self._named():
+        with loading(trust=self._observer.request.trust), self._named():
             super().load_state_dict()
         self._starting = False
         loaded, self._loaded = self._loaded, {}
@@ -94,7 +87,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             return
         self._restore_best()
         if _KEY in loaded and not self.resume_state.resume(loaded[_KEY]):
-            _observer.event("note", text="the training rows have changed; their order is drawn again")
+            self._observer.event("note", text="the training rows have changed; their order is drawn again")
 
     def restore(self) -> None:
         """Put the best checkpoint back, which is this run's own and needs no trust."""
@@ -106,7 +99,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         loaded = super()._torch_load(file)
         if not isinstance(loaded, Mapping) or not isinstance(loaded.get("model", loaded), Mapping):
             raise CheckpointError(f"{file}: it holds no weights of a model")
-        if self._starting and _observer.request.weights_alone:
+        if self._starting and self._observer.request.weights_alone:
             # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
             loaded = {"model": loaded.get("model", loaded)}
         self._loaded = loaded
@@ -140,7 +133,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def _prune(self, update: int) -> None:
         newest = f"model_{update}.ckpt"
         older = [path for path in numbered(self._folder) if path.name != newest]
-        for path in older[_observer.request.keep :]:
+        for path in older[self._observer.request.keep :]:
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
                 path.unlink()
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
@@ -27,7 +27,12 @@ class Observer:
     Args:
         request: what the worker is to do; its run folder gets the events.
         stop: asks this process to leave.
+
+    Attributes:
+        current: the one of this process, which the objects that MMF makes tell what they do.
     """
+
+    current: ClassVar[Observer]
 
     def __init__(self, request: AttemptRequest, stop: Stop) -> None:
         self.request = request

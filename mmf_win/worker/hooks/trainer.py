@@ -17,14 +17,7 @@ from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
 
-_observer: Observer
-
-
-def register(observer: Observer) -> None:
-    """Tell ``observer`` what the trainer named ``mmfw`` does."""
-    global _observer
-    _observer = observer
-    checkpoints.register(observer, base_trainer)
+base_trainer.Checkpoint = checkpoints.Checkpoint
 
 
 @registry.register_trainer("mmfw")
@@ -34,15 +27,19 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     _after_training = False
     _micro: MicroBatch
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._observer = Observer.current
+        super().__init__(*args, **kwargs)
+
     def parallelize_model(self) -> None:
         """Spread the model over the GPUs; it may have to score a batch in parts."""
         super().parallelize_model()
-        if _observer.request.eval_batch is not None:
-            splitting.evaluate_in_parts(self.model, _observer.request.eval_batch)
+        if self._observer.request.eval_batch is not None:
+            splitting.evaluate_in_parts(self.model, self._observer.request.eval_batch)
 
     def predict(self, dataset_type: str) -> None:
         """Report that prediction starts, and predict."""
-        _observer.prediction_started(self, get_batch_size())
+        self._observer.prediction_started(self, get_batch_size())
         super().predict(dataset_type)
 
     def load_extras(self) -> None:
@@ -58,8 +55,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def train(self) -> None:
         """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
-            self._micro = MicroBatch(_observer.request, self)
-            _observer.training_started(self, self.max_updates, self._micro, self._save)
+            self._micro = MicroBatch(self._observer.request, self)
+            self._observer.training_started(self, self.max_updates, self._micro, self._save)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
                 self.finalize()
@@ -74,19 +71,19 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def inference(self) -> None:
         """Score the validation set with the best checkpoint."""
         self._after_training = True
-        _observer.training_ended()
+        self._observer.training_ended()
         super().inference()
 
     def _forward_pass(self, batch: Any) -> Any:
         if self.model.training:
             return self._forward_and_backward(splitting.split(batch, self._micro.limit))
-        _observer.heartbeat()
+        self._observer.heartbeat()
         report = super()._forward_pass(batch)
         # The scores of all rows are kept until its end.
-        return report if _observer.request.eval_batch is None else _on_cpu(report)
+        return report if self._observer.request.eval_batch is None else _on_cpu(report)
 
     def _update_meter(self, report: Any, meter: Any = None, eval_mode: bool = False) -> None:
-        if _observer.request.eval_batch is not None and hasattr(report, "metrics"):
+        if self._observer.request.eval_batch is not None and hasattr(report, "metrics"):
             # Several ranks exchange them through their GPUs.
             report.metrics = {key: value.to(self.device) for key, value in report.metrics.items()}
         super()._update_meter(report, meter, eval_mode)
@@ -113,20 +110,20 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         with splitting.gradients_kept(self.optimizer):
             super()._backward(loss)
         if self._micro.update_ends():
-            _observer.micro_batch_changed(self._micro)
+            self._observer.micro_batch_changed(self._micro)
 
     def _logistics(self, report: Any) -> bool:
         should_break = bool(super()._logistics(report))
-        _observer.updated()
+        self._observer.updated()
         return should_break or self.num_updates >= self.max_updates
 
     def _summarize_report(self, meter: Any, should_print: Any = True, extra: Any = None) -> None:
         super()._summarize_report(meter, should_print, extra)
         scalars = meter.get_scalar_dict()
         if any(key.startswith("val/") for key in scalars):
-            _observer.validated(self, meter, final=self._after_training)
+            self._observer.validated(self, meter, final=self._after_training)
         elif should_print is True:
-            _observer.trained(self, self.max_updates, scalars)
+            self._observer.trained(self, self.max_updates, scalars)
 
     def _calculate_time_left(self) -> str:
         # With max_epochs MMF counts to infinity, and cannot say when that will be.
