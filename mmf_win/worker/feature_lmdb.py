@@ -83,18 +83,14 @@ def read_keys(folder: Path, *, walk: bool) -> list[str]:
                 raise ValueError("the list of its keys is missing")
             keys = _keys(listed)
             if walk:
-                _walk(transaction, environment.stat()["entries"])
+                with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
+                    for _, value in transaction.cursor():
+                        bytes(value)  # to touch each of its pages
+                        progress.advance(1)
             absent = next((key for key in keys if transaction.get(key.encode()) is None), None)
             if absent is not None:
                 raise ValueError(f"the record {absent} is listed and missing")
     return keys
-
-
-def _walk(transaction: Any, entries: int) -> None:
-    with Progress("Reading region features", entries, "image") as progress:
-        for _, value in transaction.cursor():
-            bytes(value)  # to touch each of its pages
-            progress.advance(1)
 
 
 def _keys(pickled: memoryview) -> list[str]:

@@ -132,9 +132,9 @@ def _outcomes(error: BaseException) -> Iterator[Outcome]:
 
 def _lacks_memory(error: BaseException) -> bool:
     """Whether the computer's memory ran out, as the error itself says."""
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return True
-    return isinstance(error, MemoryError) or getattr(error, "winerror", None) == _OUT_OF_PAGING_FILE
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM or getattr(error, "winerror", None) == _OUT_OF_PAGING_FILE
+    return isinstance(error, MemoryError)
 
 
 def _lost_a_loader_worker(error: BaseException) -> bool:
