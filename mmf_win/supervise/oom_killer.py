@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 # Every kill since the system started, https://docs.kernel.org/filesystems/proc.html
-_KILLS = (Path("/proc/vmstat"), re.compile(r"^oom_kill (\d+)$", re.MULTILINE))
+_COUNTERS = Path("/proc/vmstat")
 
 
 def kills() -> int | None:
@@ -15,9 +15,8 @@ def kills() -> int | None:
     Compare it from before and after: more of them mean that a process which died by SIGKILL in between was
     most likely one. Kills inside a container count, too.
     """
-    path, counter = _KILLS
     try:
-        found = counter.search(path.read_text(encoding="ascii"))
+        found = re.search(r"^oom_kill (\d+)$", _COUNTERS.read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, ValueError):
         return None
     return int(found[1]) if found else None

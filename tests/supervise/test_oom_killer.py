@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -62,5 +61,5 @@ def test_where_nobody_counts_there_is_no_number(
     file = tmp_path / "vmstat"
     if content is not None:
         file.write_text(content, encoding="latin-1")
-    monkeypatch.setattr(oom_killer, "_KILLS", (file, re.compile(r"^oom_kill (\d+)$", re.MULTILINE)))
+    monkeypatch.setattr(oom_killer, "_COUNTERS", file)
     assert oom_killer.kills() is None
