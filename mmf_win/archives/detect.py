@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from mmf_win.archives.base import BLOCK, Archive, Ask, Extracted, Member, damaged, with_problems, write_member
+from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
 from mmf_win.threads import Advance, ignore
 
@@ -29,7 +30,7 @@ def open_archive(
         path: a zip, 7z or tar file (plain, gzip, bzip2, xz), or a folder.
         ask: answers with the password; called once, and only if something is encrypted.
         progress: called with the number of bytes read while the members are listed; only a compressed tar
-            has to be read whole for that.
+            has to be read to its end for that.
         listed: without it, the members of a tar are not listed; see
             :class:`~mmf_win.archives.tar.TarArchive`.
 
@@ -46,7 +47,7 @@ def open_archive(
     if not head:
         raise damaged(path, "the file is empty")
     if head.startswith(_ZIP):
-        return _zip(path, ask)
+        return ZipArchive(path, ask)
     if head.startswith(_SEVEN_ZIP):
         from mmf_win.archives.sevenzip import SevenZipArchive
 
@@ -60,19 +61,13 @@ def open_archive(
     if _is_tar(head):
         return TarArchive(path, None, listed=listed)
     if zipfile.is_zipfile(path):  # a self-extracting one begins with a program
-        return _zip(path, ask)
+        return ZipArchive(path, ask)
     if head.lstrip().lower().startswith(_WEB_PAGE):
         raise ArchiveError(
             f"{path}: this is a web page, not an archive",
             hint="the site probably asked for a login; download the file in a browser",
         )
     raise ArchiveError(f"{path}: not an archive", hint="zip, 7z, tar and tar.gz files and folders are known")
-
-
-def _zip(path: Path, ask: Ask | None) -> Archive:
-    from mmf_win.archives.zip import ZipArchive
-
-    return ZipArchive(path, ask)
 
 
 def _is_tar(head: bytes) -> bool:
