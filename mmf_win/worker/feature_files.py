@@ -23,12 +23,9 @@ _INFO = "_info.npy"
 _OF_INFO = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox")
 _LONGEST_KEY = 511  # of LMDB, in bytes
 _NUMPY = {
-    *(
-        (f"numpy.{core}.multiarray", name)
-        for core in ("core", "_core")
-        for name in ("_reconstruct", "scalar")
-    ),
-    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
 }
@@ -99,8 +96,8 @@ def regions_of(features: np.ndarray[Any, Any]) -> int:
     return features.size // int(features.shape[-1])
 
 
-def unpickled(record: bytes) -> Any:
-    """A record of an LMDB.
+def unpickled(record: bytes | memoryview) -> Any:
+    """A record of an LMDB, or the list of its keys.
 
     Raises:
         pickle.UnpicklingError: it names something else than numpy's classes.
@@ -136,6 +133,6 @@ class _NumpyOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Allow what rebuilds arrays; refuse everything else."""
-        if (module, name) in _NUMPY:
+        if (module.replace("numpy._core", "numpy.core"), name) in _NUMPY:  # numpy 2 has moved them
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only numpy's classes are loaded")

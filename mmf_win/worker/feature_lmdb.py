@@ -12,7 +12,6 @@ images that it has features of, or under ``problem`` what is wrong with it. ``--
 
 from __future__ import annotations
 
-import io
 import mmap
 import pickle
 import sys
@@ -24,6 +23,7 @@ import lmdb
 
 from mmf_win.console import Progress
 from mmf_win.files import write_json
+from mmf_win.worker.feature_files import unpickled
 
 
 def least_map(count: int, total: int) -> int:
@@ -95,22 +95,12 @@ def read_keys(folder: Path, *, walk: bool) -> list[str]:
 
 def _keys(pickled: memoryview) -> list[str]:
     try:
-        listed = [
-            key.decode() if isinstance(key, bytes) else key for key in _Plain(io.BytesIO(pickled)).load()
-        ]
+        listed = [key.decode() if isinstance(key, bytes) else key for key in unpickled(pickled)]
     except Exception as error:  # whatever a damaged pickle leads to
         raise ValueError(f"the list of its keys cannot be read: {error}") from error
     if not all(isinstance(key, str) for key in listed):
         raise ValueError("the list of its keys holds something else")
     return listed
-
-
-class _Plain(pickle.Unpickler):
-    """Loads lists of strings, and nothing that could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Refuse; a list of strings needs no import."""
-        raise pickle.UnpicklingError(f"the list of its keys wants {module}.{name}")
 
 
 def main(folder: Path, output: Path, *, walk: bool) -> int:

@@ -252,7 +252,7 @@ def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: P
         opened.begin(write=True) as transaction,
     ):
         transaction.put(b"keys", pickle.dumps([Hostile()]))
-    with pytest.raises(DataError, match="the list of its keys wants"):
+    with pytest.raises(DataError, match="the list of its keys cannot be read"):
         dataset.check()
     assert not (tmp_path / "done").exists()
 
