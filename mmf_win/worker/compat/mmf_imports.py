@@ -78,18 +78,14 @@ def _look_further(module: ModuleType) -> None:
 
 
 def _retrying(find: Any) -> Any:
-    def find_or_import(cls: type, name: str) -> Any:
+    def find_or_import(cls: Any, name: str) -> Any:
         found = find(name)
-        if found is None and name and _ready(cls):
+        if found is None and name and cls.get("imports_setup", no_warning=True):
             import_everything()
             found = find(name)
         return found
 
     return find_or_import
-
-
-def _ready(registry: Any) -> bool:
-    return bool(registry.get("imports_setup", no_warning=True))
 
 
 PATCHES = (
