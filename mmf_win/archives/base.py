@@ -19,7 +19,7 @@ from mmf_win.fast_zlib import crc32
 from mmf_win.threads import Advance, ignore, result_of
 
 BLOCK = 1 << 20
-"""Bytes that are read or written at once."""
+"""Bytes that are read or written in one call."""
 
 
 Ask = Callable[[], str]
@@ -132,7 +132,7 @@ class Archive(ABC):
 
         Yields:
             what was written, after its size and CRC were verified. A tar keeps no checksum of a member;
-            that of a compressed one as a whole was verified when it was opened.
+            that of a compressed one was verified when it was opened.
 
         Raises:
             ArchiveError: a member is not there, refused, damaged, or not of the size it declares, or the
@@ -196,7 +196,7 @@ class Archive(ABC):
         return damaged(self.path, reason, member)
 
     def _safe_name(self, raw: str) -> str:
-        """The member's name; refuses the whole archive when that is an attack."""
+        """The member's name; refuses the archive when that is an attack."""
         try:
             return safe_name(raw)
         except ValueError as error:
@@ -307,7 +307,7 @@ def _hashed(path: Path, digest: Digest) -> Iterator[Future[None]]:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """What changes with a file's content; None for a folder, and for what is gone: open files stay whole."""
+    """What changes with a file's content; None for a folder, and for what is gone: open files stay intact."""
     try:
         now = path.stat()
     except FileNotFoundError:

@@ -82,7 +82,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 class FolderArchive(Archive):
-    """The files under a folder. Links are followed: whoever has the folder has made them himself."""
+    """The files under a folder. Links are followed: the owner of the folder has made them."""
 
     format = "folder"
 

@@ -1,8 +1,7 @@
 """Extracts members of a zip in other processes, for where the C extension is missing.
 
 The wheel that decrypts then, fast-zip-decryption, keeps the interpreter's lock, so threads would wait for
-each other. A process is told its members, and the password, by its standard input, where nobody else sees
-them.
+each other. A process reads its members and the password from its standard input, where nobody else sees them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from mmf_win.threads import ThreadGroup
 def extract_in_process(
     path: Path, secret: bytes, tasks: Sequence[Task], group: ThreadGroup[Extracted]
 ) -> None:
-    """Have a process extract ``tasks`` and tell the group; it is killed when nobody wants any more.
+    """Have a process extract ``tasks`` and report to the group; it is killed when nobody wants any more.
 
-    What it has not told of does not stay on disk: it may be half a file.
+    What it has not reported is removed: it may be half a file.
 
     Raises:
         MmfwError, OSError: what went wrong there.
@@ -36,18 +35,18 @@ def extract_in_process(
     command = [sys.executable, "-m", "mmf_win.archives.processes"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
-        untold = deque(sorted(tasks, key=lambda task: task.member.info.header_offset))
+        unreported = deque(sorted(tasks, key=lambda task: task.member.info.header_offset))
         try:
             with process.stdin:
-                pickle.dump((path, secret, list(untold)), process.stdin)
-            while (told := pickle.load(process.stdout)) is not None:
-                if isinstance(told, BaseException):
-                    raise told
-                if isinstance(told, int):
-                    group.advance(told)
+                pickle.dump((path, secret, list(unreported)), process.stdin)
+            while (message := pickle.load(process.stdout)) is not None:
+                if isinstance(message, BaseException):
+                    raise message
+                if isinstance(message, int):
+                    group.advance(message)
                 else:
-                    group.report(told)
-                    untold.popleft()
+                    group.report(message)
+                    unreported.popleft()
         except (EOFError, BrokenPipeError):
             raise ResourceError(
                 f"{path}: a process that extracts it died with code {process.wait()}",
@@ -56,7 +55,7 @@ def extract_in_process(
         finally:
             process.kill()
             process.wait()
-            for task in untold:
+            for task in unreported:
                 task.target.unlink(missing_ok=True)
 
 
@@ -66,20 +65,20 @@ def main() -> None:
     path, secret, tasks = pickle.load(sys.stdin.buffer)
     out = sys.stdout.buffer
 
-    def tell(what: object) -> None:
-        pickle.dump(what, out)
+    def send(message: object) -> None:
+        pickle.dump(message, out)
         out.flush()
 
     try:
         with closing(ZipReader(path, secret)) as reader:
             for task in tasks:
-                tell(write_member(path, task.member, task.target, reader.content(task.member), tell))
+                send(write_member(path, task.member, task.target, reader.content(task.member), send))
     except BrokenPipeError:  # the parent has gone
         return
     except (MmfwError, OSError) as error:
-        tell(error)
+        send(error)
     else:
-        tell(None)
+        send(None)
 
 
 if __name__ == "__main__":

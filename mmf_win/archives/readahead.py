@@ -18,7 +18,7 @@ class ReadAhead(io.RawIOBase):
     """The same bytes as ``stream``, read in blocks by a thread, of which a few wait at any time.
 
     Two of them, one upon the other, make a pipeline: one thread reads a file, the next decompresses it, and
-    whoever reads the last one does the rest. Only one thread may read it, and :meth:`close` ends its own.
+    the reader of the last one does the rest. Only one thread may read it, and :meth:`close` ends its own.
 
     Args:
         stream: is read and closed by this; by ``read1`` where it has that, which copies less.
@@ -43,7 +43,7 @@ class ReadAhead(io.RawIOBase):
         Raises:
             Exception: whatever reading the stream raised, once all bytes before that are taken.
         """
-        # The end, or what was raised, stays in front, and whoever asks again gets it again.
+        # The end, or what was raised, stays in front, so that it is there again for the next call.
         if not self._rest and (block := result_of(self._blocks[0])):
             self._blocks.popleft()
             self._blocks.append(self._thread.submit(self._next))
@@ -63,8 +63,8 @@ class ReadAhead(io.RawIOBase):
         if size is None or size < 0:
             return self.readall()
         taken = self.take(size)
-        whole = taken.obj
-        return whole if isinstance(whole, bytes) and len(whole) == len(taken) else bytes(taken)
+        block = taken.obj
+        return block if isinstance(block, bytes) and len(block) == len(taken) else bytes(taken)
 
     def close(self) -> None:
         """End the thread and close the stream."""

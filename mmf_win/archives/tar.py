@@ -51,8 +51,8 @@ _DAMAGE: tuple[type[Exception], ...] = (
 class TarArchive(Archive):
     """A tar. A compressed one is read through once to list it, which also verifies its checksum.
 
-    Whoever takes members as they come, by :meth:`extract_in_order` or :meth:`hash_in_order`, does not need
-    the list; the archive is then read only once.
+    Members that are taken as they come, by :meth:`extract_in_order` or :meth:`hash_in_order`, need no list;
+    the archive is then read only once.
 
     Args:
         path: the file.
@@ -68,7 +68,7 @@ class TarArchive(Archive):
         self.format = f"tar.{compression}" if compression else "tar"
         self._compression = compression
         if listed:
-            with self._damage_told():
+            with self._damage_named():
                 self.members = with_problems(self._listed(progress))
 
     def extract_in_order(
@@ -85,12 +85,12 @@ class TarArchive(Archive):
             digest: is fed with the archive itself; complete when this has ended.
 
         Yields:
-            what was written. That the archive as a whole is undamaged is known only at the end.
+            what was written. Only at the end is it known that the archive is intact.
 
         Raises:
             ArchiveError: as :meth:`extract`.
         """
-        with self._damage_told():
+        with self._damage_named():
             for member, target, mtime, content in self._pass(choose, progress, digest):
                 done = write_member(self.path, member, target, content, ignore)
                 # Else a file would look as if it were changed while it was hashed, and be hashed once more.
@@ -114,7 +114,7 @@ class TarArchive(Archive):
         Raises:
             ArchiveError: as :meth:`extract`.
         """
-        with self._damage_told():
+        with self._damage_named():
             for _, chosen, _, content in self._pass(choose, progress, digest):
                 sha256 = hashlib.sha256()
                 size = 0
@@ -152,7 +152,7 @@ class TarArchive(Archive):
     ) -> Generator[Extracted, None, None]:
         left = len(wanted)
         with (
-            self._damage_told(),
+            self._damage_named(),
             closing(self._pass(lambda member: wanted.get(member.name), ignore, None)) as chosen,
         ):
             for _, (member, target), _, content in chosen:
@@ -213,8 +213,8 @@ class TarArchive(Archive):
             yield tar, forward, finish
 
     @contextmanager
-    def _damage_told(self) -> Iterator[None]:
-        """What is damaged becomes an error of ours."""
+    def _damage_named(self) -> Iterator[None]:
+        """Turn the errors of a damaged archive into one that names it."""
         try:
             yield
         except _DAMAGE as error:
@@ -243,7 +243,7 @@ class _Forward:
 
     def __init__(self, stream: ReadAhead, raw: ReadAhead, progress: Advance) -> None:
         self._stream, self._raw, self._progress = stream, raw, progress
-        self._at = self._told = 0
+        self._at = self._reported = 0
         self.last_read = b""
 
     def take(self, most: int) -> memoryview:
@@ -251,8 +251,8 @@ class _Forward:
         block = self._stream.take(most)
         self._at += len(block)
         taken = self._raw.taken
-        self._progress(taken - self._told)
-        self._told = taken
+        self._progress(taken - self._reported)
+        self._reported = taken
         return block
 
     def read(self, size: int) -> bytes:

@@ -1,7 +1,7 @@
 """zip: plain, ZipCrypto or WinZip AES, with Zip64.
 
 The standard library reads the directory at the end of the file; members are read here, so that one way
-serves all three kinds, no member can unpack to more than it declares, and many can be decrypted at once.
+serves all three kinds, no member can unpack to more than it declares, and many can be decrypted side by side.
 """
 
 from __future__ import annotations

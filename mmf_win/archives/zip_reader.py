@@ -83,8 +83,8 @@ class ZipReader:
     def packed(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's bytes as they were compressed, decrypted. Each block is good until the next one.
 
-        The first block of an encrypted member is empty: whoever asks for no more has checked the password
-        and decrypted nothing.
+        The first block of an encrypted member is empty: asking for no more checks the password and
+        decrypts nothing.
 
         Raises:
             PasswordError, ArchiveError: see :meth:`content`.

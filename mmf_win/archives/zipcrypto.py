@@ -83,7 +83,7 @@ def has_fast_wheel() -> bool:
 def write_encrypted_zip(
     path: Path, files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], password: str
 ) -> None:
-    """Write a zip whose members are deflated and encrypted, as ``zip -P`` does. The whole file or none.
+    """Write a zip whose members are deflated and encrypted, as ``zip -P`` does. The complete file or none.
 
     Args:
         path: the zip to write; replaced when it exists.

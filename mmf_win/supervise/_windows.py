@@ -97,13 +97,13 @@ def window_closed(press: Callable[[], None]) -> Iterator[None]:
 class Tree:
     """A process and all its descendants; they also end when this process does, however that ends.
 
-    The process starts suspended and is let go once it is in the job, so that not even what a launcher starts
-    at once is left out. It has a console of its own, without a window, so that Ctrl+C and a closed window
+    The process starts suspended and is let go once it is in the job, so that it also holds what a launcher
+    starts first. It has a console of its own, without a window, so that Ctrl+C and a closed window
     reach only this process.
 
     Args:
         command: the program and its arguments.
-        stop_file: not needed here, where the job ends the program at once when this process is gone.
+        stop_file: not needed here, where the job ends the program as soon as this process is gone.
         grace: not needed here.
         output: gets what it prints.
         options: more arguments for Popen.

@@ -55,11 +55,11 @@ def run_child(
     ``exit_file`` has nothing left to do, and is killed when it has not left ``farewell`` seconds later.
 
     When this process is killed, the child is asked to leave, too, and is killed after ten times ``patience``;
-    on Windows it ends at once.
+    on Windows it ends immediately.
 
     Args:
         command: the program and its arguments.
-        log: the child's whole output is appended here.
+        log: the child's output is appended here.
         environment: the child's environment.
         stop_file: the file that asks the child to leave.
         exit_file: the file by which it says how it ended.

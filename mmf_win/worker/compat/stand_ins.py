@@ -27,7 +27,7 @@ class AdamW(torch.optim.AdamW):
     """Adam with decoupled weight decay (arXiv:1711.05101), with the defaults MMF was written for.
 
     MMF's configurations were tuned without weight decay and with eps 1e-6. torch's optimizer of the same name
-    decays by 0.01 unless told otherwise.
+    decays by 0.01 by default.
 
     Args:
         params: parameters, or groups of them.

@@ -112,7 +112,7 @@ class Observer:
         self._last_update, self._since = trainer.num_updates, now
 
     def validated(self, trainer: Any, meter: Any, *, final: bool = False) -> None:
-        """The whole validation set has been scored; ``final`` after training, with the best checkpoint."""
+        """The validation set has been scored; ``final`` after training, with the best checkpoint."""
         metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
         data = self.request.data.get("val")
         self.event("val", update=trainer.num_updates, metrics=metrics, final=final, data=data)
