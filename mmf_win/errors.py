@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class MmfwError(Exception):
@@ -64,6 +64,7 @@ class MmfwError(Exception):
         message: what went wrong, naming the file.
         hint: the next step, as a sentence; one that names an option or a command stands in
             :mod:`mmf_win.commands.hints`.
+        attributes: those that the class declares; such a hint needs them.
     """
 
     exit_code: ClassVar[int] = 1
@@ -72,9 +73,10 @@ class MmfwError(Exception):
     action: str | None = None
     run_dir: Path | None = None
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, **attributes: Any) -> None:
         super().__init__(message)
         self.hint = hint
+        vars(self).update(attributes)
 
 
 class UsageError(MmfwError):
@@ -88,31 +90,15 @@ class UnknownConfiguration(UsageError):
 
 
 class UnknownKey(UsageError):
-    """MMF's configuration has no such key.
+    """MMF's configuration has no such key; ``version`` is that of an MMF that has it."""
 
-    Args:
-        message: what went wrong.
-        hint: what may have been meant.
-        version: a version of MMF that has the key.
-    """
-
-    def __init__(self, message: str, *, hint: str | None = None, version: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.version = version
+    version: str | None = None
 
 
 class UnknownPreset(UsageError):
-    """There is no such preset, or it lacks what is asked for.
+    """There is no such preset, or it lacks what is asked for; ``run`` is a run that was named instead."""
 
-    Args:
-        message: what went wrong.
-        hint: what may have been meant.
-        run: the run that was named instead of a preset.
-    """
-
-    def __init__(self, message: str, *, hint: str | None = None, run: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.run = run
+    run: str | None = None
 
 
 class NotAPreset(UnknownPreset):
@@ -120,57 +106,30 @@ class NotAPreset(UnknownPreset):
 
 
 class ReservedKey(UsageError):
-    """A preset sets a key of MMF's that mmfw sets itself.
+    """A preset sets a ``key`` of MMF's that mmfw sets itself."""
 
-    Args:
-        key: the key.
-    """
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"{key} is set by mmfw")
-        self.key = key
+    key: str
 
 
 class NoRun(UsageError):
-    """There is no such run.
+    """There is no such run in ``save_dir``; ``wanted`` is None for the newest."""
 
-    Args:
-        message: what went wrong.
-        save_dir: where it was looked for.
-        wanted: what was named; None for the newest.
-    """
-
-    def __init__(self, message: str, save_dir: Path, wanted: str | None) -> None:
-        super().__init__(message)
-        self.save_dir, self.wanted = save_dir, wanted
+    save_dir: Path
+    wanted: str | None
 
 
 class NeverTrained(UsageError):
-    """A run of published weights is to be resumed.
+    """A run of published weights, ``init``, is to be resumed."""
 
-    Args:
-        message: what went wrong.
-        preset: the run's preset.
-        init: the weights.
-    """
-
-    def __init__(self, message: str, preset: str, init: str) -> None:
-        super().__init__(message)
-        self.preset, self.init = preset, init
+    preset: str
+    init: str
 
 
 class NotPredicted(UsageError):
-    """A run has no predictions of a split.
+    """A run has no predictions of a split; ``run`` is what can be predicted, None for several."""
 
-    Args:
-        message: what went wrong.
-        run: what can be predicted; None for several.
-        split: the split.
-    """
-
-    def __init__(self, message: str, split: str, run: str | None = None) -> None:
-        super().__init__(message)
-        self.split, self.run = split, run
+    split: str
+    run: str | None = None
 
 
 class NoDrive(UsageError):
@@ -198,10 +157,8 @@ class DatasetError(DataError):
 class InputsError(DataError):
     """Files that a run reads are damaged or missing; presets and overrides, the ``words``, tell which."""
 
-    def __init__(self, message: str, words: Sequence[str], data_dir: Path) -> None:
-        super().__init__(message)
-        self.words = words
-        self.data_dir = data_dir
+    words: Sequence[str]
+    data_dir: Path
 
 
 class DamagedInputs(InputsError):
@@ -215,25 +172,19 @@ class MissingInputs(InputsError):
 class DamagedManifest(DataError):
     """The list of hashes of a folder is damaged."""
 
-    def __init__(self, message: str, folder: Path) -> None:
-        super().__init__(message)
-        self.folder = folder
+    folder: Path
 
 
 class UnknownArchive(DataError):
     """Damaged files were made of an archive, ``name``, that nobody publishes."""
 
-    def __init__(self, message: str, name: str) -> None:
-        super().__init__(message)
-        self.name = name
+    name: str
 
 
 class DamagedFeatures(DatasetError):
     """An LMDB of region features is damaged."""
 
-    def __init__(self, message: str, lmdb: Path) -> None:
-        super().__init__(message)
-        self.lmdb = lmdb
+    lmdb: Path
 
 
 class NoFeatureFiles(DatasetError):
@@ -245,16 +196,9 @@ class FeaturesConflict(DatasetError):
 
 
 class NoDataset(DatasetError):
-    """There is no dataset where one is needed.
+    """There is no dataset where one is needed; ``nearby`` is a data folder above or below that has one."""
 
-    Args:
-        message: what went wrong.
-        nearby: a data folder with a dataset, above or below the one that was named.
-    """
-
-    def __init__(self, message: str, nearby: Path | None = None) -> None:
-        super().__init__(message)
-        self.nearby = nearby
+    nearby: Path | None = None
 
 
 class NoFeatures(DatasetError):
@@ -262,17 +206,9 @@ class NoFeatures(DatasetError):
 
 
 class NoOwnFeatures(DatasetError):
-    """Own memes have no region features, which the preset reads.
+    """Own memes have no region features, which the preset reads, nor has the data folder."""
 
-    Args:
-        message: what went wrong.
-        hint: which presets read none.
-        data_dir: the data folder that has none.
-    """
-
-    def __init__(self, message: str, *, hint: str, data_dir: Path) -> None:
-        super().__init__(message, hint=hint)
-        self.data_dir = data_dir
+    data_dir: Path
 
 
 class AlreadyThere(DatasetError):
@@ -308,9 +244,7 @@ class CheckpointError(DataError):
 class DamagedCheckpoints(CheckpointError):
     """Checkpoints of a run are damaged; ``intact`` is the newest that training can resume from, if any."""
 
-    def __init__(self, message: str, intact: str | None) -> None:
-        super().__init__(message)
-        self.intact = intact
+    intact: str | None
 
 
 class PasswordError(MmfwError):
@@ -342,15 +276,10 @@ class MmfError(MmfwError):
 class BrokenMmf(MmfError):
     """MMF is not installed, incomplete or unreadable; getting it again repairs that.
 
-    Args:
-        message: what went wrong.
-        hint: another way to repair it.
-        origin: where to get it from, ``pypi`` or ``github``; None for where it was got from before.
+    ``origin`` is where to get it from, ``pypi`` or ``github``; None for where it was got from before.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None, origin: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.origin = origin
+    origin: str | None = None
 
 
 class PipFailed(MmfError):
@@ -358,17 +287,9 @@ class PipFailed(MmfError):
 
 
 class DownloadError(MmfError):
-    """Files cannot be downloaded.
+    """Files cannot be downloaded; ``names`` are the archives that would do, for people."""
 
-    Args:
-        message: why.
-        names: of the archives that would do, for people.
-        hint: what may help.
-    """
-
-    def __init__(self, message: str, names: str, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.names = names
+    names: str
 
 
 class TrainingError(MmfwError):

@@ -126,7 +126,9 @@ def verify(
     _show(found, wanted, as_json)
     if any(finding.state == "damaged" for finding in found.values()):
         raise DamagedInputs(
-            "some files are damaged", wanted.words_for("damaged", found), wanted.places.data_dir
+            "some files are damaged",
+            words=wanted.words_for("damaged", found),
+            data_dir=wanted.places.data_dir,
         )
 
 

@@ -54,4 +54,4 @@ def command(
         if not parts:
             raise DataError(message)
         where = ["--save-dir", str(save_dir)] if save_dir else []
-        raise DamagedInputs(message, [*(what or parts), *where], places.data_dir)
+        raise DamagedInputs(message, words=[*(what or parts), *where], data_dir=places.data_dir)

@@ -183,7 +183,7 @@ def _missing(
         yield mmf.error
     if not dataset.splits or not dataset.images:
         message = f"no Hateful Memes dataset in {places.dataset.root}"
-        yield NoDataset(message, nearby_dataset(places.dataset))
+        yield NoDataset(message, nearby=nearby_dataset(places.dataset))
     for folder in folders:
         if folder.free is None:
             yield UsageError(f"no drive for {folder.name} in {folder.path}", hint="choose another folder")

@@ -216,7 +216,7 @@ def _checkpoints(run: Run) -> Finding | None:
     intact = [checkpoint for checkpoint in found if checkpoint.update is not None]
     newest = max(intact, key=lambda checkpoint: checkpoint.written, default=None)
     message = f"run {run.id}: a damaged checkpoint cannot be repaired"
-    error = DamagedCheckpoints(message, newest.name if newest else None)
+    error = DamagedCheckpoints(message, intact=newest.name if newest else None)
     problems = tuple(f"{checkpoint.name}: {checkpoint.problem}" for checkpoint in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)
 

@@ -153,7 +153,7 @@ def _base(lmdb: Path, force: bool) -> Path | None:
     if problem is None:
         return lmdb
     if not force:
-        raise DamagedFeatures(f"{lmdb}: damaged: {problem}", lmdb)
+        raise DamagedFeatures(f"{lmdb}: damaged: {problem}", lmdb=lmdb)
     _log.warning("%s is damaged (%s), so it is built anew", lmdb, problem)
     return None
 

@@ -153,11 +153,11 @@ def _require_intact(
             del missing[need]
     for need in damaged:
         if need.kind == "features" and need.folder != places.dataset.features:
-            raise DamagedFeatures(f"{need.folder}: {_told(damaged)}", need.files[0].parent)
+            raise DamagedFeatures(f"{need.folder}: {_told(damaged)}", lmdb=need.files[0].parent)
     if damaged:
-        raise DamagedInputs(_told(damaged), words, places.data_dir)
+        raise DamagedInputs(_told(damaged), words=words, data_dir=places.data_dir)
     if missing:
-        raise MissingInputs(_told(missing), words, places.data_dir)
+        raise MissingInputs(_told(missing), words=words, data_dir=places.data_dir)
 
 
 def _told(findings: Mapping[Need, Finding]) -> str:
@@ -179,7 +179,7 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
         more = f"\n… and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         own = "annotations of your own need a name of their own"
         message = f"{root}: not as it was converted ({own}):\n{shown}{more}"
-        raise DamagedInputs(message, ["dataset"], places.data_dir)
+        raise DamagedInputs(message, words=["dataset"], data_dir=places.data_dir)
 
 
 def _below(path: Path, folder: Path) -> str:

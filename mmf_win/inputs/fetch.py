@@ -213,7 +213,7 @@ class Fetcher:
     def _get(self, need: Need, finding: Finding) -> None:
         problems = "; ".join(finding.problems)
         if need.kind == "features" and not self._has_source(need):
-            raise DamagedFeatures(f"{need.folder}: {problems}", need.files[0].parent)
+            raise DamagedFeatures(f"{need.folder}: {problems}", lmdb=need.files[0].parent)
         if need.is_of_hub and need.library:
             assert need.url is not None
             download_model(need.url, weights=need.kind == "bert", damaged=need.files)
@@ -272,7 +272,7 @@ class Fetcher:
             return
         if manifest.basis != "published":  # else they are those of another version of MMF
             what = f"{need.folder}: made of {source.name}, which is not an archive of MMF's zoo"
-            raise UnknownArchive(what, source.name)
+            raise UnknownArchive(what, name=source.name)
 
     def _local(self, need: Need) -> list[Path]:
         """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
@@ -283,7 +283,7 @@ class Fetcher:
     def _download(self, need: Need, archive: Path) -> None:
         urls, names = self._urls(need), " or ".join(self._names(need))
         if not urls:
-            raise DownloadError(f"{need.title} is missing here, and nothing may be downloaded", names)
+            raise DownloadError(f"{need.title} is missing here, and nothing may be downloaded", names=names)
         sha256 = need.entry.sha256 if need.entry else hash_in_name(archive)
         for url in urls:
             try:
@@ -291,7 +291,7 @@ class Fetcher:
                 return
             except MmfError as error:
                 if url == urls[-1]:
-                    raise DownloadError(str(error), names, error.hint) from error
+                    raise DownloadError(str(error), hint=error.hint, names=names) from error
                 _log.warning("%s", error)
 
     def _unpack(self, need: Need, archive: Path) -> None:

@@ -52,7 +52,7 @@ def _ask(folder: Path, walk: bool) -> list[str]:
     if found is None:  # reading what is not there ends the process
         found = {"problem": f"it cannot be read to its end (exit code {code})"}
     if "problem" in found:
-        raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", folder)
+        raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", lmdb=folder)
     return [str(key) for key in found["keys"]]
 
 

@@ -294,7 +294,7 @@ def _parse(path: Path, text: bytes) -> dict[str, str]:
     """Path → hash. Lines of comments are skipped, as ``sha256sum -c`` does."""
 
     def wrong(number: int, what: str) -> DamagedManifest:
-        return DamagedManifest(f"{path}:{number}: {what}", path.parent)
+        return DamagedManifest(f"{path}:{number}: {what}", folder=path.parent)
 
     hashes = {}
     for number, raw in enumerate(text.split(b"\n"), 1):

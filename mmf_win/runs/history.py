@@ -98,8 +98,8 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, train
             return run
     of = f" of preset {preset}" if preset else ""
     if wanted is None:
-        raise NoRun(f"{save_dir}: there is no run{of} yet", save_dir, wanted)
-    raise NoRun(f"{save_dir}: there is no run named {wanted}", save_dir, wanted)
+        raise NoRun(f"{save_dir}: there is no run{of} yet", save_dir=save_dir, wanted=wanted)
+    raise NoRun(f"{save_dir}: there is no run named {wanted}", save_dir=save_dir, wanted=wanted)
 
 
 def owner(file: Path) -> Run | None:

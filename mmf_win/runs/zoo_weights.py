@@ -142,8 +142,8 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
         init = checkpoint or "published"
         raise NeverTrained(
             f"run {run.id} holds published weights, and was never trained, so it cannot be resumed",
-            preset,
-            str(init),
+            preset=preset,
+            init=str(init),
         )
 
 

@@ -102,7 +102,7 @@ def merge(
     env_of_mmf: Any = OmegaConf.to_container(defaults.env)
     for key in _FOLDERS:
         if env[key] != env_of_mmf[key]:
-            raise ReservedKey(f"env.{key}")
+            raise ReservedKey(f"env.{key} is set by mmfw", key=f"env.{key}")
     for old, new in _RENAMED.items():
         if OmegaConf.select(merged, old) is not None:
             raise UsageError(f"{old} is an old key, which MMF lets win over {new}", hint=f"write {new}")

@@ -134,7 +134,7 @@ def test_a_word_that_loads_other_weights_than_an_option_is_refused(word: str) ->
 def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(key: str) -> None:
     with pytest.raises(UsageError) as caught:
         split_words((f"{key}=x",))
-    assert hint_for(ReservedKey(key)) == hint_for(caught.value)
+    assert hint_for(ReservedKey("", key=key)) == hint_for(caught.value)
 
 
 def test_what_a_prediction_refuses_it_does_not_take_from_its_run_either() -> None:

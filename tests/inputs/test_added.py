@@ -156,7 +156,7 @@ def test_an_lmdb_of_another_origin_is_extended_and_its_remedy_works(
     hostile.cut(lmdb / "data.mdb")
     with pytest.raises(DatasetError, match="damaged") as raised:
         add(folder)
-    advice = hint_for(DamagedFeatures("", lmdb))
+    advice = hint_for(DamagedFeatures("", lmdb=lmdb))
     assert hint_for(raised.value) == advice
     assert "features add FOLDER" in advice and "features extract ARCHIVE --force" in advice
     extract_features(archive, places, version=None, force=True)
@@ -164,7 +164,7 @@ def test_an_lmdb_of_another_origin_is_extended_and_its_remedy_works(
     assert add(folder).records == 2
     hostile.cut(lmdb / "data.mdb")
     assert add(folder, force=True).records == 1
-    assert str(folder) in hint_for(DamagedFeatures("", lmdb))
+    assert str(folder) in hint_for(DamagedFeatures("", lmdb=lmdb))
 
 
 def test_the_same_again_writes_nothing(user_dir: Path, lmdb: Path, add: Callable[..., Added]) -> None:
@@ -348,7 +348,7 @@ def test_an_archive_beside_it_is_not_taken_for_its_origin(
     hostile.flip_byte(lmdb / "data.mdb", 9000)
     with pytest.raises(DataError) as raised:
         Fetcher(places).fetch([need])
-    assert hint_for(raised.value) == hint_for(DamagedFeatures("", lmdb))
+    assert hint_for(raised.value) == hint_for(DamagedFeatures("", lmdb=lmdb))
     add(folder, force=True)
     assert set(npy.records(lmdb)) == {"00001"}
 
@@ -383,6 +383,6 @@ def test_two_lmdbs_in_a_folder_share_a_manifest(user_dir: Path, places: Places) 
     for name in ("a", "b"):
         lmdb = user_dir / "own" / f"{name}.lmdb"
         assert state_of(lmdb, places) == "intact"
-        advice = hint_for(DamagedFeatures("", lmdb))
+        advice = hint_for(DamagedFeatures("", lmdb=lmdb))
         assert f"{name}.lmdb" in advice
         assert image_keys(lmdb) == {name}
