@@ -34,7 +34,7 @@ from mmf_win.integrity import (
     torch_file,
     verify,
 )
-from mmf_win.integrity.parallel import hash_files
+from mmf_win.integrity.verify import hash_files
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import manifest_of
 
@@ -258,10 +258,9 @@ class Ledger:
         wrong = []
         if to_read:
             sizes = {key: path.stat().st_size for key, path in to_read.items()}
-            with Progress("Verifying", sum(sizes.values())) as bar:
-                for key, sha256, check in hash_files(to_read, bar.advance):
-                    if difference := self._compare(to_read[key], sha256, check):
-                        wrong.append(difference)
+            for key, sha256, check in hash_files(to_read, sizes, "Verifying"):
+                if difference := self._compare(to_read[key], sha256, check):
+                    wrong.append(difference)
             self._save()
         return wrong
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from mmf_win.console import Progress
+from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import SUMS, Basis, Check, Entry, Manifest, Source
-from mmf_win.integrity.parallel import hash_files
 from mmf_win.locking import locked
+from mmf_win.threads import ThreadGroup, share_out, worker_count
 
 LOCK = ".mmfw-lock"
 """The file in a folder that whoever changes the folder holds locked."""
+
+Hashed: TypeAlias = tuple[str, str | OSError, Check | None]
 
 
 def verify(
@@ -90,14 +95,12 @@ def record(
     files: dict[str, Entry] = {}
     checks: dict[str, Check] = {}
     sizes = {name: path.stat().st_size for name, path in paths.items()}
-    with Progress(title, sum(sizes.values())) as bar:
-        ordered = sorted(paths, key=lambda name: -sizes[name])
-        for name, sha256, check in hash_files({name: paths[name] for name in ordered}, bar.advance):
-            if isinstance(sha256, OSError):
-                raise sha256
-            files[name] = Entry(sha256, sizes[name])
-            if check is not None:
-                checks[name] = check
+    for name, sha256, check in hash_files(paths, sizes, title):
+        if isinstance(sha256, OSError):
+            raise sha256
+        files[name] = Entry(sha256, sizes[name])
+        if check is not None:
+            checks[name] = check
     manifest = Manifest(folder, {name: files[name] for name in paths}, basis, source, checks=checks)
     manifest.save()
     return manifest
@@ -124,21 +127,47 @@ def mark_intact(manifest: Manifest, names: Iterable[str]) -> None:
 
 
 def _read(manifest: Manifest, sizes: Mapping[str, int], wrong: dict[str, Difference], title: str) -> None:
-    """Read files to their end, the largest first, and note in the manifest and in ``wrong`` what they are."""
-    ordered = sorted(sizes, key=lambda name: -sizes[name])
+    """Read files to their end, and note in the manifest and in ``wrong`` what they are."""
+    for name, sha256, check in hash_files({name: manifest.path(name) for name in sizes}, sizes, title):
+        manifest.checks.pop(name, None)
+        if isinstance(sha256, OSError):
+            wrong[name] = Difference("unreadable", name, sha256.strerror or str(sha256))
+        elif sha256 != manifest.files[name].sha256:
+            wrong[name] = Difference("changed", name, "other content")
+        elif check is not None:
+            manifest.checks[name] = check
+
+
+def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) -> Iterator[Hashed]:
+    """Hash files by SHA-256, several at a time and in any order, with a progress bar.
+
+    Whenever this ends, by Ctrl+C too, all threads have ended before.
+
+    Args:
+        files: any key → the file.
+        sizes: key → bytes.
+        title: of the bar.
+
+    Yields:
+        the key; the hash in hex, or why the file could not be read; the state in which the file was both
+        before and after, None when it was changed meanwhile.
+    """
+    group: ThreadGroup[Hashed] = ThreadGroup()
+
+    def hash_all(keys: Iterable[str]) -> None:
+        for key in keys:
+            try:
+                before = files[key].stat()
+                sha256 = file_digest(files[key], group.advance).hex()
+                check = Check.now(files[key].stat())
+            except OSError as error:
+                group.report((key, error, None))
+            else:
+                group.report((key, sha256, check if check.is_of(before) else None))
+
+    shares = share_out(files, worker_count(), sizes.__getitem__)
     with Progress(title, sum(sizes.values())) as bar:
-        for name, sha256, check in hash_files({n: manifest.path(n) for n in ordered}, bar.advance):
-            manifest.checks.pop(name, None)
-            if isinstance(sha256, OSError):
-                wrong[name] = _unreadable(name, sha256)
-            elif sha256 != manifest.files[name].sha256:
-                wrong[name] = Difference("changed", name, "other content")
-            elif check is not None:
-                manifest.checks[name] = check
-
-
-def _unreadable(name: str, error: OSError) -> Difference:
-    return Difference("unreadable", name, error.strerror or str(error))
+        yield from group.run([partial(hash_all, share) for share in shares], bar.advance)
 
 
 def _remember(manifest: Manifest) -> None:

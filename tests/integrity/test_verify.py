@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from mmf_win.integrity import (
     record,
     verify,
 )
-from mmf_win.integrity.parallel import hash_files
+from mmf_win.integrity.verify import hash_files
 from mmf_win.locking import locked
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out
@@ -46,9 +46,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the files that :func:`verify` has read."""
     names: list[str] = []
 
-    def remembering(files: Mapping[str, Path], progress: Callable[[int], None]) -> Iterator[object]:
+    def remembering(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) -> Iterator[object]:
         names.extend(files)
-        return hash_files(files, progress)
+        return hash_files(files, sizes, title)
 
     monkeypatch.setattr(importlib.import_module("mmf_win.integrity.verify"), "hash_files", remembering)
     return names
