@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,9 +12,11 @@ from typing import Any
 from mmf_win.console import Progress
 from mmf_win.fast_zlib import crc32
 from mmf_win.files import read_json
-from mmf_win.integrity import LOCK, UNKNOWN, Difference, Entry, Manifest, Source, file_digest, verify
+from mmf_win.integrity import LOCK, UNKNOWN, Difference, Entry, Manifest, Source, verify
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths
+
+_PIECE = 1 << 20
 
 
 def verify_dataset(
@@ -79,14 +82,10 @@ def _from_old_record(root: Path, record: Any, manifest: Manifest | None) -> Mani
 
 def _sha256(path: Path, expected_crc: int, bar: Progress) -> str:
     """The hash of a file, if it has this CRC-32."""
-    crc = 0
-
-    def observe(piece: bytes) -> None:
-        nonlocal crc
-        crc = crc32(piece, crc)
-
-    try:
-        sha256 = file_digest(path, progress=bar.advance, observe=observe).hex()
-    except OSError:
-        return UNKNOWN
-    return sha256 if crc == expected_crc else UNKNOWN
+    sha256, crc = hashlib.sha256(), 0
+    with suppress(OSError), path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            sha256.update(piece)
+            crc = crc32(piece, crc)
+            bar.advance(len(piece))
+    return sha256.hexdigest() if crc == expected_crc else UNKNOWN
