@@ -80,12 +80,24 @@ def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
     """
     name = shown or str(path)
     rows = [_row(name, number, line) for number, line in _lines(path, name)]
-    first: dict[int, Row] = {}
-    for row in rows:
-        earlier = first.setdefault(row.id, row)
-        if earlier is not row:
-            raise DatasetError(f"{name}:{row.line}: id {row.id} is already in line {earlier.line}")
+    require_unique(name, ((row.id, row.line) for row in rows))
     return rows
+
+
+def require_unique(shown: str, ids: Iterable[tuple[int | str, int]]) -> None:
+    """Refuse a file in which two rows have the same id.
+
+    Args:
+        shown: what errors call the file.
+        ids: the id and the line of each row.
+
+    Raises:
+        DatasetError: it names the second row's line, and the first one's.
+    """
+    lines: dict[int | str, int] = {}
+    for id_, line in ids:
+        if (earlier := lines.setdefault(id_, line)) != line:
+            raise DatasetError(f"{shown}:{line}: id {id_} is already in line {earlier}")
 
 
 def count_rows(path: Path) -> int:
@@ -197,7 +209,11 @@ def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
     """The lines that are not blank, without their ends, or the items of a JSON list, counted from 1."""
     text = read_text(path, shown)
     if text.lstrip().startswith("["):
-        return [(n, json.dumps(item, ensure_ascii=False)) for n, item in enumerate(_items(shown, text), 1)]
+        try:
+            items: list[Any] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(f"{shown}: not JSON: {error}") from None
+        return [(n, json.dumps(item, ensure_ascii=False)) for n, item in enumerate(items, 1)]
     lines = (line.removesuffix("\r") for line in text.split("\n"))
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
@@ -222,14 +238,6 @@ def read_text(path: Path, shown: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DatasetError(f"{shown}: not a text file in UTF-8", hint=_AS_UTF8) from None
-
-
-def _items(shown: str, text: str) -> list[Any]:
-    try:
-        items: list[Any] = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{shown}: not JSON: {error}") from None
-    return items
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -19,40 +19,25 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmf_win.dataset.annotations import Row, label_of, read_text
+from mmf_win.dataset.annotations import Row, label_of, read_text, require_unique
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
 
 _COLUMNS = "a table of memes has the columns img (or image) and text, and if you like id and label"
+_JSON_LINES = "a .jsonl file has one JSON object a line"
 _CSV_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 where some rows have no label
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class OwnMeme:
-    """A row of a user's table.
+def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
+    """The rows of a table of memes, in its order and numbered from 1.
 
-    Attributes:
-        image: the path of the image as the table has it, with ``/``.
-        text: what is written on it.
-        own_id: what the user calls it; None where the table does not say.
-        label: 1 hateful, 0 not, None where the table does not say.
-        line: where it stands in its file, counted from 1.
-    """
-
-    image: str
-    text: str
-    own_id: str | None
-    label: int | None
-    line: int
-
-
-def read_table(path: Path, *, shown: str | None = None) -> list[OwnMeme]:
-    """The rows of a table of memes, in its order.
+    ``img`` is the path of the image as the table has it, with ``/``; ``own_id`` is None where the table has
+    no id.
 
     Args:
         path: a ``.csv`` or ``.jsonl`` file in UTF-8.
@@ -67,18 +52,14 @@ def read_table(path: Path, *, shown: str | None = None) -> list[OwnMeme]:
         raise DatasetError(f"{name}: neither a .csv nor a .jsonl file", hint=_COLUMNS)
     text = read_text(path, name)
     rows = _csv_rows(name, text) if path.suffix.lower() == ".csv" else _json_rows(name, text)
-    memes = [_meme(f"{name}:{line}", line, row) for line, row in rows]
+    memes = [_meme(f"{name}:{line}", number, line, row) for number, (line, row) in enumerate(rows, 1)]
     if not memes:
         raise DatasetError(f"{name}: there are no memes in it", hint=_COLUMNS)
-    first: dict[str, OwnMeme] = {}
-    for meme in memes:
-        earlier = first.setdefault(meme.own_id, meme) if meme.own_id is not None else meme
-        if earlier is not meme:
-            raise DatasetError(f"{name}:{meme.line}: id {meme.own_id} is already in line {earlier.line}")
+    require_unique(name, ((meme.own_id, meme.line) for meme in memes if meme.own_id is not None))
     return memes
 
 
-def find_images(memes: Sequence[OwnMeme], folder: Path, *, shown: str) -> list[OwnMeme]:
+def find_images(memes: Sequence[Row], folder: Path, *, shown: str) -> list[Row]:
     """The memes with absolute paths to their images, which are looked for from ``folder`` on.
 
     Args:
@@ -89,11 +70,11 @@ def find_images(memes: Sequence[OwnMeme], folder: Path, *, shown: str) -> list[O
     Raises:
         DatasetError: images are missing; it names the first of them with their lines.
     """
-    found = [replace(meme, image=(folder / meme.image).absolute().as_posix()) for meme in memes]
+    found = [replace(meme, img=(folder / meme.img).absolute().as_posix()) for meme in memes]
     missing = [
-        f"{meme.image} (line {meme.line})"
+        f"{meme.img} (line {meme.line})"
         for meme, there in zip(memes, found, strict=True)
-        if not Path(there.image).is_file()
+        if not Path(there.img).is_file()
     ]
     if missing:
         some = ", ".join(missing[:_SHOWN]) + (" …" if len(missing) > _SHOWN else "")
@@ -104,26 +85,23 @@ def find_images(memes: Sequence[OwnMeme], folder: Path, *, shown: str) -> list[O
     return found
 
 
-def as_rows(memes: Sequence[OwnMeme]) -> list[Row]:
-    """The memes as annotations, numbered from 1; one without an id is called by the name of its image file.
+def with_own_ids(memes: Sequence[Row]) -> list[Row]:
+    """The memes of one table; one without an id is called by the name of its image file.
 
     Where several have no id and the same file, their numbers tell them apart.
     """
-    names = Counter(PurePosixPath(meme.image).name for meme in memes)
+    names = Counter(PurePosixPath(meme.img).name for meme in memes)
     taken = {meme.own_id for meme in memes}
 
-    def own_id(number: int, meme: OwnMeme) -> str:
-        name = PurePosixPath(meme.image).name
+    def own_id(meme: Row) -> str:
+        name = PurePosixPath(meme.img).name
         if names[name] > 1 or name in taken:
-            name = f"{name}#{number}"
+            name = f"{name}#{meme.id}"
         while name in taken:
             name += "#"
         return name
 
-    return [
-        Row(n, meme.image, meme.text, meme.label, meme.line, meme.own_id or own_id(n, meme))
-        for n, meme in enumerate(memes, 1)
-    ]
+    return [replace(meme, own_id=meme.own_id or own_id(meme)) for meme in memes]
 
 
 def write_annotations(path: Path, rows: Iterable[Row]) -> None:
@@ -178,17 +156,13 @@ def _json_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             value = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise DatasetError(
-                f"{name}:{line}: not JSON: {error}", hint="a .jsonl file has one JSON object a line"
-            ) from None
+            raise DatasetError(f"{name}:{line}: not JSON: {error}", hint=_JSON_LINES) from None
         if not isinstance(value, dict):
-            raise DatasetError(
-                f"{name}:{line}: not a JSON object", hint="a .jsonl file has one JSON object a line"
-            )
+            raise DatasetError(f"{name}:{line}: not a JSON object", hint=_JSON_LINES)
         yield line, value
 
 
-def _meme(where: str, line: int, row: Mapping[str, Any]) -> OwnMeme:
+def _meme(where: str, number: int, line: int, row: Mapping[str, Any]) -> Row:
     def wrong(column: str, wanted: str) -> DatasetError:
         return DatasetError(f'{where}: "{column}" must be {wanted}, not {json.dumps(row.get(column))}')
 
@@ -210,7 +184,7 @@ def _meme(where: str, line: int, row: Mapping[str, Any]) -> OwnMeme:
         label = label_of(row.get("label"))
     except ValueError:
         raise wrong("label", "0 or 1") from None
-    return OwnMeme(image.replace("\\", "/"), text or "", own_id, label, line)
+    return Row(number, image.replace("\\", "/"), text or "", label, line, own_id)
 
 
 def is_unicode(text: str) -> bool:

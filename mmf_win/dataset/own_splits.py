@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.dataset.annotations import LARGEST_ID, Row, whole_number
-from mmf_win.dataset.own_memes import OwnMeme, as_rows, read_table
+from mmf_win.dataset.annotations import LARGEST_ID, Row, require_unique, whole_number
+from mmf_win.dataset.own_memes import read_table, with_own_ids
 from mmf_win.errors import DatasetError
 
 
@@ -42,14 +42,14 @@ def read_tables(
     """
     rows: dict[str, list[Row]] = {}
     images: dict[str, str] = {}
-    unnumbered: dict[str, list[OwnMeme]] = {}
+    unnumbered: dict[str, list[Row]] = {}
     for split, member in tables.items():
         shown = f"{source}: {member}"
         memes = read_table(staged[split], shown=shown)
         memes = [_in_layout(meme, member, shown, names, images) for meme in memes]
         _require_even_labels(memes, shown)
         if all(whole_number(meme.own_id) is not None for meme in memes):
-            rows[split] = _with_their_ids(memes, shown)
+            rows[split] = _numbered_by_table(memes, shown)
         else:
             unnumbered[split] = memes
     numbers: dict[tuple[str | None, str], int] = {}
@@ -57,16 +57,14 @@ def read_tables(
     for split, memes in unnumbered.items():
         rows[split] = [
             replace(row, id=start + numbers.setdefault((row.own_id, row.img), len(numbers) + 1))
-            for row in as_rows(memes)
+            for row in with_own_ids(memes)
         ]
     return rows, images
 
 
-def _in_layout(
-    meme: OwnMeme, member: str, shown: str, names: Collection[str], images: dict[str, str]
-) -> OwnMeme:
+def _in_layout(meme: Row, member: str, shown: str, names: Collection[str], images: dict[str, str]) -> Row:
     """The meme with its image's name in MMF's layout; where that lies is added to ``images``."""
-    path = posixpath.normpath(meme.image)
+    path = posixpath.normpath(meme.img)
     if posixpath.isabs(path) or re.match(r"[A-Za-z]:", path):
         raise DatasetError(
             f"{shown}:{meme.line}: {path} is an absolute path",
@@ -79,7 +77,7 @@ def _in_layout(
         other = images.setdefault(image, found)
         if other != found:
             raise DatasetError(f"{shown}:{meme.line}: {found} and {other} would both become {image}")
-    return replace(meme, image=image)
+    return replace(meme, img=image)
 
 
 def require_names_apart(images: Collection[str], named: Collection[str]) -> None:
@@ -106,7 +104,7 @@ def require_names_apart(images: Collection[str], named: Collection[str]) -> None
             )
 
 
-def _require_even_labels(memes: Collection[OwnMeme], shown: str) -> None:
+def _require_even_labels(memes: Collection[Row], shown: str) -> None:
     without = [meme for meme in memes if meme.label is None]
     if 0 < len(without) < len(memes):
         raise DatasetError(
@@ -115,13 +113,10 @@ def _require_even_labels(memes: Collection[OwnMeme], shown: str) -> None:
         )
 
 
-def _with_their_ids(memes: Collection[OwnMeme], shown: str) -> list[Row]:
-    first: dict[int, OwnMeme] = {}
-    for meme in memes:
-        number = int(meme.own_id or "")
-        if number > LARGEST_ID:
-            raise DatasetError(f'{shown}:{meme.line}: "id" must be at most {LARGEST_ID}, not {meme.own_id}')
-        earlier = first.setdefault(number, meme)
-        if earlier is not meme:
-            raise DatasetError(f"{shown}:{meme.line}: id {number} is already in line {earlier.line}")
-    return [Row(number, meme.image, meme.text, meme.label, meme.line) for number, meme in first.items()]
+def _numbered_by_table(memes: Collection[Row], shown: str) -> list[Row]:
+    rows = [replace(meme, id=int(meme.own_id or ""), own_id=None) for meme in memes]
+    for row in rows:
+        if row.id > LARGEST_ID:
+            raise DatasetError(f'{shown}:{row.line}: "id" must be at most {LARGEST_ID}, not {row.id}')
+    require_unique(shown, ((row.id, row.line) for row in rows))
+    return rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win.dataset.annotations import Row, count_rows, read_rows, require_split
-from mmf_win.dataset.own_memes import as_rows, find_images, is_unicode, read_table, write_annotations
+from mmf_win.dataset.own_memes import find_images, is_unicode, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places, portable_name
 from mmf_win.runs.overrides import OWN_MEMES
@@ -53,7 +53,7 @@ class Target:
             DatasetError: the table cannot be used, or images are missing.
         """
         memes = find_images(read_table(table), table.parent, shown=str(table))
-        return cls._own(table, as_rows(memes), scratch)
+        return cls._own(table, with_own_ids(memes), scratch)
 
     @classmethod
     def of_image(cls, image: Path, text: str, scratch: Path) -> Target:

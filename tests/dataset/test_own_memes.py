@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.annotations import objects_for_mmf, read_rows
-from mmf_win.dataset.own_memes import OwnMeme, as_rows, find_images, read_table, write_annotations
+from mmf_win.dataset.annotations import Row, objects_for_mmf, read_rows
+from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError
 
-CAT = OwnMeme("img/кот.png", "look, a 猫", "cat-1", 1, line=2)
+CAT = Row(1, "img/кот.png", "look, a 猫", 1, line=2, own_id="cat-1")
 
 
 def table(folder: Path, content: str | bytes, name: str = "memes.csv") -> Path:
@@ -44,19 +44,19 @@ def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
         }
     )
     expected = [
-        OwnMeme("a.png", 'two\nlines, "said" he', "7", 1, line=2),
-        OwnMeme("b.png", "", None, None, line=4),
+        Row(1, "a.png", 'two\nlines, "said" he', 1, line=2, own_id="7"),
+        Row(2, "b.png", "", None, line=4),
     ]
     frame.to_csv(user_dir / "a.csv", encoding="utf-8-sig")  # with pandas' own index
     csv_rows = read_table(user_dir / "a.csv")
     assert [row.own_id for row in csv_rows] == ["7.0", None], "a table of text says what it says"
-    assert [(r.image, r.text, r.label, r.line) for r in csv_rows] == [
-        (r.image, r.text, r.label, r.line) for r in expected
+    assert [(r.img, r.text, r.label, r.line) for r in csv_rows] == [
+        (r.img, r.text, r.label, r.line) for r in expected
     ]
     frame.to_json(user_dir / "a.jsonl", orient="records", lines=True, force_ascii=False)
     rows = read_table(user_dir / "a.jsonl")
-    assert [(r.image, r.text, r.own_id, r.label) for r in rows] == [
-        (r.image, r.text, r.own_id, r.label) for r in expected
+    assert [(r.img, r.text, r.own_id, r.label) for r in rows] == [
+        (r.img, r.text, r.own_id, r.label) for r in expected
     ]
 
 
@@ -107,9 +107,7 @@ def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: 
         (user_dir / name).touch()
     path = table(user_dir, f"img,text\nфото/a.png,x\n{(user_dir / 'b.png').as_posix()},y\n")
     found = find_images(read_table(path), user_dir, shown="memes.csv")
-    assert [meme.image for meme in found] == [
-        (user_dir / name).as_posix() for name in ("фото/a.png", "b.png")
-    ]
+    assert [meme.img for meme in found] == [(user_dir / name).as_posix() for name in ("фото/a.png", "b.png")]
     (user_dir / "b.png").unlink()
     with pytest.raises(DatasetError, match=r"memes\.csv: 1 of 2 images are missing: .*b\.png \(line 3\)"):
         find_images(found, user_dir, shown="memes.csv")
@@ -118,8 +116,8 @@ def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: 
 def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_number() -> None:
     images = [("a/x.png", "mine"), ("a/y.png", None), ("b/z.png", None), ("c/z.png", None), ("mine", None)]
     images += [("v.png", "z.png#4")]
-    memes = [OwnMeme(image, "", own_id, None, line) for line, (image, own_id) in enumerate(images, 2)]
-    rows = as_rows(memes)
+    memes = [Row(n, image, "", None, n + 1, own_id) for n, (image, own_id) in enumerate(images, 1)]
+    rows = with_own_ids(memes)
     assert [row.id for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row.shown_id for row in rows] == ["mine", "y.png", "z.png#3", "z.png#4#", "mine#5", "z.png#4"]
 
@@ -128,9 +126,9 @@ def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_nu
 def test_annotations_keep_the_labels_there_are_and_mmf_gets_all_or_none(
     labels: tuple[int | None, int | None], for_mmf: bool, user_dir: Path
 ) -> None:
-    memes = [OwnMeme(f"{n}.png", "текст", None, label, n + 2) for n, label in enumerate(labels)]
+    memes = [Row(n + 1, f"{n}.png", "текст", label, n + 2) for n, label in enumerate(labels)]
     path = user_dir / "memes.jsonl"
-    write_annotations(path, as_rows(memes))
+    write_annotations(path, with_own_ids(memes))
     assert [(row.id, row.img, row.text, row.label, row.own_id) for row in read_rows(path)] == [
         (1, "0.png", "текст", labels[0], "0.png"),
         (2, "1.png", "текст", labels[1], "1.png"),
