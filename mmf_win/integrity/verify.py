@@ -29,8 +29,8 @@ def verify(
 ) -> list[Difference]:
     """Compare files with their manifest.
 
-    A file that has not been touched since it was last found right is not read again. All others are read,
-    side by side and with a progress bar, and those that are right are remembered in the manifest and beside
+    A file that has not been touched since it was last found intact is not read again. All others are read,
+    side by side and with a progress bar, and those that are intact are remembered in the manifest and beside
     it – unless the folder is read-only or another process is at work there; then that is all that is lost.
 
     Args:
@@ -44,38 +44,44 @@ def verify(
         that the manifest does not list is ``extra``.
     """
     names = list(manifest.files) if only is None else sorted(only)
-    unknown = [name for name in names if name not in manifest.files]
-    sizes = {name: manifest.files[name].size for name in names if name in manifest.files}
-    stats, wrong = _seen(manifest.folder, sizes)
-    wrong |= {name: Difference("extra", name, "in no manifest") for name in unknown}
+    stats = _stats(manifest.folder, names)
+    wrong: dict[str, Difference] = {}
     to_read: dict[str, int] = {}
-    for name, found in stats.items():
+    for name in names:
+        entry, found = manifest.files.get(name), stats.get(name)
         check = None if full else manifest.checks.get(name)
-        if name not in wrong and (check is None or not check.still_holds(found)):
+        if entry is None:
+            wrong[name] = Difference("extra", name, "in no manifest")
+        elif found is None:
+            wrong[name] = Difference("missing", name)
+        elif entry.size not in (None, found.st_size):
+            wrong[name] = Difference("changed", name, f"{found.st_size} instead of {entry.size} bytes")
+        elif check is None or not check.still_holds(found):
             to_read[name] = found.st_size
     if to_read or wrong:
         before = dict(manifest.checks)
         for name in wrong:
             manifest.checks.pop(name, None)
         _read(manifest, to_read, wrong, title)
-        if manifest.checks != before:
-            _remember(manifest)
+        if manifest.checks != before and (manifest.folder / SUMS).is_file():
+            with suppress(OSError), locked(manifest.folder / LOCK):
+                manifest.save_checks()
     return [wrong[name] for name in names if name in wrong]
 
 
 def last_check(manifest: Manifest) -> float | None:
-    """When all files were last known to be right: the oldest check that holds, in seconds since the epoch.
+    """When all files were last known to be intact: the oldest check, in seconds since the epoch.
 
     None when a file is gone, or would have to be read to know.
     """
     stats = _stats(manifest.folder, manifest.files)
-    oldest = None
+    times = []
     for name in manifest.files:
         check, found = manifest.checks.get(name), stats.get(name)
         if check is None or found is None or not check.still_holds(found):
             return None
-        oldest = min(oldest or check.checked_ns, check.checked_ns)
-    return None if oldest is None else oldest / 1e9
+        times.append(check.checked_ns)
+    return min(times) / 1e9 if times else None
 
 
 def record(
@@ -168,26 +174,6 @@ def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) 
     shares = share_out(files, worker_count(), sizes.__getitem__)
     with Progress(title, sum(sizes.values())) as bar:
         yield from group.run([partial(hash_all, share) for share in shares], bar.advance)
-
-
-def _remember(manifest: Manifest) -> None:
-    if (manifest.folder / SUMS).is_file():
-        with suppress(OSError), locked(manifest.folder / LOCK):
-            manifest.save_checks()
-
-
-def _seen(
-    folder: Path, sizes: Mapping[str, int | None]
-) -> tuple[dict[str, os.stat_result], dict[str, Difference]]:
-    """The state of each file that is there, and which are gone or have another size."""
-    stats = _stats(folder, sizes)
-    wrong = {}
-    for name, size in sizes.items():
-        if name not in stats:
-            wrong[name] = Difference("missing", name)
-        elif size not in (None, there := stats[name].st_size):
-            wrong[name] = Difference("changed", name, f"{there} instead of {size} bytes")
-    return stats, wrong
 
 
 def _stats(root: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
