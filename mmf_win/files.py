@@ -73,12 +73,17 @@ def free_space(path: Path) -> int | None:
     return None if existing is None else shutil.disk_usage(existing).free
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write ``value`` so that a reader sees the old file or the whole new one, never a part."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that is on the disk before it takes its place; a reader sees the old or the new one."""
     with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(json_bytes(value, indent=2))
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write ``value`` as :func:`write_bytes` does."""
+    write_bytes(path, json_bytes(value, indent=2))
 
 
 def json_bytes(value: object, indent: int | None = None) -> bytes:

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from mmf_win.console import Progress
 from mmf_win.errors import DamagedManifest, DataError
-from mmf_win.files import json_bytes, read_json, replacing
+from mmf_win.files import json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import file_digest
 
 SUMS = "SHA256SUMS"
@@ -213,7 +213,7 @@ class Manifest:
         lines = (_line(name, entry.sha256) for name, entry in self.files.items())
         text = "".join(lines).encode("utf-8", "surrogateescape")  # Linux allows names that are no UTF-8
         self._write_notes(text)
-        _write(self.folder / SUMS, text)
+        write_bytes(self.folder / SUMS, text)
 
     def save_checks(self) -> None:
         """Write only what is remembered of checks, beside the ``SHA256SUMS`` that is there.
@@ -238,7 +238,7 @@ class Manifest:
             "sizes": {name: entry.size for name, entry in self.files.items()},
             "checks": {name: astuple(check) for name, check in self.checks.items()},
         }
-        _write(self.folder / _NOTES, json_bytes(notes))
+        write_bytes(self.folder / _NOTES, json_bytes(notes))
 
     @property
     def verified_against(self) -> str:
@@ -270,13 +270,6 @@ def last_source(folder: Path) -> Source | None:
 def manifest_files(folder: Path) -> list[Path]:
     """The files that make up a folder's manifest, ``SHA256SUMS`` first, for whoever removes them."""
     return [folder / SUMS, folder / _NOTES]
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _state(stat: stat_result) -> tuple[int, int, int, int]:
