@@ -117,15 +117,10 @@ def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
     """
     manifest, file = _manifest(paths), paths.split(split)
     try:
-        sha256 = file_digest(file).hex()
-    except OSError:
-        return None
-    entry = manifest.files.get(f"annotations/{file.name}") if manifest else None
-    if manifest is None or entry is None or entry.sha256 != sha256:
-        return None
-    try:
+        if manifest is None or manifest.files[f"annotations/{file.name}"].sha256 != file_digest(file).hex():
+            return None
         return SplitSummary.from_json(manifest.result["splits"][split])
-    except (KeyError, TypeError, AttributeError):
+    except (OSError, KeyError, TypeError, AttributeError):
         return None
 
 
