@@ -5,7 +5,7 @@
     <dataset root>/
     ├── .mmfw-lock              held while one process works here; the system frees it when that one dies
     └── .mmfw-staging/          what is not finished; removed at the end, or at the next start of another step
-        ├── purpose             the step that it belongs to, if that one can go on after an interruption
+        ├── purpose             the step that it belongs to, if that one can be resumed after an interruption
         ├── journal             what of it was verified
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from mmf_win.locking import locked
 
 _log = logging.getLogger(__name__)
 
+_PURPOSE = "purpose"
 _RESERVE = 64 << 20
 _FLUSHED_AT_ONCE = 8
 _AHEAD = 1 << 25
@@ -96,58 +98,44 @@ def staging(
         require_space(root, needed - _left_over(root, purpose))
     root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        _lock(root, stack, wait)
+        what = f"{root}: another mmfw is at work here"
+        waiting = partial(_log.info, "%s; waiting for it to finish", what)
+        try:
+            stack.enter_context(locked(root / LOCK, inf if wait else 0, on_wait=waiting))
+        except BlockingIOError:
+            raise UsageError(what, hint="wait until it has finished") from None
         folder = staging_folder(root)
-        if not _can_go_on(root, purpose):
+        if not _can_resume(root, purpose):
             _remove(folder)
         here = Staging(root)
         here.new.mkdir(parents=True, exist_ok=True)
         if purpose is not None:
-            _purpose_file(root).write_text(purpose, encoding="utf-8")
+            (folder / _PURPOSE).write_text(purpose, encoding="utf-8")
         keep = False
         try:
             yield here
-        except Exception:
-            raise
-        except BaseException:
-            keep = purpose is not None
+        except BaseException as error:
+            keep = purpose is not None and not isinstance(error, Exception)
             raise
         finally:
             if not keep:
                 _remove(folder)
 
 
-def _lock(root: Path, stack: ExitStack, wait: bool) -> None:
-    path = root / LOCK
-    try:
-        stack.enter_context(locked(path))
-    except BlockingIOError:
-        what = f"{root}: another mmfw is at work here"
-        if not wait:
-            raise UsageError(what, hint="wait until it has finished") from None
-        _log.info("%s; waiting for it to finish", what)
-        stack.enter_context(locked(path, patience=inf))
-
-
 def _left_over(root: Path, purpose: str | None) -> int:
     """Bytes that an interrupted step with this purpose has left for the next start."""
-    if not _can_go_on(root, purpose):
+    if not _can_resume(root, purpose):
         return 0
-    new = Staging(root).new
-    return sum(Path(here, name).stat().st_size for here, _, names in os.walk(new) for name in names)
+    return sum(path.stat().st_size for path in Staging(root).new.rglob("*") if path.is_file())
 
 
-def _can_go_on(root: Path, purpose: str | None) -> bool:
+def _can_resume(root: Path, purpose: str | None) -> bool:
     if purpose is None or was_killed_while_installing(root):
         return False
     try:
-        return _purpose_file(root).read_text(encoding="utf-8") == purpose
+        return (staging_folder(root) / _PURPOSE).read_text(encoding="utf-8") == purpose
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _purpose_file(root: Path) -> Path:
-    return staging_folder(root) / "purpose"
 
 
 def staging_folder(root: Path) -> Path:
