@@ -57,12 +57,9 @@ def draw(picture: Picture, caption: str) -> bytes:
     horizon = int(picture.height * random.uniform(0.4, 0.5))
     _draw_sun(canvas, random, picture.width)
     canvas.rectangle((0, horizon, picture.width, picture.height), random.choice(_GROUNDS))
-    if picture.crowded:
-        for _ in range(random.randint(20, 30)):
-            _draw_person(canvas, random, picture, horizon)
-    else:
-        for _ in range(random.randint(1, 3)):
-            _draw_cactus(canvas, random, picture, horizon)
+    draw_one, fewest, most = (_draw_person, 20, 30) if picture.crowded else (_draw_cactus, 1, 3)
+    for _ in range(random.randint(fewest, most)):
+        draw_one(canvas, random, picture, horizon)
     _write_caption(canvas, caption, picture.width)
     file = io.BytesIO()
     image.save(file, "PNG")

@@ -63,7 +63,7 @@ class DemoFolder:
         return self.path / "save"
 
     def claim(self) -> None:
-        """Make the folder, or go on with one that an earlier demo made.
+        """Make the folder, or take one that an earlier demo made.
 
         Raises:
             UsageError: there is something else in it, or another version of mmfw made it, whose BERT need

@@ -35,7 +35,7 @@ def main(path: Path, seed: int) -> int:
 
 
 def fill(folder: DemoFolder, seed: int) -> None:
-    """Make the archive, the features and the BERT, unless they are there: each whole or not at all.
+    """Make the archive, the features and the BERT, unless they are there: each complete or not at all.
 
     Args:
         folder: claimed already.

@@ -70,7 +70,7 @@ def write_lmdb(folder: Path, images: Iterable[tuple[str, bytes]]) -> None:
 
 
 def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
-    """Write a ``features.tar.gz`` as MMF downloads it, holding ``detectron.lmdb``. The whole file or none.
+    """Write a ``features.tar.gz`` as MMF downloads it, holding ``detectron.lmdb``. It is complete or absent.
 
     Args:
         path: the archive; replaced when it exists.

@@ -25,7 +25,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def write_bert(folder: Path, words: Sequence[str], seed: int) -> None:
-    """Write ``folder`` with config.json, vocab.txt and model.safetensors. The whole folder or none.
+    """Write ``folder`` with config.json, vocab.txt and model.safetensors. It is complete or absent.
 
     Args:
         folder: made by this; must not exist.

@@ -159,8 +159,8 @@ def predict_one(
     team = _Team(members, save_dir, options)
     with TemporaryDirectory(prefix="mmfw-memes-") as scratch:
         target = Target.of_image(image, text, Path(scratch))
-        csvs = [Path(scratch, f"{n}.csv") for n, _ in enumerate(members)]
-        probas = [team.proba(member, target, csv) for member, csv in zip(members, csvs, strict=True)]
+        csvs = [team.csv(m, target, Path(scratch, f"{n}.csv")) for n, m in enumerate(members)]
+        probas = [read_predictions(csv)[0].proba for csv in csvs]
     return probas if options.kind is None else probabilities.blend(options.kind, [[p] for p in probas])
 
 
@@ -207,13 +207,9 @@ class _Team:
         blended = self._threshold(self.members, validation) if validation and not alone else None
         for member in self.members:
             threshold = self._threshold([member], validation) if alone and validation else None
-            yield self._finished(self._csv(member, target), [member], target, threshold)
+            yield self._finished(self.csv(member, target), [member], target, threshold)
         if not alone:
             yield self._finished(self._blended_csv(target), self.members, target, blended)
-
-    def proba(self, member: RunCheckpoint, target: Target, csv: Path) -> float:
-        """The probability of a single meme; ``csv`` is where it is written."""
-        return read_predictions(self._csv(member, target, csv))[0].proba
 
     def _threshold(self, members: Sequence[RunCheckpoint], split: str) -> float:
         """The threshold that is best on the validation split.
@@ -264,8 +260,8 @@ class _Team:
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
         return Result(csv, names, target.title, facts)
 
-    def _csv(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Path:
-        """The member's predictions; made when they are first asked for."""
+    def csv(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Path:
+        """The member's predictions; made when they are first asked for, as ``report`` or in its run."""
         if (member, target.name) not in self._csvs:
             _log.info("predicting %s with %s", target.title, member.name)
             self._csvs[member, target.name] = predicting.predict(
@@ -292,7 +288,7 @@ class _Team:
         return csv
 
     def _probas(self, members: Sequence[RunCheckpoint], target: Target) -> list[float]:
-        columns = [[row.proba for row in read_predictions(self._csv(m, target))] for m in members]
+        columns = [[row.proba for row in read_predictions(self.csv(m, target))] for m in members]
         return columns[0] if self.options.kind is None else probabilities.blend(self.options.kind, columns)
 
     def _places(self, member: RunCheckpoint) -> Places:

@@ -1,4 +1,4 @@
-"""Is a CSV what the challenge takes for a split? Everything that is wrong with it, at once."""
+"""Checks whether the challenge would take a CSV for a split, and lists everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +106,7 @@ class _Parser:
 
     Attributes:
         ids: of every row that has one, whatever else is wrong with the row.
+        has_rows: whether its rows can be told apart from its header, and their columns from each other.
     """
 
     def __init__(self, text: str, known: Sequence[str]) -> None:
@@ -117,13 +118,18 @@ class _Parser:
         self._header = re.split(r"[\r\n]", self._text, maxsplit=1)[0]
         # A file that is not separated by commas has no comma in its header.
         self._delimiter = "," if "," in self._header else next((d for d in ";\t|" if d in self._header), ",")
-        self._faults: dict[str, list[int]] = {}
+        names = self._header.split(self._delimiter)
+        quoted = [f'"{name}"' for name in COLUMNS]  # as R writes them
+        self.has_rows = len(names) == len(COLUMNS) and all(
+            name in either for name, *either in zip(names, COLUMNS, quoted, strict=True)
+        )
+        self._faults: dict[str, list[int]] = defaultdict(list)
         self._blank = 0
         self._torn: str | None = None
 
     def predictions(self) -> Iterator[Prediction]:
         """The rows in which nothing is wrong."""
-        if not self._header_fits():
+        if not self.has_rows:
             return
         reader = csv.reader(io.StringIO(self._text, newline=""), delimiter=self._delimiter)
         try:
@@ -144,7 +150,7 @@ class _Parser:
         if self._delimiter != ",":
             names = {";": "semicolons", "\t": "tabs", "|": "bars"}
             yield Problem(f"its values are separated by {names[self._delimiter]} instead of commas")
-        if not self._header_fits():
+        if not self.has_rows:
             yield Problem(f"its first line must be {','.join(COLUMNS)}, not {self._header[:80]!r}")
         if self._torn:
             yield Problem(self._torn)
@@ -158,45 +164,30 @@ class _Parser:
         if self._blank:
             yield Problem(f"{self._blank} lines are blank", fatal=False)
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether its rows could be told apart from its header, and their columns from each other."""
-        return self._header_fits()
-
-    def _header_fits(self) -> bool:
-        quoted = [f'"{name}"' for name in COLUMNS]  # as R writes them
-        names = self._header.split(self._delimiter)
-        return len(names) == len(COLUMNS) and all(
-            name in either for name, *either in zip(names, COLUMNS, quoted, strict=True)
-        )
-
     def _row(self, row: list[str], line: int) -> Prediction | None:
         if len(row) != len(COLUMNS):
-            self._fault(f"without exactly {len(COLUMNS)} values", line)
+            self._faults[f"without exactly {len(COLUMNS)} values"].append(line)
             return None
         id_, proba, label = row
         if id_ not in self._known and _INTEGER.fullmatch(id_):
             id_ = str(int(id_))  # the release has 08291 where MMF writes 8291
-        is_id = not self._numbered or _INTEGER.fullmatch(id_) is not None
-        if is_id:
+        faults = []
+        if not self._numbered or _INTEGER.fullmatch(id_):
             self.ids.append(id_)
         else:
-            self._fault("whose id is not a whole number", line)
+            faults.append("whose id is not a whole number")
         number = _number(proba)
         if number is None:
-            self._fault("whose proba is not a number", line)
+            faults.append("whose proba is not a number")
         elif math.isnan(number):
-            self._fault("whose proba is NaN", line)
+            faults.append("whose proba is NaN")
         elif not 0 <= number <= 1:
-            self._fault("whose proba is not within 0 and 1", line)
+            faults.append("whose proba is not within 0 and 1")
         if label not in ("0", "1"):
-            self._fault("whose label is neither 0 nor 1", line)
-        if not is_id or number is None or not 0 <= number <= 1 or label not in ("0", "1"):
-            return None
-        return Prediction(id_, number, int(label))
-
-    def _fault(self, what: str, line: int) -> None:
-        self._faults.setdefault(what, []).append(line)
+            faults.append("whose label is neither 0 nor 1")
+        for fault in faults:
+            self._faults[fault].append(line)
+        return None if faults or number is None else Prediction(id_, number, int(label))
 
 
 def _compare(found: Sequence[str], wanted: Sequence[str], left_out: Sequence[str]) -> Iterator[Problem]:

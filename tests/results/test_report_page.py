@@ -205,9 +205,10 @@ def test_attempts_are_marked_and_explained(world: World) -> None:
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
     assert (
-        "Attempt 2 began at update 30, after the GPU&#39;s memory had run out; batch 32, 16 at once." in page
+        "Attempt 2 began at update 30, after the GPU&#39;s memory had run out; batch 32, micro-batch 16."
+        in page
     )
-    assert "Batch 32, 16 at once" in page
+    assert "Batch 32, micro-batch 16" in page
 
 
 def test_ten_thousand_rows_are_no_trouble(world: World) -> None:

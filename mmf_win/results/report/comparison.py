@@ -57,31 +57,19 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A metric over the seeds of a preset: mean, and standard deviation where there are two or more."""
-
-    mean: float | None
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> Spread:
-        """Of those values that are known."""
-        known = [value for value in values if value is not None]
-        if not known:
-            return cls(None, None)
-        return cls(statistics.mean(known), statistics.stdev(known) if len(known) > 1 else None)
-
-
-@dataclass(frozen=True)
 class PresetGroup:
     """The runs of one preset."""
 
     preset: str
     entries: tuple[ComparedRun, ...]
 
-    def spread(self, metric: str) -> Spread:
-        """Of ``best``, ``auroc`` or ``accuracy``."""
-        return Spread.of([getattr(entry, metric) for entry in self.entries])
+    def spread(self, metric: str) -> tuple[float | None, float | None]:
+        """Mean of ``best``, ``auroc`` or ``accuracy``, and standard deviation where two or more are known."""
+        known = [value for entry in self.entries if (value := getattr(entry, metric)) is not None]
+        return (
+            statistics.mean(known) if known else None,
+            statistics.stdev(known) if len(known) > 1 else None,
+        )
 
     def same(self, attribute: str) -> str | None:
         """``best_on`` or ``rows``, where it is known and the same for all of the runs."""

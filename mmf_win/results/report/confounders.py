@@ -45,12 +45,10 @@ def pairs(memes: Sequence[Meme], pictures: Mapping[int, int]) -> list[Pair]:
         memes: with their labels.
         pictures: for the ids of memes whose pictures look alike, a number that those have in common.
     """
-    by_text = _groups(memes, {meme.row.id: _plain(meme.row.text) for meme in memes})
-    by_picture = _groups(memes, pictures)
-    found = [
-        *(Pair(h, b, "text") for h, b in by_text if _plain(h.row.text)),
-        *(Pair(h, b, "picture") for h, b in by_picture),
-    ]
+    texts = {meme.row.id: " ".join(meme.row.text.casefold().split()) for meme in memes}
+    texts = {id_: text for id_, text in texts.items() if text}
+    shared: dict[Shared, Mapping[int, Hashable]] = {"text": texts, "picture": pictures}
+    found = [Pair(h, b, what) for what, keys in shared.items() for h, b in _groups(memes, keys)]
     return sorted(found, key=lambda pair: (pair.margin, pair.hateful.row.id, pair.benign.row.id))
 
 
@@ -62,7 +60,3 @@ def _groups(memes: Sequence[Meme], keys: Mapping[int, Hashable]) -> list[tuple[M
             sides[keys[meme.row.id]][meme.row.label].append(meme)
     groups = [group for group in sides.values() if sum(map(len, group)) <= _MOST]
     return [(h, b) for benign, hateful in groups for h in hateful for b in benign]
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())

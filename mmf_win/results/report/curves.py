@@ -32,7 +32,7 @@ class TrainedAttempt:
         number: counted from 1.
         update: where it began.
         batch: rows an update, where it is known.
-        micro_batch: rows that go through the model at once, where it is known.
+        micro_batch: rows of a forward pass, where it is known.
         device: what it ran on, where it is known.
         why: for a later attempt, what had happened before.
         data: what it trained on, where it is known.
@@ -48,10 +48,10 @@ class TrainedAttempt:
 
     @property
     def batching(self) -> str:
-        """The batch, and how many of its rows go through the model at once where that is not all."""
+        """The batch, and the micro-batch where that is smaller."""
         if self.micro_batch in (None, self.batch):
             return str(self.batch or "unknown")
-        return f"{self.batch or 'unknown'}, {self.micro_batch} at once"
+        return f"{self.batch or 'unknown'}, micro-batch {self.micro_batch}"
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,12 @@ class TrainingCurves:
 def read_curves(events: Iterable[Event]) -> TrainingCurves:
     """The training that ``events`` tell of; predictions, and what is not understood, are skipped."""
     attempts: list[TrainedAttempt] = []
-    samples: list[list[Sample]] = []
+    samples: list[Sample] = []
+    undone: list[Sample] = []
     outcome: str | None = None
     versions: dict[str, str] = {}
-    spent, began, current = 0.0, 0.0, None
+    current = None
+    spent = began = seconds = 0.0
     for event in events:
         kind, time = event["kind"], _number(event.get("t"))
         if time is None:
@@ -123,21 +125,22 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
         if kind == "run_started" and event.get("action") == "train":
             versions = {key: value for key, value in event.items() if isinstance(value, str)}
         elif kind == "train_started":
-            spent += samples[-1][-1].seconds - spent if samples and samples[-1] else 0.0
-            began, current = time, event.get("attempt")
+            spent, began, current = seconds, time, event.get("attempt")
             attempts.append(_attempt(event, len(attempts) + 1, outcome))
-            samples.append([])
             outcome = None
+            first = attempts[-1].update
+            undone += [sample for sample in samples if sample.update > first]
+            samples = [sample for sample in samples if sample.update <= first]
         elif kind == "run_ended" and event.get("action") == "train":
             outcome = str(event.get("outcome"))
-        elif attempts and event.get("attempt") == current and not event.get("final"):
-            values = _values(event)
-            if values:
-                update = _whole(event.get("update")) or 0
-                seconds = spent + max(0.0, time - began)
-                samples[-1].append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
-    kept, undone = _sift(attempts, samples)
-    return TrainingCurves(tuple(attempts), tuple(kept), tuple(undone), versions)
+        elif not attempts or event.get("attempt") != current or event.get("final"):
+            continue
+        elif values := _values(event):
+            update = _integer(event.get("update")) or 0
+            seconds = spent + max(0.0, time - began)
+            samples.append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
+    undone.sort(key=lambda sample: sample.seconds)
+    return TrainingCurves(tuple(attempts), tuple(samples), tuple(undone), versions)
 
 
 def _attempt(event: Event, number: int, outcome: str | None) -> TrainedAttempt:
@@ -145,9 +148,9 @@ def _attempt(event: Event, number: int, outcome: str | None) -> TrainedAttempt:
     why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
     return TrainedAttempt(
         number=number,
-        update=_whole(event.get("update")) or 0,
-        batch=_whole(event.get("batch")),
-        micro_batch=_whole(event.get("micro_batch")),
+        update=_integer(event.get("update")) or 0,
+        batch=_integer(event.get("batch")),
+        micro_batch=_integer(event.get("micro_batch")),
         device=device if isinstance(device, str) else None,
         why=why if number > 1 else "",
         data=Coverage.read(event.get("data")),
@@ -165,21 +168,10 @@ def _values(event: Event) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def _sift(attempts: list[TrainedAttempt], samples: list[list[Sample]]) -> tuple[list[Sample], list[Sample]]:
-    """What counts, and what a later attempt did once more because it began before it."""
-    kept: list[Sample] = []
-    undone: list[Sample] = []
-    for index, ours in enumerate(samples):
-        limit = min((later.update for later in attempts[index + 1 :]), default=math.inf)
-        for sample in ours:
-            (kept if sample.update <= limit else undone).append(sample)
-    return kept, undone
-
-
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -136,19 +136,19 @@ def write_blended(
         output: the page.
         matcher: of the memes' pictures; None for a page without small copies of them.
     """
-    told = scored.record
-    members = told.get("members", [])
+    facts = scored.record
+    members = facts.get("members", [])
     return write_page(
         "run.html",
         output,
         id=f"{output.parent.parent.name}/{output.parent.name}",
-        name=f"{told.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
+        name=f"{facts.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
         summary=None,
         curves=None,
         published={},
         facts=[
             *(Fact.above("Member", member["run"]) for member in members),
-            *_versions(told.get("versions", {})),
+            *_versions(facts.get("versions", {})),
             *_facts_of(scored),
             Fact("Folder", str(scored.csv.parent)),
         ],

@@ -62,10 +62,10 @@ def of_ensemble(csv: Path) -> Path:
     Raises:
         DataError: predictions or annotations cannot be read.
     """
-    told = record.read(csv)
-    annotations = Path(told["annotations"])  # of own memes, it lies in no dataset, and a copy beside the CSV
+    facts = record.read(csv)
+    annotations = Path(facts["annotations"])  # of own memes, it lies in no dataset, and a copy beside the CSV
     dataset = DatasetPaths(annotations.parent.parent)
-    scored = read_scored(csv, told["split"], dataset)
+    scored = read_scored(csv, facts["split"], dataset)
     with _matching(scored, dataset, images=True) as matcher:
         from mmf_win.results.report import page
 

@@ -13,7 +13,7 @@ from mmf_win.files import replacing
 
 
 def write_page(template: str, output: Path, **values: Any) -> Path:
-    """Write a page whole or not at all.
+    """Write a page, complete or not at all.
 
     Everything that comes from runs and datasets is escaped, and a content security policy forbids the page to
     load anything, so that neither a meme's text nor a run's name can make it do something.

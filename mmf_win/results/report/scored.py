@@ -36,11 +36,6 @@ class Meme:
     proba: float
     decision: int
 
-    @property
-    def error(self) -> float:
-        """How far the probability is from the label, 0 to 1; 0 without a label."""
-        return 0.0 if self.row.label is None else abs(self.proba - self.row.label)
-
 
 @dataclass(frozen=True)
 class Scored:
@@ -131,10 +126,10 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} anew") from None
     memes = tuple(Meme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
-    told = record.read(csv)
+    facts = record.read(csv)
     if annotations == own:
-        return Scored(csv, split, Path(str(told.get("annotations", split))).name, annotations, memes, told)
-    return Scored(csv, split, split, annotations, memes, told, coverage(dataset, split).full_rows)
+        return Scored(csv, split, Path(str(facts.get("annotations", split))).name, annotations, memes, facts)
+    return Scored(csv, split, split, annotations, memes, facts, coverage(dataset, split).full_rows)
 
 
 def ranked(memes: Sequence[Meme], limit: int) -> list[Meme]:
@@ -145,4 +140,4 @@ def ranked(memes: Sequence[Meme], limit: int) -> list[Meme]:
 def worst(memes: Sequence[Meme], label: int, limit: int) -> list[Meme]:
     """Memes of class ``label`` that were taken for the other one, the surest mistakes first."""
     wrong = [meme for meme in memes if meme.row.label == label and meme.decision != label]
-    return sorted(wrong, key=lambda meme: (-meme.error, meme.row.id))[:limit]
+    return sorted(wrong, key=lambda meme: (-abs(meme.proba - label), meme.row.id))[:limit]
