@@ -90,22 +90,13 @@ class Meme:
         return draw(self.picture, self.text)
 
 
-def make(seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, list[Meme]]:
+def make(seed: int, sizes: Mapping[str, int] = SIZES) -> dict[str, list[Meme]]:
     """The memes of each split, in random order; the same seed makes the same memes.
 
     Args:
         seed: of everything random.
-        sizes: memes in each split, multiples of four and at most :data:`MAX_MEMES` in all; :data:`SIZES`
-            when not given.
-
-    Raises:
-        ValueError: a size is not a multiple of four, or they are too many.
+        sizes: memes in each split, multiples of four and at most :data:`MAX_MEMES` in all.
     """
-    sizes = SIZES if sizes is None else sizes
-    if any(size % 4 for size in sizes.values()):
-        raise ValueError("memes come in groups of four")
-    if sum(sizes.values()) > MAX_MEMES:
-        raise ValueError(f"there are only captions for {MAX_MEMES} memes")
     random = Random(seed)
     wordings = list(itertools.product(OPENINGS, CROWDS, VERBS, ENDINGS))
     random.shuffle(wordings)

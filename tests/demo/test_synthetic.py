@@ -112,9 +112,3 @@ def test_the_archive_has_the_form_of_the_release() -> None:
         assert rows == [meme.annotation for meme in memes]
     del files["hateful_memes/README.md"], files["hateful_memes/LICENSE.txt"]
     assert files == {f"hateful_memes/{meme.image_path}": meme.png for meme in every_meme(splits)}
-
-
-@pytest.mark.parametrize("size", [6, synthetic.MAX_MEMES + 4])
-def test_a_size_that_cannot_be_balanced_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=r"groups of four|captions for"):
-        make(1, {"train": size})

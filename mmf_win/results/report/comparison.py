@@ -164,9 +164,9 @@ def _contrast(first: ComparedRun, second: ComparedRun) -> Contrast:
     others = {meme.row.id: meme for meme in second.scored.memes}
     both = [(ours, others[ours.row.id]) for ours in first.scored.memes if ours.row.id in others]
     labels = labels_of(ours.row for ours, _ in both)
-    if labels is None:
-        return Contrast(first, second, len(both), None)
-    difference = auroc_difference(labels, [a.proba for a, _ in both], [b.proba for _, b in both])
+    difference = None
+    if labels is not None:
+        difference = auroc_difference(labels, [a.proba for a, _ in both], [b.proba for _, b in both])
     return Contrast(first, second, len(both), difference)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import Progress, duration, moment
+from mmf_win.console import duration, moment
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
@@ -177,7 +177,7 @@ def _about(
         }
     metrics = measure(labels, scored.probas, threshold=scored.threshold, calibrated=scored.are_probabilities)
     decisions = plots.decisions(labels, scored.probas, metrics, scored.threshold)
-    found = pairs(scored.memes, {} if matcher is None else _alike(matcher))
+    found = pairs(scored.memes, {} if matcher is None else matcher.alike())
     shown = _shown(found)
     counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
     alarms, misses = (worst(scored.memes, label, MISTAKES) for label in (0, 1))
@@ -209,11 +209,6 @@ def _pictures(memes: Iterable[Meme], dataset: DatasetPaths, images: bool) -> dic
     files = {meme.row.id: dataset.images / meme.row.img for meme in memes if images}
     pictures = {id_: thumbnail(file) for id_, file in files.items()}
     return {"pictures": pictures, "missing": sum(picture is None for picture in pictures.values())}
-
-
-def _alike(matcher: PictureMatcher) -> dict[int, int]:
-    with Progress("comparing pictures", matcher.work, "image") as progress:
-        return matcher.alike(lambda: progress.advance(1))
 
 
 def _shown(found: list[Pair]) -> list[Pair]:

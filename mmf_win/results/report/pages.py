@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from mmf_win.dataset.annotations import splits_on_disk
@@ -105,15 +105,14 @@ def of_runs(
     return comparison.write(scored, chosen, output or save_dir / "comparison.html")
 
 
-@contextmanager
-def _matching(scored: Scored | None, dataset: DatasetPaths, images: bool) -> Iterator[PictureMatcher | None]:
+def _matching(
+    scored: Scored | None, dataset: DatasetPaths, images: bool
+) -> AbstractContextManager[PictureMatcher | None]:
     """Compare the pictures in the background, from before the rest that a page needs has been imported."""
     if not images:
-        yield None
-        return
+        return nullcontext()
     labelled = scored.memes if scored is not None and scored.labels is not None else ()
-    with PictureMatcher({meme.row.id: dataset.images / meme.row.img for meme in labelled}) as matcher:
-        yield matcher
+    return PictureMatcher({meme.row.id: dataset.images / meme.row.img for meme in labelled})
 
 
 def _dataset(run: Run, data_dir: Path | None) -> DatasetPaths:

@@ -7,7 +7,7 @@ import io
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from mmf_win.console import Progress
 
 SIDE = 256
 """The longer side of a small copy, in pixels."""
@@ -100,29 +102,17 @@ class PictureMatcher:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    @property
-    def work(self) -> int:
-        """How many pictures have to be decoded: those that are not the only ones of their size."""
-        return sum(map(len, self._looks))
-
-    def alike(self, looked_at: Callable[[], None] = lambda: None) -> dict[int, int]:
-        """Wait until all have been looked at.
-
-        Args:
-            looked_at: called for each that has to be decoded.
-
-        Returns:
-            For the ids of those that have a like, the smallest id among them.
-        """
+    def alike(self) -> dict[int, int]:
+        """Wait for the comparison; for the ids of pictures that look alike, the smallest id among them."""
         found: dict[int, int] = {}
-        for looks in self._looks:
-            seen = {}
-            for id_, look in looks.items():
-                cells = look.result()
-                looked_at()
-                if cells is not None:
-                    seen[id_] = cells
-            found |= _matches(seen)
+        with Progress("comparing pictures", sum(map(len, self._looks)), "image") as progress:
+            for looks in self._looks:
+                seen = {}
+                for id_, look in looks.items():
+                    if (cells := look.result()) is not None:
+                        seen[id_] = cells
+                    progress.advance(1)
+                found |= _matches(seen)
         return found
 
 
