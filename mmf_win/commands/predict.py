@@ -248,7 +248,7 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
     if split in shown:
         return None
     try:
-        require_packages("jinja2", "matplotlib", "scikit-learn", "pillow")
+        require_packages("jinja2", "matplotlib", "pillow")
     except MmfError as error:  # the predictions are there, and that is what was asked for
         say(f"no report: {error}")
         return None

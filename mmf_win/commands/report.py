@@ -50,7 +50,7 @@ def command(
     from mmf_win.runs import history
     from mmf_win.upstream.install import require_packages
 
-    require_packages("jinja2", "matplotlib", "scikit-learn", "pillow", "numpy")
+    require_packages("jinja2", "matplotlib", "pillow", "numpy")
     from mmf_win.results.report import pages
 
     save = Places.resolve(None, save_dir).save_dir

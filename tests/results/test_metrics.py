@@ -89,6 +89,21 @@ def test_draws_are_scored_as_scikit_learn_scores_the_rows_that_were_drawn(digits
         assert scorers[name](weights) == pytest.approx(values, abs=1e-12), name
 
 
+@pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
+def test_the_curves_of_a_page_are_those_of_scikit_learn(digits: int | None) -> None:
+    from mmf_win.results.report.plots import found_above
+
+    labels, probas = map(np.array, sample(60, digits=digits))
+    found, chosen = found_above(labels, probas)
+    precision, recall, _ = sklearn.precision_recall_curve(labels, probas)
+    # scikit-learn ends the curve in a point without predictions.
+    assert found / chosen == pytest.approx(precision[-2::-1])
+    assert found / labels.sum() == pytest.approx(recall[-2::-1])
+    false, true, _ = sklearn.roc_curve(labels, probas, drop_intermediate=False)
+    assert found / labels.sum() == pytest.approx(true[1:])
+    assert (chosen - found) / (60 - labels.sum()) == pytest.approx(false[1:])
+
+
 def test_the_interval_of_a_mean_is_that_of_theory() -> None:
     """Of n rows with a share q right, the share drawn has the variance q(1-q)/n."""
     labels = [0, 1] * 400

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from sklearn.metrics import precision_recall_curve, roc_curve
 
 from mmf_win.results.metrics import CALIBRATION_BINS, Score
 from mmf_win.results.report.curves import TrainingCurves
@@ -118,10 +117,19 @@ def overlaid(name: str, title: str, lines: Sequence[tuple[Points, str]]) -> Plot
     return plot
 
 
+def found_above(y: npt.NDArray[Any], p: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Of the rows with each probability or a higher one, how many are hateful and how many there are."""
+    order = np.argsort(-p, kind="stable")
+    last_of_equal_ones = np.flatnonzero(np.diff(p[order], append=-1))
+    return np.cumsum(y[order])[last_of_equal_ones], last_of_equal_ones + 1
+
+
 def _roc(y: npt.NDArray[Any], p: npt.NDArray[Any], auroc: float) -> Plot:
     caption = f"The area below it is the AUROC, {auroc:.4f}; guessing gives the diagonal."
     plot = Plot("roc", "ROC", caption)
-    false, true, _ = roc_curve(y, p)
+    found, chosen = found_above(y, p)
+    true = np.append(0, found) / y.sum()
+    false = np.append(0, chosen - found) / (len(y) - y.sum())
     with plot.drawing() as axes:
         axes.plot([0, 1], [0, 1], color=COLOURS["muted"], **_BROKEN)
         xs, ys = _thinned(false, true)
@@ -135,11 +143,10 @@ def _precision_recall(y: npt.NDArray[Any], p: npt.NDArray[Any], average: float) 
     share = y.mean()
     caption = f"Average precision {average:.4f}; guessing gives {share:.2f}, the share of hateful memes."
     plot = Plot("precision-recall", "Precision and recall", caption)
-    precision, recall, _ = precision_recall_curve(y, p)
+    found, chosen = found_above(y, p)
     with plot.drawing() as axes:
         axes.axhline(share, color=COLOURS["muted"], **_BROKEN)
-        # scikit-learn ends the curve in a point without predictions, which no threshold gives.
-        axes.plot(*_thinned(recall[-2::-1], precision[-2::-1]), color=COLOURS["accent"])
+        axes.plot(*_thinned(found / y.sum(), found / chosen), color=COLOURS["accent"])
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="recall", ylabel="precision")
     return plot
 
