@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from mmf_win.errors import CheckpointError, DataError, MmfwError, ResourceError, UsageError
@@ -63,6 +64,19 @@ class UntrustedCheckpoint(CheckpointError):
     """A checkpoint holds classes, and to load them could run any code."""
 
 
+_OF_CLASS: tuple[tuple[Outcome, type[BaseException]], ...] = (
+    ("interrupted", StopRequested),
+    ("interrupted", KeyboardInterrupt),
+    ("nan", Diverged),
+    ("untrusted", UntrustedCheckpoint),
+    ("checkpoint", CheckpointError),
+    ("data", DataError),
+    ("disk", ResourceError),
+    ("config", UsageError),
+    ("mmf", MmfwError),
+)
+
+
 def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     """The outcome that ``error`` means, judged by its type, its message and where in MMF it arose.
 
@@ -70,32 +84,15 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
         error: what left MMF.
         prepared: MMF could be imported; before that, all but a lack of memory is the environment's fault.
     """
-    where = _innermost(error)
-    message = _one_line(error)
-    phase = _phase(error)
-    if isinstance(error, (StopRequested, KeyboardInterrupt)):
-        return Exit("interrupted", message, phase=phase)
-    if isinstance(error, MmfwError):
-        return Exit(_outcome_of_ours(error), message, error.hint, where, phase)
-    if prepared:
-        return Exit(next(_outcomes(error), "internal"), message, None, where, phase)
-    return Exit("host_oom" if _lacks_memory(error) else "mmf", message, None, where, phase)
-
-
-def _outcome_of_ours(error: MmfwError) -> Outcome:
-    if isinstance(error, CheckpointError):
-        return "untrusted" if isinstance(error, UntrustedCheckpoint) else "checkpoint"
-    if isinstance(error, DataError):
-        return "data"
-    if isinstance(error, ResourceError):
-        return "disk"
-    return "config" if isinstance(error, UsageError) else "mmf"
+    by_class = (outcome for outcome, kind in _OF_CLASS if isinstance(error, kind))
+    otherwise: Outcome = "internal" if prepared else "host_oom" if _lacks_memory(error) else "mmf"
+    outcome = next(chain(by_class, _outcomes(error) if prepared else ()), otherwise)
+    hint = error.hint if isinstance(error, MmfwError) else None
+    return Exit(outcome, _one_line(error), hint, _innermost(error), _phase(error))
 
 
 def _outcomes(error: BaseException) -> Iterator[Outcome]:
-    """The outcomes that the error may mean, the most certain first."""
-    if isinstance(error, Diverged):
-        yield "nan"
+    """The outcomes that an error of torch, MMF or Python may mean, the most certain first."""
     if _RANK.search(str(error)):
         yield from (outcome for outcome, said in _OF_RANK if said.search(_one_line(error)))
     if getattr(error, "signal_name", None) == "SIGKILL":  # a rank that could not say anything
