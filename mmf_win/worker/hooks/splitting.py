@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,10 +35,10 @@ def split(batch: SampleList, limit: int) -> list[tuple[float, SampleList]]:
     parts = sizes(rows, limit)
     if len(parts) == 1:
         return [(1.0, batch)]
-    starts = [sum(parts[:number]) for number in range(len(parts))]
+    ends = accumulate(parts)
     return [
-        (size / rows, _rows_of(batch, slice(start, start + size), rows))
-        for start, size in zip(starts, parts, strict=True)
+        (size / rows, _rows_of(batch, slice(end - size, end), rows))
+        for size, end in zip(parts, ends, strict=True)
     ]
 
 
