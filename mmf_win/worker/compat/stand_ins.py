@@ -79,11 +79,6 @@ class Vectors(NamedTuple):
     stoi: dict[str, int]
     vectors: torch.Tensor
 
-    @property
-    def dim(self) -> int:
-        """Numbers a word."""
-        return int(self.vectors.shape[1])
-
 
 def GloVe(name: str = "840B", dim: int = 300, *, cache: str) -> Vectors:
     """GloVe vectors (https://nlp.stanford.edu/projects/glove/) from ``<cache>/glove.<name>.<dim>d.txt``.

@@ -118,7 +118,7 @@ def word_vectors(root: Path, world: TinyWorld) -> Any:
     from mmf.utils import vocab
 
     vectors = vocab.vocab.pretrained_aliases["glove.6B.300d"](cache=str(world.cache))
-    return [vectors.itos, vectors.dim, float(vectors.vectors[vectors.stoi["世界"]][0])]
+    return [vectors.itos, vectors.vectors.shape[1], float(vectors.vectors[vectors.stoi["世界"]][0])]
 
 
 def no_word_vectors(root: Path, world: TinyWorld) -> Any:
