@@ -17,15 +17,7 @@ from py7zr.exceptions import CrcError, PasswordRequired
 from py7zr.helpers import calculate_key
 from py7zr.io import Py7zIO, WriterFactory
 
-from mmf_win.archives.base import (
-    Archive,
-    Ask,
-    Extracted,
-    Member,
-    Output,
-    with_problems,
-    wrong_password,
-)
+from mmf_win.archives.base import Archive, Ask, Extracted, Member, Output, with_problems, wrong_password
 from mmf_win.archives.names import safe_name
 from mmf_win.errors import ArchiveError, MmfwError
 from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count

@@ -17,7 +17,7 @@ if sys.version_info < (3, 11) and sys.path[0] == os.getcwd():  # noqa: PTH109 - 
 import math
 import traceback
 from argparse import Namespace
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -168,10 +168,8 @@ def versions() -> dict[str, str]:
 
     found = {"python": sys.version.split()[0]}
     for package in ("mmf-win", "torch", "transformers", "omegaconf"):
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
