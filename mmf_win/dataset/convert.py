@@ -23,8 +23,8 @@ from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import AlreadyThere, DataError
-from mmf_win.integrity import Manifest, Source
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.integrity import Source
+from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install, make_manifest
 from mmf_win.unpacking.reading import open_with_progress
 from mmf_win.unpacking.staging import staging, was_killed_while_installing
@@ -105,7 +105,12 @@ def convert(
     started = time.monotonic()
     source = source.absolute()
     paths = places.dataset
-    manifest = _loaded(paths, force)
+    try:
+        manifest = load_manifest(paths)
+    except DataError:
+        if not force:
+            raise
+        manifest = None
     same = manifest is not None and manifest.source is not None and manifest.source.is_same(source)
     if manifest is not None and manifest.result and same and not force:
         repaired = repair_dataset(places, source, ask=ask)
@@ -115,8 +120,10 @@ def convert(
     interrupted = manifest is None and was_killed_while_installing(paths.root)
     with open_with_progress(source, ask) as archive:
         layout = find_layout(source, archive.members)
-        if not (force or same or interrupted):
-            _require_empty(paths)
+        old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
+        if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
+            message = "there is a dataset already that was not made from this archive"
+            raise AlreadyThere(f"{paths.root}: {message}")
         archive.check_password()
         made_of = Source.of(source)
         with staging(paths.root, purpose=made_of.key, needed=_size(archive, layout)) as here:
@@ -136,18 +143,10 @@ def convert(
                 seconds=time.monotonic() - started,
             )
             new = make_manifest(paths.root, files, made_of, result=result.to_json())
-            stale = [paths.images / "img", paths.old_record, *_annotations_before(paths, manifest)]
-            install(here, new, replaces=stale)
+            # The annotations of an earlier release must not stay; what the user put beside them does.
+            stale = [f for f in old if manifest is None or f"annotations/{f.name}" in manifest.files]
+            install(here, new, replaces=[paths.images / "img", paths.old_record, *stale])
             return result
-
-
-def _loaded(paths: DatasetPaths, force: bool) -> Manifest | None:
-    try:
-        return load_manifest(paths)
-    except DataError:
-        if not force:
-            raise
-        return None
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:
@@ -155,21 +154,6 @@ def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) ->
     ids = {split: {(row.id, row.img) for row in rows if row.img in images} for split, rows in splits.items()}
     counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
     return {pair: count for pair, count in counts.items() if count}
-
-
-def _annotations_before(paths: DatasetPaths, manifest: Manifest | None) -> list[Path]:
-    """The annotations of an earlier release, which must not stay; what the user has put beside them does."""
-    files = [paths.split(split) for split in _splits_of_a_release(paths)]
-    return [file for file in files if manifest is None or f"annotations/{file.name}" in manifest.files]
-
-
-def _require_empty(paths: DatasetPaths) -> None:
-    if _splits_of_a_release(paths) or (paths.images / "img").exists():
-        raise AlreadyThere(f"{paths.root}: there is a dataset already that was not made from this archive")
-
-
-def _splits_of_a_release(paths: DatasetPaths) -> list[str]:
-    return [split for split in SPLITS if paths.split(split).is_file()]
 
 
 def _size(archive: Archive, layout: Layout) -> int:
