@@ -254,46 +254,45 @@ def _without_null_label(line: str) -> str:
 
 
 def _row(file: str, number: int, line: str) -> Row:
-    def wrong(what: str) -> DatasetError:
-        return DatasetError(f"{file}:{number}: {what}")
-
+    where = f"{file}:{number}"
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         if number == 1 and _CSV_HEADER.fullmatch(line):
             raise DatasetError(f"{file}: this is CSV, not JSON Lines", hint=_OF_CSV) from None
-        raise wrong(f"not JSON: {error}") from None
+        raise DatasetError(f"{where}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise wrong("not a JSON object")
+        raise DatasetError(f"{where}: not a JSON object")
     id_, img, text, own_id = (value.get(key) for key in ("id", "img", "text", "own_id"))
     id_number = whole_number(id_)
     if id_number is None:
-        raise wrong(f'"id" must be a whole number, not {json.dumps(id_)}')
+        raise must_be(where, "id", "a whole number", id_)
     if abs(id_number) > LARGEST_ID:
-        raise wrong(f'"id" must be at most {LARGEST_ID}, not {json.dumps(id_)}')
+        raise must_be(where, "id", f"at most {LARGEST_ID}", id_)
     if not isinstance(img, str) or not img:
-        raise wrong(f'"img" must be the name of an image, not {json.dumps(img)}')
+        raise must_be(where, "img", "the name of an image", img)
     if not isinstance(text, str):
-        raise wrong(f'"text" must be a text, not {json.dumps(text)}')
+        raise must_be(where, "text", "a text", text)
     if own_id is not None and not isinstance(own_id, str):
-        raise wrong(f'"own_id" must be a text, not {json.dumps(own_id)}')
-    try:
-        label = label_of(value.get("label"))
-    except ValueError:
-        raise wrong(f'"label" must be 0 or 1, not {json.dumps(value["label"])}') from None
-    return Row(id_number, img, text, label, number, own_id)
+        raise must_be(where, "own_id", "a text", own_id)
+    return Row(id_number, img, text, label_of(where, value.get("label")), number, own_id)
 
 
-def label_of(value: object) -> int | None:
+def must_be(where: str, key: str, wanted: str, value: object) -> DatasetError:
+    """The error about a value that is not what its key wants; ``where`` is the file and line."""
+    return DatasetError(f'{where}: "{key}" must be {wanted}, not {json.dumps(value)}')
+
+
+def label_of(where: str, value: object) -> int | None:
     """A label of a JSON file; pandas writes 1.0 and 0.0 where some rows of a column have none.
 
     Raises:
-        ValueError: it is none; neither is true, nor "1".
+        DatasetError: it is none; neither is true, nor "1".
     """
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (0, 1):
-        raise ValueError(f"not a label: {value!r}")
+        raise must_be(where, "label", "0 or 1", value)
     return int(value)
 
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmf_win.dataset.annotations import Row, label_of, read_text, require_unique
+from mmf_win.dataset.annotations import Row, label_of, must_be, read_text, require_unique
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
 
@@ -163,27 +163,17 @@ def _json_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _meme(where: str, number: int, line: int, row: Mapping[str, Any]) -> Row:
-    def wrong(column: str, wanted: str) -> DatasetError:
-        return DatasetError(f'{where}: "{column}" must be {wanted}, not {json.dumps(row.get(column))}')
-
     column = "img" if "img" in row else "image"
     if {"img", "image"} <= row.keys():
         raise DatasetError(f'{where}: it has "img" and "image"', hint=_COLUMNS)
     image, text = row.get(column), row.get("text")
     if not isinstance(image, str) or not image or "\0" in image:
-        raise wrong(column, "the path of an image")
+        raise must_be(where, column, "the path of an image", image)
     if "text" not in row or not (text is None or isinstance(text, str)):
-        raise wrong("text", "a text")
+        raise must_be(where, "text", "a text", text)
     if not is_unicode(text or ""):
-        raise wrong("text", "whole letters, without half of a surrogate pair")
-    try:
-        own_id = _own_id(row.get("id"))
-    except ValueError:
-        raise wrong("id", "a text or a number") from None
-    try:
-        label = label_of(row.get("label"))
-    except ValueError:
-        raise wrong("label", "0 or 1") from None
+        raise must_be(where, "text", "whole letters, without half of a surrogate pair", text)
+    own_id, label = _own_id(where, row.get("id")), label_of(where, row.get("label"))
     return Row(number, image.replace("\\", "/"), text or "", label, line, own_id)
 
 
@@ -196,11 +186,11 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _own_id(value: object) -> str | None:
+def _own_id(where: str, value: object) -> str | None:
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)  # as pandas writes a column of numbers in which one is missing
     if value is None or value == "":
         return None
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not is_unicode(str(value)):
-        raise ValueError(f"not an id: {value!r}")
+        raise must_be(where, "id", "a text or a number", value)
     return str(value)
