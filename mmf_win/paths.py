@@ -21,12 +21,7 @@ _RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\.
 
 def is_portable(name: str) -> bool:
     """Whether ``name`` can be one file's name on Windows, Linux and macOS alike."""
-    return (
-        name not in ("", ".", "..")
-        and not _ILLEGAL.search(name)
-        and not _RESERVED.match(name)
-        and name[-1] not in ". "
-    )
+    return portable_name(name) == name
 
 
 def portable_name(name: str) -> str:
