@@ -9,22 +9,17 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import IO, Any
 
-_library: Any
-_open_gzip: Any
-try:
-    from zlib_ng import gzip_ng
-    from zlib_ng import zlib_ng as _library
+_gzip: Any = gzip
+_library: Any = zlib
+with suppress(ImportError):
+    from zlib_ng import gzip_ng, zlib_ng
 
-    _open_gzip = gzip_ng.open
-except ImportError:
-    _library, _open_gzip = zlib, gzip.open
+    _gzip, _library = gzip_ng, zlib_ng
 
 _MOST = 1 << 20
-
-LIBRARY: str = _library.__name__.rpartition(".")[2]
-"""The library that is used: ``zlib_ng`` or ``zlib``."""
 
 
 def crc32(data: bytes | memoryview, value: int = 0) -> int:
@@ -57,5 +52,5 @@ class Inflater:
 
 def gunzip(stream: IO[bytes]) -> IO[bytes]:
     """What a gzip file unpacks to; it raises EOFError, OSError or one of ``Inflater.error`` for damage."""
-    content: IO[bytes] = _open_gzip(stream)
+    content: IO[bytes] = _gzip.open(stream)
     return content
