@@ -66,7 +66,7 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
             hint=f"it holds {shown}{' …' if len(names) > 3 else ''}",
         )
     images = find_images(names)
-    packed = min((n for n in names if _basename(n) in _PACKED_IMAGES), key=_depth, default=None)
+    packed = min((n for n in names if n.rpartition("/")[2] in _PACKED_IMAGES), key=_depth, default=None)
     if not images and packed is None and not any(map(is_table, annotations.values())):
         raise DatasetError(
             f"{source}: there are annotations in it, but no images",
@@ -137,10 +137,6 @@ def _is_litter(name: str) -> bool:
     """Whether macOS has put this beside the real files, or mmfw has."""
     parts = name.split("/")
     return parts[0] == "__MACOSX" or parts[-1].startswith("._") or any(p.startswith(".mmfw-") for p in parts)
-
-
-def _basename(name: str) -> str:
-    return name.rpartition("/")[2]
 
 
 def _depth(name: str) -> int:

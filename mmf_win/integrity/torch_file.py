@@ -1,4 +1,4 @@
-"""torch's file format, read without torch: whether a file is whole, and what it holds beside tensors.
+"""torch's file format, read without torch: whether a file is intact, and what it holds beside tensors.
 
 Since torch 1.6 it is a zip file whose members are stored as they are: ``<name>/data.pkl`` with the structure,
 pickled, and ``<name>/data/0`` and on with the bytes of each storage
@@ -10,11 +10,11 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mmf_win.fast_zlib import crc32
+from mmf_win.threads import Advance, ignore
 
 # The first bytes of torch's file format before 1.6: its magic number, pickled.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -22,8 +22,8 @@ _LOCAL_HEADER = b"PK\x03\x04"  # https://pkware.cachefly.net/webdocs/casestudies
 _PIECE = 1 << 20
 
 
-def problem(path: Path, advance: Callable[[int], object] = lambda amount: None) -> str | None:
-    """Why ``path`` is not a whole file of torch's; None when it is.
+def problem(path: Path, advance: Advance = ignore) -> str | None:
+    """Why ``path`` is not an intact file of torch's; None when it is.
 
     Every byte is read and checked against the checksums that torch wrote. A file of torch before 1.6 has
     none, and passes.
@@ -61,7 +61,7 @@ def plain_contents(path: Path) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _problem(file: BinaryIO, advance: Callable[[int], object]) -> str | None:
+def _problem(file: BinaryIO, advance: Advance) -> str | None:
     try:
         members = zipfile.ZipFile(file).infolist()
     except (zipfile.BadZipFile, ValueError, OSError):
@@ -70,7 +70,7 @@ def _problem(file: BinaryIO, advance: Callable[[int], object]) -> str | None:
         _pickled(members)
     except KeyError:
         return "it is a zip file but not a checkpoint"
-    damaged = next((member.filename for member in members if not _whole(file, member, advance)), None)
+    damaged = next((member.filename for member in members if not _intact(file, member, advance)), None)
     return f"it is damaged at {damaged}" if damaged else None
 
 
@@ -81,7 +81,7 @@ def _pickled(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
     raise KeyError("data.pkl")
 
 
-def _whole(file: BinaryIO, member: zipfile.ZipInfo, advance: Callable[[int], object]) -> bool:
+def _intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance) -> bool:
     """Whether a member is where the directory says, of that length and with that checksum."""
     file.seek(member.header_offset)
     header = file.read(30)

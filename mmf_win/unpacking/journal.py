@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable
 from pathlib import Path
-from types import TracebackType
 
 from mmf_win.archives import Extracted
 from mmf_win.integrity import Entry, Manifest, verify
 
 
 class Journal:
-    """A journal opened for reading and appending; a context manager.
+    """A journal opened for reading and appending.
 
     Args:
         path: the journal; made when there is none.
@@ -29,19 +28,15 @@ class Journal:
         self._file = path.open("a", encoding="utf-8", newline="\n")
         self._file.write("\n")  # after a torn line, the next one begins anew
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
     def note(self, done: Extracted) -> None:
         """A file below the root is written and verified."""
         name = done.target.relative_to(self._root).as_posix()
         self._file.write(json.dumps({"name": name, "size": done.size, "sha256": done.sha256}) + "\n")
         self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def intact(self, names: Container[str] | None = None) -> dict[str, Entry]:
         """Those of the files ``names``, or of all, that were verified and have not changed since."""

@@ -82,7 +82,7 @@ def unpack_chosen(
     """
     sizes = {name: m.size for m in archive.members if (name := choose(m.name)) is not None}
     choose = _once(choose, archive.path)
-    with Journal(here.journal, here.new) as journal:
+    with closing(Journal(here.journal, here.new)) as journal:
         files = journal.intact(sizes if archive.members else None)
         require_space(here.new, sum(size for name, size in sizes.items() if name not in files))
 
