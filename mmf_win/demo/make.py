@@ -16,7 +16,7 @@ from mmf_win.demo.region_features import write_archive
 from mmf_win.demo.tiny_bert import write_bert
 from mmf_win.errors import DataError, Interrupted
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
 
 _Item = TypeVar("_Item")
 

@@ -60,7 +60,7 @@ def test_the_whole_way_ends_well_and_can_be_gone_on_with(tmp_path: Path) -> None
 
     where = ("--data-dir", places.data_dir, "--save-dir", places.save_dir)
     read, _ = mmfw("features", "verify", "demo", *where, cwd=tmp_path)
-    assert [(file["kind"], file["state"]) for file in read] == [("features", "ok"), ("bert", "recorded")]
+    assert [(file["kind"], file["state"]) for file in read] == [("features", "intact"), ("bert", "recorded")]
     assert read[0]["against"] == "the archive features.tar.gz"
     run, _ = mmfw("train", "--resume", "last", "--updates", str(UPDATES + 2), *where, cwd=tmp_path)
     assert (run["id"], run["updates"], run["state"]) == (result["run"], UPDATES + 2, "done")
