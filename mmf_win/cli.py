@@ -21,18 +21,18 @@ from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, Usa
 
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
 COMMANDS = {
-    "setup": "Get MMF and check that it is whole.",
+    "setup": "Get MMF and verify it.",
     "doctor": "Show versions and paths, and how to get what is missing.",
     "convert": "Turn the dataset's archive into MMF's layout.",
     "features": "Put an archive of region features in its place.",
     "verify": "Verify all that mmfw has written.",
     "repair": "Repair what verify finds damaged.",
-    "train": "Train a model, or go on with a run.",
+    "train": "Train a preset, or resume a run.",
     "predict": "Predict splits with trained runs, alone or blended.",
     "check-submission": "Check a prediction file against a split.",
     "report": "Make a page about a run, or compare several.",
     "runs": "List what ran and how well.",
-    "demo": "Go the whole way on a small synthetic set, on a CPU.",
+    "demo": "Run the whole workflow on a small synthetic set, on a CPU.",
 }
 
 

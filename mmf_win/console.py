@@ -122,10 +122,9 @@ def moment(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """A time span for people: ``7 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
@@ -155,7 +154,7 @@ class Progress:
     """One bar on a terminal; elsewhere a plain line every ten seconds, and none for short work.
 
     Args:
-        title: what is going on.
+        title: what is being done.
         total: how much there is to do, in ``unit``; None when that is not known.
         unit: ``B`` is shown in powers of 1024.
         initial: how much was done before.

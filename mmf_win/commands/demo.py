@@ -43,10 +43,10 @@ Examples:
     metavar="DIR",
     help="Where everything is kept.  [default: a temporary folder, or mmfw-demo with --keep]",
 )
-@click.option("--keep", is_flag=True, help="Keep everything, to go on with it.")
+@click.option("--keep", is_flag=True, help="Keep everything, to continue with it.")
 @options.as_json
 def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
-    """Go the whole way on a small synthetic set, on a CPU.
+    """Run the whole workflow on a small synthetic set, on a CPU.
 
     Makes an encrypted archive in the format of Hateful Memes, whose labels depend on words and picture
     together, and then does with the real commands what one does with the real archive: convert it, put region
@@ -90,7 +90,7 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
     except (Interrupted, KeyboardInterrupt, click.Abort):
         shutil.rmtree(temporary, ignore_errors=True)
         raise Interrupted(
-            f"interrupted; {temporary} is removed", hint="with --keep it stays, and training can go on"
+            f"interrupted; {temporary} is removed", hint="with --keep it stays, and training can be resumed"
         ) from None
     except Exception:
         say(f"{temporary} stays, so that you can look into it")
@@ -99,7 +99,7 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 
 
 def _go(path: Path) -> dict[str, Any]:
-    """The whole way; returns what it led to."""
+    """Run all commands; return what they led to."""
     from mmf_win.demo.folder import PASSWORD, DemoFolder
     from mmf_win.results import record
     from mmf_win.runs import history
@@ -151,16 +151,16 @@ def _run(*words: str) -> None:
 
 def _say_end(result: dict[str, Any]) -> None:
     say(
-        f"\nThe whole way took {duration(result['seconds'])}. "
+        f"\nThe demo took {duration(result['seconds'])}. "
         f"The test set's AUROC is {result['auroc']:.4f}, its accuracy {result['accuracy']:.4f}."
     )
     for key, what in (("csv", "predictions"), ("report", "report")):
         if result[key] is not None:
             say(f"{what}: {result[key]}")
     if result["data_dir"] is None:
-        say("next: mmfw demo --keep, to go on with it; or mmfw convert --zip ARCHIVE, with the real archive")
+        say("next: mmfw demo --keep, to continue with it, or mmfw convert --zip ARCHIVE for the real dataset")
         return
     places = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
-    say("next, to go on with it:")
+    say("next, to continue with it:")
     say(f"  {as_typed('mmfw', 'train', 'demo', *places)}")
     say(f"  {as_typed('mmfw', 'predict', *places)}")

@@ -61,8 +61,8 @@ def _plain(found: Survey) -> dict[str, Any]:
     error = found.mmf.error
     plain = asdict(replace(found, mmf=replace(found.mmf, error=None), missing=()))
     del plain["mmf"]["error"]
-    plain["mmf"] |= {"message": error and str(error), "cure": error and hint_for(error)}
-    plain["missing"] = [{"what": str(missing), "cure": hint_for(missing)} for missing in found.missing]
+    plain["mmf"] |= {"message": error and str(error), "hint": error and hint_for(error)}
+    plain["missing"] = [{"what": str(missing), "hint": hint_for(missing)} for missing in found.missing]
     if found.mmf.installed is not None:
         plain["mmf"]["installed"]["root"] = str(found.mmf.installed.root)
     return plain
@@ -84,11 +84,11 @@ def _sections(found: Survey) -> Iterator[str]:
     yield _dataset_line(found.dataset)
     yield "\n".join([*_machine_lines(found.machine), f"Decryption: {found.decryption}"])
     if found.fits:
-        yield table(("rows at once", "that fit, for"), [(rows, kind) for kind, rows in found.fits.items()])
+        yield table(("micro-batch", "that fitted, for"), [(rows, kind) for kind, rows in found.fits.items()])
     if not found.missing:
         yield colour("Everything is in place.", 32)
     for missing in found.missing:
-        yield f"{colour('missing:', 33)} {missing}\n{colour('cure:', 36)}    {hint_for(missing)}"
+        yield f"{colour('missing:', 33)} {missing}\n{colour('fix:', 36)}     {hint_for(missing)}"
 
 
 def _mmf_lines(mmf: MmfState) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _mmf_lines(mmf: MmfState) -> Iterator[str]:
         return
     origin = mmf.installed.source
     commit = f", commit {mmf.installed.commit[:12]}" if mmf.installed.commit else ""
-    yield f"MMF {mmf.installed.version} ({origin}{commit}): {mmf.error or 'whole'}"
+    yield f"MMF {mmf.installed.version} ({origin}{commit}): {mmf.error or 'intact'}"
     yield from (f"  {problem}" for problem in mmf.problems[:_SHOWN_PROBLEMS])
     if len(mmf.problems) > _SHOWN_PROBLEMS:
         yield f"  and {len(mmf.problems) - _SHOWN_PROBLEMS} more"

@@ -55,9 +55,9 @@ from mmf_win.paths import DatasetPaths, Places
 def hint_for(error: MmfwError) -> str | None:
     """The next step after ``error``, in options and commands; None where there is none to tell."""
     here = next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)
-    told = here(error) if callable(here) else here
+    own = here(error) if callable(here) else here
     glue = " " if (error.hint or "").endswith("?") else ", or "
-    hint = glue.join(part for part in (error.hint, told) if part) or None
+    hint = glue.join(part for part in (error.hint, own) if part) or None
     if hint is None and error.outcome is not None and error.run_dir is not None:
         return hint_after(error.outcome, error.action, error.run_dir)
     return hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ Examples:
 @options.save_dir
 @options.as_json
 def command(run: str | None, save_dir: Path | None, as_json: bool) -> None:
-    """List a run's checkpoints, and say which of them open; without a name, the newest run's.
+    """List a run's checkpoints, and which of them are intact; without a name, the newest run's.
 
     Every byte is read and compared with the checksums in the file. Names of the same bytes take their space
     once.
@@ -38,23 +39,29 @@ def command(run: str | None, save_dir: Path | None, as_json: bool) -> None:
     chosen = find(Places.resolve(None, save_dir).save_dir, run)
     found = listed(chosen)
     if as_json:
-        from dataclasses import asdict
-
-        print_json({"run": chosen.id, "size": _on_disk(found), "checkpoints": [asdict(c) for c in found]})
+        checkpoints = [{**asdict(checkpoint), "state": _state(checkpoint)} for checkpoint in found]
+        print_json({"run": chosen.id, "size": _on_disk(found), "checkpoints": checkpoints})
     elif not found:
         say(f"run {chosen.id} has no checkpoint yet")
     else:
-        header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "opens")
+        header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "state")
         print(table(header, [_line(checkpoint) for checkpoint in found]))
         say(f"{size(_on_disk(found))} on disk: {chosen.checkpoints}")
-        if any(checkpoint.problem for checkpoint in found):
-            say("`mmfw train --resume last` passes over those that do not open")
+        damaged = [checkpoint for checkpoint in found if checkpoint.problem]
+        for checkpoint in damaged:
+            say(f"{checkpoint.name}: {checkpoint.problem}")
+        if damaged:
+            say("`mmfw train --resume last` passes over damaged ones")
+
+
+def _state(checkpoint: SavedCheckpoint) -> str:
+    return "damaged" if checkpoint.problem else "intact"
 
 
 def _line(c: SavedCheckpoint) -> tuple[object, ...]:
     written = moment(c.written)
     shared = ", ".join(c.same_as) or None
-    return (c.name, c.update, c.epoch, c.auroc, size(c.size), written, shared, c.problem or "yes")
+    return (c.name, c.update, c.epoch, c.auroc, size(c.size), written, shared, _state(c))
 
 
 def _on_disk(found: list[SavedCheckpoint]) -> int:

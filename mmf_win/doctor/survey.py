@@ -83,7 +83,7 @@ class Survey:
         dataset: what there is of the dataset.
         machine: processors, memory, GPUs.
         decryption: what decrypts archives here.
-        fits: how many rows at once fitted into memory, by what that depends on.
+        fits: the micro-batches that fitted into memory, by what that depends on.
         missing: what training would trip over, in the order in which to repair it.
     """
 

@@ -94,8 +94,8 @@ def _run(save_dir: Path, name: str) -> Run:
 def verify(scope: Scope, places: Places, *, full: bool = False) -> Iterator[Finding]:
     """Verify one thing after the other, with a progress bar for each that takes a while.
 
-    What is not there is passed over, unless a preset needs it. Checkpoints are read whole each time, all else
-    only if it was touched since it was last found intact.
+    What is not there is passed over, unless a preset needs it. Checkpoints are read each time, all else only
+    if it was touched since it was last found intact.
 
     Args:
         scope: what to verify.

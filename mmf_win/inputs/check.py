@@ -153,14 +153,14 @@ def _require_intact(
             del missing[need]
     for need in damaged:
         if need.kind == "features" and need.folder != places.dataset.features:
-            raise DamagedFeatures(f"{need.folder}: {_told(damaged)}", lmdb=need.files[0].parent)
+            raise DamagedFeatures(f"{need.folder}: {_problems(damaged)}", lmdb=need.files[0].parent)
     if damaged:
-        raise DamagedInputs(_told(damaged), words=words, data_dir=places.data_dir)
+        raise DamagedInputs(_problems(damaged), words=words, data_dir=places.data_dir)
     if missing:
-        raise MissingInputs(_told(missing), words=words, data_dir=places.data_dir)
+        raise MissingInputs(_problems(missing), words=words, data_dir=places.data_dir)
 
 
-def _told(findings: Mapping[Need, Finding]) -> str:
+def _problems(findings: Mapping[Need, Finding]) -> str:
     return "\n".join(f"{found.what}: {problem}" for found in findings.values() for problem in found.problems)
 
 
@@ -212,11 +212,11 @@ def _with_rows(
             absent[slot] = gone
     if not absent:
         return {}
-    told = ", ".join(
+    counts = ", ".join(
         f"{annotations[slot][0].stem} {len(gone)} of {len(rows[slot])} ({_names(gone)})"
         for slot, gone in absent.items()
     )
-    message = f"{what} are missing: {told}"
+    message = f"{what} are missing: {counts}"
     if features and any("\\" in row.img for gone in absent.values() for row in gone):
         raise DatasetError(message, hint="the paths of images need / instead of \\, on Windows too")
     if not features and (hint := _other_name(absent, paths_of(dataset, "images", slots))):

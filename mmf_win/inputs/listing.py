@@ -29,7 +29,7 @@ class Need:
         kind: what they are.
         title: what they are, for people.
         folder: holds all of them; of a model of the Hub, the folder of its versions.
-        names: the files that a run opens, relative to the folder with ``/``; empty where they cannot be told
+        names: the files that a run opens, relative to the folder with ``/``; empty where they are not known
             before they are there.
         entry: what MMF's zoo says of them, where they come from there.
         url: where they come from otherwise, if that is known.
@@ -57,7 +57,7 @@ class Need:
 
     @property
     def found_names(self) -> tuple[str, ...]:
-        """``names``, or those of the files that are there where they cannot be told before."""
+        """``names``, or those of the files that are there where they are not known before."""
         if self.names:
             return self.names
         if self.is_of_hub:

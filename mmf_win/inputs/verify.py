@@ -252,7 +252,7 @@ class Ledger:
             full: read every file.
 
         Returns:
-            what is wrong, each with the file's whole path.
+            what is wrong, each with the file's absolute path.
         """
         to_read = {str(path): path for path in paths if full or self.last_check(path) is None}
         wrong = []

@@ -20,8 +20,8 @@ def _doctor(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return found
 
 
-def _cures(found: dict[str, Any]) -> list[str]:
-    return [missing["cure"] for missing in found["missing"]]
+def _hints(found: dict[str, Any]) -> list[str]:
+    return [missing["hint"] for missing in found["missing"]]
 
 
 def test_it_names_every_path_with_its_free_space(
@@ -39,10 +39,10 @@ def test_it_names_every_path_with_its_free_space(
     assert not data.exists(), "looking must not make anything"
 
 
-def test_a_missing_mmf_is_not_an_error_but_has_a_cure(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_mmf_is_not_an_error_but_has_a_hint(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = _doctor(capsys)
     assert found["mmf"]["installed"] is None
-    assert "run `mmfw setup`" in _cures(found)
+    assert "run `mmfw setup`" in _hints(found)
 
 
 def test_a_broken_mmf_is_an_error(
@@ -55,7 +55,7 @@ def test_a_broken_mmf_is_an_error(
     (find().root / "mmf.txt").unlink()
     found = _doctor(capsys, code=6)
     assert found["mmf"]["problems"] == ["missing: mmf.txt"]
-    assert "run `mmfw setup`" in _cures(found)
+    assert "run `mmfw setup`" in _hints(found)
     assert main(["doctor"]) == 6
     assert "missing: mmf.txt" in capsys.readouterr().out
 
@@ -64,14 +64,14 @@ def test_a_missing_package_is_cured_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
-    assert 'run `pip install ".[train]"` in a clone of mmfw' in _cures(_doctor(capsys))
+    assert 'run `pip install ".[train]"` in a clone of mmfw' in _hints(_doctor(capsys))
 
 
 def test_a_missing_dataset_is_cured_by_convert(
     home: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = user_dir / "data"
-    assert any("mmfw convert" in cure for cure in _cures(_doctor(capsys, "--data-dir", str(data))))
+    assert any("mmfw convert" in hint for hint in _hints(_doctor(capsys, "--data-dir", str(data))))
     dataset = data / "datasets/hateful_memes/defaults"
     for path in ("annotations/train.jsonl", "annotations/dev.jsonl", "images/img/1.png", "images/img/2.png"):
         (dataset / path).parent.mkdir(parents=True, exist_ok=True)
@@ -79,14 +79,14 @@ def test_a_missing_dataset_is_cured_by_convert(
     (dataset / "features/detectron.lmdb").mkdir(parents=True)
     found = _doctor(capsys, "--data-dir", str(data))
     assert found["dataset"] == {"splits": ["dev", "train"], "images": 2, "features": True}
-    assert not any("mmfw convert" in cure for cure in _cures(found))
+    assert not any("mmfw convert" in hint for hint in _hints(found))
 
 
 def test_little_space_is_said_with_a_fake_disk(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mmf_win.doctor.survey.free_space", lambda path: 1 << 20)
-    assert _cures(_doctor(capsys)).count("free some space there") == 2
+    assert _hints(_doctor(capsys)).count("free some space there") == 2
 
 
 def test_people_read_the_same_as_scripts(
@@ -98,10 +98,10 @@ def test_people_read_the_same_as_scripts(
     use_checkout(user_dir)
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    assert f"MMF {VERSION} (path): whole" in said
+    assert f"MMF {VERSION} (path): intact" in said
     assert sys.version.split()[0] in said
     assert str(home) in said
-    assert "cure:" in said
+    assert "fix:" in said
 
 
 @pytest.mark.torch

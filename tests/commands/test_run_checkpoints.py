@@ -62,7 +62,7 @@ def test_bytes_with_two_names_are_counted_once(capsys: pytest.CaptureFixture[str
     assert found["size"] == sum((run.checkpoints / name).stat().st_size for name in names)
 
 
-def test_one_that_does_not_open_is_told_with_the_reason(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+def test_a_damaged_one_is_shown_with_the_reason(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     best = run.checkpoints / "best.ckpt"
     content = bytearray(best.read_bytes())
     content[len(content) // 2] ^= 1
@@ -70,8 +70,10 @@ def test_one_that_does_not_open_is_told_with_the_reason(capsys: pytest.CaptureFi
     found = listed(capsys, run)
     assert found["best.ckpt"]["problem"] == "it is damaged at model/data/0"
     assert found["current.ckpt"]["problem"] is None
+    assert [found[name]["state"] for name in ("best.ckpt", "current.ckpt")] == ["damaged", "intact"]
     table, note = told(capsys, run)
-    assert "it is damaged at model/data/0" in table.splitlines()[1]
+    assert table.splitlines()[1].endswith("damaged")
+    assert "best.ckpt: it is damaged at model/data/0" in note
     assert "--resume last" in note
 
 
@@ -79,7 +81,7 @@ def test_the_table_names_what_a_script_gets_too(capsys: pytest.CaptureFixture[st
     table, note = told(capsys, run)
     header, best, *_ = table.splitlines()
     assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
-    assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("yes")
+    assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
     assert "on disk" in note and "--resume" not in note
 
 
