@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.hints import data_option
 from mmf_win.console import as_typed, print_json, say
+from mmf_win.dataset.annotations import read_rows, require_split
+from mmf_win.dataset.coverage import converted
 from mmf_win.errors import DataError
-
-if TYPE_CHECKING:
-    from mmf_win.paths import Places
+from mmf_win.paths import Places
+from mmf_win.results.submission import check
 
 
 @click.command(
@@ -36,9 +37,6 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     error, the rest a warning. The challenge takes full submissions only: memes that were left out when the
     dataset was converted are needed, too.
     """
-    from mmf_win.dataset.annotations import read_rows, require_split
-    from mmf_win.paths import Places
-    from mmf_win.results.submission import check
 
     places = Places.resolve(data_dir)
     ids = [row.shown_id for row in read_rows(require_split(places.dataset, split))]
@@ -82,7 +80,6 @@ def _left_out(places: Places, split: str) -> list[str]:
     Raises:
         DataError: there are some, and an earlier mmfw did not note which.
     """
-    from mmf_win.dataset.coverage import converted
 
     summary = converted(places.dataset, split)
     if summary is None:
@@ -97,6 +94,5 @@ def _left_out(places: Places, split: str) -> list[str]:
 
 
 def _convert(places: Places, *words: str) -> str:
-    from mmf_win.commands.hints import data_option
 
     return as_typed("mmfw", "convert", "--zip", "ARCHIVE", *words, *data_option(places.data_dir))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from mmf_win.archives import Ask
 from mmf_win.commands import options
 from mmf_win.console import as_typed, duration, print_json, say, table
+from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.errors import UsageError
-
-if TYPE_CHECKING:
-    from mmf_win.archives import Ask
-    from mmf_win.dataset.convert import Conversion
+from mmf_win.paths import Places
 
 
 class _Named(click.Path):
@@ -64,8 +63,6 @@ def command(
     Checks the password, the free disk space, every file's checksum, and that annotations and images belong
     together. Converting the same archive again takes a second.
     """
-    from mmf_win.dataset.convert import convert
-    from mmf_win.paths import Places
 
     if source is None:
         example = as_typed("mmfw", "convert", "--zip", rest[0] if len(rest) == 1 else "FILE_OR_FOLDER")

@@ -15,9 +15,12 @@ import click
 
 from mmf_win.commands import convert, features, options, predict, train
 from mmf_win.console import as_typed, colour, duration, print_json, say
+from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
 from mmf_win.paths import timestamp
+from mmf_win.results import record
+from mmf_win.runs import history
 
 _COMMANDS = {
     "convert": convert.command,
@@ -100,9 +103,6 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 
 def _go(path: Path) -> dict[str, Any]:
     """Run all commands; return what they led to."""
-    from mmf_win.demo.folder import PASSWORD, DemoFolder
-    from mmf_win.results import record
-    from mmf_win.runs import history
 
     folder = DemoFolder(path)
     folder.claim()

@@ -8,19 +8,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.commands.options import as_json, data_dir, save_dir
 from mmf_win.console import colour, print_json, size, table
+from mmf_win.doctor.machine import Machine
+from mmf_win.doctor.survey import DatasetState, MmfState, Survey, survey
 from mmf_win.errors import MmfError
 from mmf_win.paths import Places
-
-if TYPE_CHECKING:
-    from mmf_win.doctor.machine import Machine
-    from mmf_win.doctor.survey import DatasetState, MmfState, Survey
+from mmf_win.upstream.install import find
 
 _SHOWN_PROBLEMS = 10
 
@@ -47,7 +46,6 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
     if compat:
         _show_compat(as_json)
         return 0
-    from mmf_win.doctor.survey import survey
 
     found = survey(Places.resolve(data_dir, save_dir))
     if as_json:
@@ -130,7 +128,6 @@ def _show_compat(as_json: bool) -> None:
 
 def _survey_compat() -> list[dict[str, Any]]:
     """The patches, surveyed in a child: they may import what the parent must not."""
-    from mmf_win.upstream.install import find
 
     installed = find()
     done = subprocess.run(

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from mmf_win.archives import Ask
 from mmf_win.commands import features_add, findings, options
 from mmf_win.commands.hints import data_option
+from mmf_win.commands.overrides import split_words
 from mmf_win.console import as_typed, print_json, say, size
-from mmf_win.errors import DamagedInputs, UsageError
-
-if TYPE_CHECKING:
-    from mmf_win.archives import Ask
-    from mmf_win.inputs.fetch import Cost
-    from mmf_win.inputs.listing import Need
-    from mmf_win.integrity import Finding, State
-    from mmf_win.paths import Places
-    from mmf_win.upstream.zoo import Version
+from mmf_win.dataset.features import extract_features
+from mmf_win.doctor import verify as doctor
+from mmf_win.errors import DamagedInputs, MmfError, UsageError
+from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
+from mmf_win.inputs.listing import Need
+from mmf_win.inputs.verify import known
+from mmf_win.integrity import Finding, State
+from mmf_win.paths import Places
+from mmf_win.runs import history, presets
+from mmf_win.runs.needs import needs_of_presets, needs_of_run
+from mmf_win.runs.overrides import about_files
+from mmf_win.upstream.install import find
+from mmf_win.upstream.versions import dataset_version
+from mmf_win.upstream.zoo import Version
 
 
 @click.group(
@@ -41,15 +49,20 @@ def command() -> None:
 command.add_command(features_add.command)
 
 
-def _presets(function: Callable[..., Any]) -> Callable[..., Any]:
-    for decorate in (
-        options.as_json,
-        options.save_dir,
-        options.data_dir,
-        click.argument("words", nargs=-1, metavar="[PRESET ...] [KEY=VALUE ...]"),
-    ):
-        function = decorate(function)
-    return function
+def _presets(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command PRESETs and overrides; its argument ``wanted`` is what these read."""
+
+    @click.argument("words", nargs=-1, metavar="[PRESET ...] [KEY=VALUE ...]")
+    @options.data_dir
+    @options.save_dir
+    @options.as_json
+    @wraps(function)
+    def command(
+        words: tuple[str, ...], data_dir: Path | None, save_dir: Path | None, **arguments: Any
+    ) -> None:
+        function(wanted=_wanted(words, data_dir, save_dir), **arguments)
+
+    return command
 
 
 @command.command(
@@ -59,16 +72,13 @@ Examples:
   mmfw features status mmbt_region visual_bert_coco --json"""
 )
 @_presets
-def status(words: tuple[str, ...], data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
+def status(wanted: _Wanted, as_json: bool) -> None:
     """Show what PRESETs need, where it lies, and what fetching it would cost.
 
     Without a PRESET it is that of the newest run; without a run, all of them. KEY=VALUE overrides are as
     for `mmfw train`. No file is read.
     """
-    from mmf_win.inputs.fetch import Fetcher
-    from mmf_win.inputs.verify import known
 
-    wanted = _wanted(words, data_dir, save_dir)
     found = {need: known(need, wanted.places) for need in wanted.needs}
     absent = [need for need, finding in found.items() if finding.state in ("missing", "damaged")]
     _show(found, wanted, as_json, Fetcher(wanted.places).costs(absent))
@@ -82,26 +92,14 @@ Examples:
   mmfw features fetch visual_bert checkpoint.resume_zoo=visual_bert.pretrained.cc.full
   mmfw features fetch --source https://mirror.example/mmf --no-keep-archives"""
 )
-@options.source
-@options.ask
-@options.keep_archives
+@options.archives
 @_presets
-def fetch(
-    words: tuple[str, ...],
-    source: str | None,
-    ask: Ask | None,
-    keep_archives: bool,
-    data_dir: Path | None,
-    save_dir: Path | None,
-    as_json: bool,
-) -> None:
+def fetch(wanted: _Wanted, source: str | None, ask: Ask | None, keep_archives: bool, as_json: bool) -> None:
     """Download what PRESETs need and is missing, and put it where MMF looks for it.
 
     Interrupted downloads are resumed. A file is renamed into place only after its SHA-256 matches.
     """
-    from mmf_win.inputs.fetch import Fetcher, Mirror
 
-    wanted = _wanted(words, data_dir, save_dir)
     fetcher = Fetcher(wanted.places, Mirror.of(source), keep_archives, ask=ask)
     _show(dict(zip(wanted.needs, fetcher.fetch(wanted.needs), strict=True)), wanted, as_json)
 
@@ -114,15 +112,10 @@ Examples:
 )
 @click.option("--full", is_flag=True, help="Read every file, also those that nobody has touched.")
 @_presets
-def verify(
-    words: tuple[str, ...], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
-) -> None:
+def verify(wanted: _Wanted, full: bool, as_json: bool) -> None:
     """Verify what PRESETs need, as `mmfw verify PRESET` does."""
-    from mmf_win.doctor import verify
-
-    wanted = _wanted(words, data_dir, save_dir)
-    scope = verify.Scope(needs=tuple(wanted.needs))
-    found = dict(zip(scope.needs, verify.verify(scope, wanted.places, full=full), strict=True))
+    scope = doctor.Scope(needs=tuple(wanted.needs))
+    found = dict(zip(scope.needs, doctor.verify(scope, wanted.places, full=full), strict=True))
     _show(found, wanted, as_json)
     if any(finding.state == "damaged" for finding in found.values()):
         raise DamagedInputs(
@@ -138,29 +131,15 @@ Examples:
   mmfw features repair
   mmfw features repair vilbert --source /media/usb"""
 )
-@options.source
-@options.ask
-@options.keep_archives
+@options.archives
 @_presets
-def repair(
-    words: tuple[str, ...],
-    source: str | None,
-    ask: Ask | None,
-    keep_archives: bool,
-    data_dir: Path | None,
-    save_dir: Path | None,
-    as_json: bool,
-) -> None:
+def repair(wanted: _Wanted, as_json: bool, **archives: Any) -> None:
     """Repair what PRESETs need and is damaged, as `mmfw repair PRESET` does.
 
     Without a PRESET it is all that is on the disk. What is missing is left to fetch.
     """
-    from mmf_win.doctor import verify
-
-    wanted = _wanted(words, data_dir, save_dir)
-    needs = tuple(wanted.needs) if wanted.named else verify.with_all_on_disk(wanted.needs, wanted.places)
-    scope = verify.Scope(needs=needs)
-    repaired = verify.repair(scope, wanted.places, source=source, keep_archives=keep_archives, ask=ask)
+    needs = tuple(wanted.needs) if wanted.named else doctor.with_all_on_disk(wanted.needs, wanted.places)
+    repaired = doctor.repair(doctor.Scope(needs=needs), wanted.places, **archives)
     found = {
         need: finding
         for need, finding in zip(needs, repaired, strict=True)
@@ -185,8 +164,6 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     Nothing looks finished before all of it is there and verified; extracting the same archive again takes a
     second.
     """
-    from mmf_win.dataset.features import extract_features
-    from mmf_win.paths import Places
 
     version = _version_mmf_expects()
     target = extract_features(archive, Places.resolve(data_dir), version=version, ask=ask, force=force)
@@ -197,9 +174,6 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
 
 def _version_mmf_expects() -> Version | None:
     """The version that the installed MMF looks for; None when there is no MMF yet."""
-    from mmf_win.errors import MmfError
-    from mmf_win.upstream.install import find
-    from mmf_win.upstream.versions import dataset_version
 
     try:
         return dataset_version(find().root)
@@ -226,30 +200,20 @@ class _Wanted:
     def words_for(self, state: State, found: Mapping[Need, Finding]) -> list[str]:
         """The presets that read files in this state, and the overrides; empty where no file is."""
         needs = [need for need, finding in found.items() if finding.state == state]
-        presets = dict.fromkeys(preset for need in needs for preset in self.needs[need])
-        return [*presets, *self.overrides] if needs else []
+        readers = dict.fromkeys(preset for need in needs for preset in self.needs[need])
+        return [*readers, *self.overrides] if needs else []
 
 
 def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _Wanted:
     """What the presets need, else the newest run, else all presets."""
-    from mmf_win.commands.overrides import split_words
-    from mmf_win.paths import Places
-    from mmf_win.runs import history
-    from mmf_win.runs.needs import needs_of_presets, needs_of_run
-    from mmf_win.runs.overrides import about_files
-    from mmf_win.runs.presets import names
-    from mmf_win.upstream.install import find
 
-    presets, overrides = split_words(words)
+    named, overrides = split_words(words)
     places, mmf = Places.resolve(data_dir, save_dir), find()
-    if presets:
-        needs = needs_of_presets(mmf, presets, places, overrides)
-        return _Wanted(places, needs, overrides, named=True)
-    newest = next(iter(history.all_runs(places.save_dir)), None)
+    newest = None if named else next(iter(history.all_runs(places.save_dir)), None)
     if newest is None:
-        every = [name for name in names() if name != "demo"]
-        needs = needs_of_presets(mmf, every, places, overrides)
-        return _Wanted(places, needs, overrides, named=False)
+        chosen = named or [name for name in presets.names() if name != "demo"]
+        needs = needs_of_presets(mmf, chosen, places, overrides)
+        return _Wanted(places, needs, overrides, named=bool(named))
     request = newest.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
@@ -267,9 +231,11 @@ def _show(
 ) -> None:
     costs = costs or {}
     if as_json:
-        values = [(need, finding, costs.get(need, (None, None))) for need, finding in found.items()]
         print_json(
-            [_to_json(need, wanted.needs.get(need, []), finding, cost) for need, finding, cost in values]
+            [
+                _to_json(need, wanted.needs.get(need, []), finding, costs.get(need, (None, None)))
+                for need, finding in found.items()
+            ]
         )
         return
     findings.show(list(found.values()))

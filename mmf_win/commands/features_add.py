@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from mmf_win.commands import options
 from mmf_win.console import print_json, say, table
 from mmf_win.errors import UsageError
-
-if TYPE_CHECKING:
-    from mmf_win.inputs.added import Added
-    from mmf_win.paths import Places
+from mmf_win.inputs.added import Added, add_features
+from mmf_win.paths import Places
 
 _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
 _REGIONS = 100  # MMF's max_features
@@ -55,8 +52,6 @@ def command(
     NAME.npy holds the features of the image NAME, NAME_info.npy its boxes, as MMF's extraction scripts write
     them. The new LMDB takes the place of the old one when it is complete; features that are there stay.
     """
-    from mmf_win.inputs.added import add_features
-    from mmf_win.paths import Places
 
     places = Places.resolve(data_dir)
     if output is not None and output.suffix != ".lmdb":

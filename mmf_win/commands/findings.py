@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.console import colour, moment, print_json, say, size, table
 from mmf_win.errors import DataError
-
-if TYPE_CHECKING:
-    from mmf_win.integrity import Finding
+from mmf_win.integrity import Finding
 
 _SHOWN = 10
 

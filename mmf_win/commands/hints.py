@@ -49,7 +49,10 @@ from mmf_win.errors import (
     UnknownPreset,
     UnscorableFile,
 )
+from mmf_win.inputs.added import built_from
+from mmf_win.integrity import Manifest, last_source
 from mmf_win.paths import DatasetPaths, Places
+from mmf_win.upstream.sources import SOURCES
 
 
 def hint_for(error: MmfwError) -> str | None:
@@ -74,7 +77,6 @@ def _on_inputs(command: Sequence[str]) -> Callable[[InputsError], str]:
 
 def _repair_manifest(error: DamagedManifest) -> str:
     """Convert the dataset again; other files are verified against what there is of them."""
-    from mmf_win.integrity import last_source
 
     data_dir = error.folder.parents[2] if len(error.folder.parents) > 2 else error.folder
     if error.folder != DatasetPaths.below(data_dir).root:
@@ -86,8 +88,6 @@ def _repair_manifest(error: DamagedManifest) -> str:
 
 def _repair_features(error: DamagedFeatures) -> str:
     """Repair what came out of an archive, and build again what did not."""
-    from mmf_win.inputs.added import built_from
-    from mmf_win.integrity import Manifest
 
     features = error.lmdb.parent
     manifest = None
@@ -153,7 +153,6 @@ def _train_on(error: NeverTrained) -> str:
 
 
 def _get_version(error: UnknownKey) -> str | None:
-    from mmf_win.upstream.sources import SOURCES
 
     origin = next((source.name for source in SOURCES if source.version == error.version), None)
     return origin and f"run `mmfw setup --mmf {origin}`"

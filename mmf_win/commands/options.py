@@ -13,20 +13,22 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.errors import UsageError
+from mmf_win.paths import Places
 
-data_dir = click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="MMF's data folder.  [default: MMF_DATA_DIR, else MMF's own]",
-)
 
-save_dir = click.option(
-    "--save-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Where runs are kept.  [default: MMF_SAVE_DIR, else ./save]",
-)
+def _folder(name: str, meaning: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    folder = click.Path(path_type=Path, file_okay=False)
+    return click.option(name, type=folder, metavar="DIR", help=meaning, **settings)
+
+
+data_dir = _folder("--data-dir", "MMF's data folder.  [default: MMF_DATA_DIR, else MMF's own]")
+
+_RUNS = ("--save-dir", "Where runs are kept.  [default: MMF_SAVE_DIR, else ./save]")
+save_dir = _folder(*_RUNS)
+"""The folder that was named, if any."""
+
+runs_dir = _folder(*_RUNS, callback=lambda _ctx, _param, chosen: Places.resolve(None, chosen).save_dir)
+"""The folder that was named, or else its default."""
 
 
 def _finite(_ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
@@ -102,6 +104,11 @@ def ask(function: Callable[..., None]) -> Callable[..., None]:
         function(ask=_answer(password), **arguments)
 
     return command
+
+
+def archives(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of where archives come from: ``source``, ``ask`` and ``keep_archives``."""
+    return source(ask(keep_archives(function)))
 
 
 def _answer(password: str | None) -> Callable[[], str] | None:

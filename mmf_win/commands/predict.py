@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.overrides import require_predictable, split_words
+from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import print_json, say
-from mmf_win.errors import UsageError
+from mmf_win.dataset.annotations import require_split
+from mmf_win.dataset.coverage import Coverage
+from mmf_win.dataset.features import find_lmdb
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.paths import Places
+from mmf_win.results import prediction
+from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
-
-if TYPE_CHECKING:
-    from mmf_win.results.prediction import Result, RunCheckpoint
+from mmf_win.runs import history
+from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES
+from mmf_win.runs.published import splits_of_paper
+from mmf_win.runs.request import RunRequest
+from mmf_win.runs.zoo_weights import run_of
+from mmf_win.upstream.install import require_packages
 
 
 @click.command(
@@ -100,7 +111,7 @@ Examples:
 @options.stop_timeout
 @options.no_retry
 @options.data_dir
-@options.save_dir
+@options.runs_dir
 @options.as_json
 def command(
     words: tuple[str, ...],
@@ -116,7 +127,7 @@ def command(
     threshold: str,
     report: bool,
     data_dir: Path | None,
-    save_dir: Path | None,
+    save_dir: Path,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -129,16 +140,6 @@ def command(
     another; an ensemble's splits have a folder each. --json prints an object for each prediction file, which
     names the page that shows it.
     """
-    from mmf_win.commands.overrides import require_predictable, split_words
-    from mmf_win.commands.progress import RunDisplay
-    from mmf_win.dataset.annotations import require_split
-    from mmf_win.dataset.features import find_lmdb
-    from mmf_win.paths import Places
-    from mmf_win.results import prediction
-    from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES
-    from mmf_win.runs.published import splits_of_paper
-    from mmf_win.runs.request import RunRequest
-    from mmf_win.runs.zoo_weights import run_of
 
     _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_words(words)
@@ -149,10 +150,9 @@ def command(
         "--image": (image, OWN_MEMES),
     }
     require_predictable(overrides, {option: keys for option, (value, keys) in said.items() if value})
-    save = Places.resolve(None, save_dir).save_dir
     if published is not None:
         _require_alone(published, runs, checkpoint, ensemble)
-        places = Places.resolve(data_dir, save)
+        places = Places.resolve(data_dir, save_dir)
         if not (memes or image):
             split = split or tuple(splits_of_paper(places.dataset).values())
         for name in split:  # before a long download
@@ -162,7 +162,7 @@ def command(
     elif source is not None:
         raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")
     else:
-        chosen_members = prediction.choose_checkpoints(save, runs, checkpoint or ("best",))
+        chosen_members = prediction.choose_checkpoints(save_dir, runs, checkpoint or ("best",))
     chosen = prediction.PredictionOptions(
         splits=split,
         memes=memes[0] if memes else None,
@@ -174,11 +174,11 @@ def command(
         display=RunDisplay,
     )
     if image and text is not None:
-        probas = prediction.predict_one(chosen_members, save, chosen, image[0], text)
+        probas = prediction.predict_one(chosen_members, save_dir, chosen, image[0], text)
         _print_probas(probas, chosen_members, ensemble, as_json)
         return
     shown: dict[Path, list[str]] = {}  # folder → the splits that have a page there
-    for result in prediction.predict(chosen_members, save, chosen):
+    for result in prediction.predict(chosen_members, save_dir, chosen):
         if not as_json:
             _tell(result)
             print(result.csv, flush=True)
@@ -240,9 +240,6 @@ def _require_alone(preset: str, runs: Sequence[str], checkpoint: Sequence[str], 
 
 def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | None:
     """The page about a prediction; None where its split is ``shown`` already, or a package is missing."""
-    from mmf_win.errors import MmfError
-    from mmf_win.runs import history
-    from mmf_win.upstream.install import require_packages
 
     split: str = result.record["split"]
     if split in shown:
@@ -267,7 +264,6 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
 
 
 def _tell(result: Result) -> None:
-    from mmf_win.dataset.coverage import Coverage
 
     record = result.record
     where = f"{Coverage(result.memes, record['rows'], record['full_rows'])}: {result.title}"

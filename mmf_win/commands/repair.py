@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from mmf_win.commands import findings, options
-
-if TYPE_CHECKING:
-    from mmf_win.archives import Ask
+from mmf_win.commands.overrides import split_words
+from mmf_win.doctor.verify import Scope, repair
+from mmf_win.paths import Places
 
 
 @click.command(
@@ -22,20 +22,12 @@ Examples:
   mmfw repair visual_bert_coco mmf""",
 )
 @click.argument("what", nargs=-1, metavar="[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]")
-@options.source
-@options.ask
-@options.keep_archives
+@options.archives
 @options.data_dir
 @options.save_dir
 @options.as_json
 def command(
-    what: tuple[str, ...],
-    source: str | None,
-    ask: Ask | None,
-    keep_archives: bool,
-    data_dir: Path | None,
-    save_dir: Path | None,
-    as_json: bool,
+    what: tuple[str, ...], data_dir: Path | None, save_dir: Path | None, as_json: bool, **archives: Any
 ) -> None:
     """Repair what `mmfw verify` finds damaged, and touch nothing else.
 
@@ -44,13 +36,9 @@ def command(
     cannot be repaired: the newest intact one is named, and nothing is deleted. Exits with 3 when something
     stays damaged.
     """
-    from mmf_win.commands.overrides import split_words
-    from mmf_win.doctor.verify import Scope, repair
-    from mmf_win.paths import Places
 
     places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
-    scope = Scope.of(names, places, overrides)
-    found = list(repair(scope, places, source=source, keep_archives=keep_archives, ask=ask))
+    found = list(repair(Scope.of(names, places, overrides), places, **archives))
     if found or as_json:
         findings.show(found, as_json=as_json)
     findings.require_intact(found)

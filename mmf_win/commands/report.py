@@ -9,6 +9,8 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
+from mmf_win.runs import history
+from mmf_win.upstream.install import require_packages
 
 
 @click.command(
@@ -27,7 +29,7 @@ Examples:
 @click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @options.data_dir
-@options.save_dir
+@options.runs_dir
 @options.as_json
 def command(
     runs: tuple[str, ...],
@@ -36,7 +38,7 @@ def command(
     images: bool,
     show: bool,
     data_dir: Path | None,
-    save_dir: Path | None,
+    save_dir: Path,
     as_json: bool,
 ) -> None:
     """Make a page about a run, or one that compares several.
@@ -46,23 +48,19 @@ def command(
     mistakes, their pictures blurred until they are clicked. For several it goes into the save dir as
     comparison.html. RUN is a run's id, its name (the newest run of that name) or its folder.
     """
-    from mmf_win.paths import Places
-    from mmf_win.runs import history
-    from mmf_win.upstream.install import require_packages
 
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     from mmf_win.results.report import pages
 
-    save = Places.resolve(None, save_dir).save_dir
     if output is not None:
         output = output.expanduser().absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file, so the page cannot take its place")
-    found = [history.find(save, wanted) for wanted in runs or (None,)]
+    found = [history.find(save_dir, wanted) for wanted in runs or (None,)]
     if len(found) == 1:
         page = pages.of_run(found[0], split=split, data_dir=data_dir, output=output, images=images)
     else:
-        page = pages.of_runs(found, save, split=split, data_dir=data_dir, output=output)
+        page = pages.of_runs(found, save_dir, split=split, data_dir=data_dir, output=output)
     if as_json:
         print_json({"report": str(page), "runs": [run.id for run in found]})
     else:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from mmf_win.commands import options
 from mmf_win.console import moment, print_json, say, size, table
-
-if TYPE_CHECKING:
-    from mmf_win.runs.checkpoints import SavedCheckpoint
+from mmf_win.runs.checkpoints import SavedCheckpoint, listed
+from mmf_win.runs.history import find
 
 
 @click.command(
@@ -24,19 +22,16 @@ Examples:
   mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt""",
 )
 @click.argument("run", required=False)
-@options.save_dir
+@options.runs_dir
 @options.as_json
-def command(run: str | None, save_dir: Path | None, as_json: bool) -> None:
+def command(run: str | None, save_dir: Path, as_json: bool) -> None:
     """List a run's checkpoints, and which of them are intact; without a name, the newest run's.
 
     Every byte is read and compared with the checksums in the file. Names of the same bytes take their space
     once.
     """
-    from mmf_win.paths import Places
-    from mmf_win.runs.checkpoints import listed
-    from mmf_win.runs.history import find
 
-    chosen = find(Places.resolve(None, save_dir).save_dir, run)
+    chosen = find(save_dir, run)
     found = listed(chosen)
     if as_json:
         checkpoints = [{**asdict(checkpoint), "state": _state(checkpoint)} for checkpoint in found]

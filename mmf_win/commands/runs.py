@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from mmf_win.commands import options, run_checkpoints
 from mmf_win.console import duration, moment, print_json, say, size, table
 from mmf_win.errors import UsageError
-
-if TYPE_CHECKING:
-    from mmf_win.runs.history import Summary
+from mmf_win.paths import make_portable
+from mmf_win.results import record
+from mmf_win.runs.comparison import differences
+from mmf_win.runs.folder import remove, require_idle
+from mmf_win.runs.history import Summary, all_runs, details, find, summaries, summarize
 
 STATES = ("running", "done", "interrupted", "killed", "failed", "published")
 
@@ -38,7 +40,7 @@ Examples:
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
-@options.save_dir
+@options.runs_dir
 @options.as_json
 @click.pass_context
 def command(
@@ -47,7 +49,7 @@ def command(
     state: str | None,
     limit: int | None,
     as_csv: bool,
-    save_dir: Path | None,
+    save_dir: Path,
     as_json: bool,
 ) -> None:
     """List what ran and how well, the newest first."""
@@ -57,32 +59,24 @@ def command(
                 f"--preset, --state, --limit and --csv are for the list, not for {ctx.invoked_subcommand}"
             )
         return
-    from mmf_win.runs.history import summaries
 
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same list", hint="choose one")
-    save = _save_dir(save_dir)
-    found = summaries(save, preset=preset, state=state, limit=limit)
+    found = summaries(save_dir, preset=preset, state=state, limit=limit)
     if as_json:
         print_json([asdict(summary) for summary in found])
     elif as_csv:
         _print_csv(found)
     elif not found and (preset or state):
-        say(f"there are no such runs in {save}")
+        say(f"there are no such runs in {save_dir}")
     elif not found:
-        say(f"there are no runs in {save}; `mmfw train PRESET` makes one")
+        say(f"there are no runs in {save_dir}; `mmfw train PRESET` makes one")
     else:
         header = ("run", "preset", "state", "updates", "best AUROC", "on", "started", "time", "size")
         print(table(header, [_line(summary) for summary in found]))
 
 
 command.add_command(run_checkpoints.command)
-
-
-def _save_dir(chosen: Path | None) -> Path:
-    from mmf_win.paths import Places
-
-    return Places.resolve(None, chosen).save_dir
 
 
 def _line(s: Summary) -> tuple[object, ...]:
@@ -93,9 +87,6 @@ def _line(s: Summary) -> tuple[object, ...]:
 
 
 def _print_csv(found: Sequence[Summary]) -> None:
-    from dataclasses import fields
-
-    from mmf_win.runs.history import Summary
 
     writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Summary)], lineterminator="\n")
     writer.writeheader()
@@ -109,18 +100,17 @@ Examples:
   mmfw runs show mmbt_grid --json"""
 )
 @click.argument("run", required=False)
-@options.save_dir
+@options.runs_dir
 @options.as_json
-def show(run: str | None, save_dir: Path | None, as_json: bool) -> None:
+def show(run: str | None, save_dir: Path, as_json: bool) -> None:
     """Show all about one run; without a name, about the newest."""
-    from mmf_win.runs.history import details, find
 
-    told = details(find(_save_dir(save_dir), run))
-    told["predictions"] = [_prediction(Path(csv)) for csv in told["predictions"]]
+    known = details(find(save_dir, run))
+    known["predictions"] = [_prediction(Path(csv)) for csv in known["predictions"]]
     if as_json:
-        print_json(told)
+        print_json(known)
         return
-    for key, value in told.items():
+    for key, value in known.items():
         if isinstance(value, list):
             print(f"{key}:" + "".join(f"\n  {_shown(entry)}" for entry in value))
         else:
@@ -129,12 +119,11 @@ def show(run: str | None, save_dir: Path | None, as_json: bool) -> None:
 
 def _prediction(csv: Path) -> dict[str, Any]:
     """A prediction file, its AUROC and what that was measured on, as the record beside it says."""
-    from mmf_win.results import record
 
-    told = record.read(csv)
+    noted = record.read(csv)
     return {
         "csv": str(csv),
-        **{key: told[key] for key in ("auroc", "split", "rows", "full_rows") if key in told},
+        **{key: noted[key] for key in ("auroc", "split", "rows", "full_rows") if key in noted},
     }
 
 
@@ -163,22 +152,19 @@ Examples:
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN ...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@options.save_dir
+@options.runs_dir
 @options.as_json
-def rm(runs: tuple[str, ...], yes: bool, save_dir: Path | None, as_json: bool) -> None:
+def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
     RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. Of a link,
     what it leads to is removed as well. A run that is being trained is refused, and then nothing is removed.
     """
-    from mmf_win.runs.folder import remove, require_idle
-    from mmf_win.runs.history import all_runs, find, summarize
 
-    save = _save_dir(save_dir)
-    named = sorted((find(save, name) for name in runs), key=lambda run: run.path.is_symlink())
+    named = sorted((find(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
     chosen = list({run.path.resolve(): run for run in named}.values())  # of a run and a link to it, the link
     for name in runs:
-        several = [run.id for run in all_runs(save) if name in (run.path.parent.name, run.path.name)]
+        several = [run.id for run in all_runs(save_dir) if name in (run.path.parent.name, run.path.name)]
         if len(several) > 1:
             raise UsageError(f"there are {len(several)} runs named {name}", hint=f"name one: {several[0]}")
     for run in chosen:
@@ -203,18 +189,15 @@ Examples:
 )
 @click.argument("first")
 @click.argument("second")
-@options.save_dir
+@options.runs_dir
 @options.as_json
-def compare(first: str, second: str, save_dir: Path | None, as_json: bool) -> None:
+def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     """Show what differs between two runs: what was asked for, MMF's configuration, and the scores.
 
     `mmfw report RUN RUN` draws a page of it.
     """
-    from mmf_win.runs.comparison import differences
-    from mmf_win.runs.history import find, summarize
 
-    save = _save_dir(save_dir)
-    runs = find(save, first), find(save, second)
+    runs = find(save_dir, first), find(save_dir, second)
     differing = differences(*runs)
     a, b = (summarize(run) for run in runs)
     scores = {
@@ -242,7 +225,6 @@ def fix_names(folder: Path, as_json: bool) -> None:
 
     MMF alone puts colons into the names of reports and logs. No file is overwritten.
     """
-    from mmf_win.paths import make_portable
 
     renamed = make_portable(folder)
     if as_json:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import print_json, say, table
-from mmf_win.errors import UsageError
-
-if TYPE_CHECKING:
-    from mmf_win.runs.presets import Preset
+from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
+from mmf_win.commands.progress import RunDisplay
+from mmf_win.console import as_typed, duration, print_json, say, table
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.paths import Places
+from mmf_win.runs import presets, training
+from mmf_win.runs.history import summarize
+from mmf_win.runs.presets import Preset
+from mmf_win.runs.published import PAPER, SPLITS, published, why_none
+from mmf_win.runs.request import RunRequest
+from mmf_win.runs.zoo_weights import need_of
+from mmf_win.upstream.install import find
 
 
 class _BatchSize(click.IntRange):
@@ -109,11 +117,6 @@ def command(
     KEY=VALUE words are overrides of MMF's own configuration keys; they are handed through last, so they win.
     Ctrl+C saves a checkpoint and leaves; a second Ctrl+C ends at once.
     """
-    from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
-    from mmf_win.commands.progress import RunDisplay
-    from mmf_win.paths import Places
-    from mmf_win.runs import training
-    from mmf_win.runs.request import RunRequest
 
     if show_list:
         _print_presets(as_json)
@@ -152,8 +155,6 @@ def command(
 
 
 def _print_presets(as_json: bool) -> None:
-    from mmf_win.runs import presets
-    from mmf_win.runs.published import PAPER, SPLITS, published
 
     loaded = [presets.load(name) for name in presets.names()]
     version, weights = _published_weights(loaded)
@@ -201,10 +202,6 @@ def _print_presets(as_json: bool) -> None:
 
 def _published_weights(loaded: Sequence[Preset]) -> tuple[str | None, dict[str, bool]]:
     """The version of the installed MMF, and by preset whether its zoo has published weights."""
-    from mmf_win.errors import MmfError
-    from mmf_win.paths import Places
-    from mmf_win.runs.zoo_weights import need_of
-    from mmf_win.upstream.install import find
 
     try:
         mmf = find()
@@ -219,7 +216,6 @@ _SHORT = {"accuracy": "acc", "auroc": "AUROC"}
 
 def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str | None:
     """What the paper reports for a validation split, or why nothing; None of what is not in the paper."""
-    from mmf_win.runs.published import published, why_none
 
     if not numbers or split is None:
         return None
@@ -231,10 +227,6 @@ def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str
 
 
 def _print_result(run: Any, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from mmf_win.console import as_typed, duration
-    from mmf_win.runs.history import summarize
 
     summary = summarize(run)
     if as_json:

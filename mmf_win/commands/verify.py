@@ -7,8 +7,11 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import findings, options
+from mmf_win.commands.overrides import split_words
 from mmf_win.console import say
+from mmf_win.doctor.verify import Scope, verify
 from mmf_win.errors import DamagedInputs, DataError, UsageError
+from mmf_win.paths import Places
 
 
 @click.command(
@@ -34,9 +37,6 @@ def command(
     A file that was not touched since it was last found intact is not read again; checkpoints are, each time.
     Exits with 3 when something is damaged; `mmfw repair` repairs it.
     """
-    from mmf_win.commands.overrides import split_words
-    from mmf_win.doctor.verify import Scope, verify
-    from mmf_win.paths import Places
 
     for named in (data_dir, save_dir):
         if named is not None and not named.is_dir():
