@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.commands.options import as_json, data_dir, save_dir
 from mmf_win.console import colour, print_json, size, table
 from mmf_win.doctor.machine import Machine
-from mmf_win.doctor.survey import DatasetState, MmfState, Survey, survey
-from mmf_win.errors import MmfError
+from mmf_win.doctor.survey import DatasetState, MmfState, Survey, missing, survey
+from mmf_win.errors import MmfError, MmfwError
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find
 
@@ -47,26 +47,28 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
         _show_compat(as_json)
         return 0
 
-    found = survey(Places.resolve(data_dir, save_dir))
+    places = Places.resolve(data_dir, save_dir)
+    found = survey(places)
+    errors = list(missing(found, places))
     if as_json:
-        print_json(_plain(found))
+        print_json(_plain(found, errors))
     else:
-        print("\n\n".join(_sections(found)), flush=True)
+        print("\n\n".join(_sections(found, errors)), flush=True)
     return MmfError.exit_code if found.mmf.problems else 0
 
 
-def _plain(found: Survey) -> dict[str, Any]:
+def _plain(found: Survey, errors: Sequence[MmfwError]) -> dict[str, Any]:
     error = found.mmf.error
-    plain = asdict(replace(found, mmf=replace(found.mmf, error=None), missing=()))
+    plain = asdict(replace(found, mmf=replace(found.mmf, error=None)))
     del plain["mmf"]["error"]
     plain["mmf"] |= {"message": error and str(error), "hint": error and hint_for(error)}
-    plain["missing"] = [{"what": str(missing), "hint": hint_for(missing)} for missing in found.missing]
+    plain["missing"] = [{"what": str(error), "hint": hint_for(error)} for error in errors]
     if found.mmf.installed is not None:
         plain["mmf"]["installed"]["root"] = str(found.mmf.installed.root)
     return plain
 
 
-def _sections(found: Survey) -> Iterator[str]:
+def _sections(found: Survey, errors: Sequence[MmfwError]) -> Iterator[str]:
     yield table(("package", "version"), list(found.versions.items()))
     yield "\n".join(_mmf_lines(found.mmf))
     folders = [
@@ -83,10 +85,10 @@ def _sections(found: Survey) -> Iterator[str]:
     yield "\n".join([*_machine_lines(found.machine), f"Decryption: {found.decryption}"])
     if found.fits:
         yield table(("micro-batch", "that fitted, for"), [(rows, kind) for kind, rows in found.fits.items()])
-    if not found.missing:
+    if not errors:
         yield colour("Everything is in place.", 32)
-    for missing in found.missing:
-        yield f"{colour('missing:', 33)} {missing}\n{colour('fix:', 36)}     {hint_for(missing)}"
+    for error in errors:
+        yield f"{colour('missing:', 33)} {error}\n{colour('fix:', 36)}     {hint_for(error)}"
 
 
 def _mmf_lines(mmf: MmfState) -> Iterator[str]:

@@ -38,7 +38,7 @@ def command(
     """
 
     places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
-    found = list(repair(Scope.of(names, places, overrides), places, **archives))
+    found = repair(Scope.of(names, places, overrides), places, **archives)
     if found or as_json:
         findings.show(found, as_json=as_json)
     findings.require_intact(found)

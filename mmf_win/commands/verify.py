@@ -42,7 +42,7 @@ def command(
         if named is not None and not named.is_dir():
             raise UsageError(f"{named}: there is no such folder, so there is nothing to verify")
     places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
-    found = list(verify(Scope.of(names, places, overrides), places, full=full))
+    found = verify(Scope.of(names, places, overrides), places, full=full)
     if found or as_json:
         findings.show(found, as_json=as_json)
     else:

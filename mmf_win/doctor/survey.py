@@ -84,7 +84,6 @@ class Survey:
         machine: processors, memory, GPUs.
         decryption: what decrypts archives here.
         fits: the micro-batches that fitted into memory, by what that depends on.
-        missing: what training would trip over, in the order in which to repair it.
     """
 
     versions: dict[str, str | None]
@@ -94,17 +93,13 @@ class Survey:
     machine: Machine
     decryption: str
     fits: dict[str, int]
-    missing: tuple[MmfwError, ...]
 
 
 def survey(places: Places) -> Survey:
     """Look at everything; nothing heavy is imported, and nothing is changed."""
-    versions = _versions()
     mmf = _mmf()
-    folders = tuple(_folders(places, mmf))
-    dataset = _dataset(places.dataset)
-    missing = tuple(_missing(versions, mmf, places, folders, dataset))
-    return Survey(versions, mmf, folders, dataset, survey_machine(), engine(), fits.load(), missing)
+    folders, dataset = tuple(_folders(places, mmf)), _dataset(places.dataset)
+    return Survey(_versions(), mmf, folders, dataset, survey_machine(), engine(), fits.load())
 
 
 def _versions() -> dict[str, str | None]:
@@ -168,23 +163,18 @@ def _count(folder: Path) -> int:
         return 0
 
 
-def _missing(
-    versions: dict[str, str | None],
-    mmf: MmfState,
-    places: Places,
-    folders: tuple[Folder, ...],
-    dataset: DatasetState,
-) -> Iterator[MmfwError]:
+def missing(found: Survey, places: Places) -> Iterator[MmfwError]:
+    """What training would fail for, in the order in which to repair it."""
     for extra in ("", "train"):
-        absent = [name for name in required_packages(extra) if versions[name] is None]
+        absent = [name for name in required_packages(extra) if found.versions[name] is None]
         if absent:
             yield MmfError(f"not installed: {', '.join(absent)}", hint=pip_hint(extra and f"[{extra}]"))
-    if mmf.error is not None:
-        yield mmf.error
-    if not dataset.splits or not dataset.images:
+    if found.mmf.error is not None:
+        yield found.mmf.error
+    if not found.dataset.splits or not found.dataset.images:
         message = f"no Hateful Memes dataset in {places.dataset.root}"
         yield NoDataset(message, nearby=nearby_dataset(places.dataset))
-    for folder in folders:
+    for folder in found.folders:
         if folder.free is None:
             yield UsageError(f"no drive for {folder.name} in {folder.path}", hint="choose another folder")
         elif folder.name in ("data", "runs") and folder.free < _LITTLE_SPACE:

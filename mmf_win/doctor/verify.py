@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -91,7 +91,7 @@ def _run(save_dir: Path, name: str) -> Run:
         ) from None
 
 
-def verify(scope: Scope, places: Places, *, full: bool = False) -> Iterator[Finding]:
+def verify(scope: Scope, places: Places, *, full: bool = False) -> list[Finding]:
     """Verify one thing after the other, with a progress bar for each that takes a while.
 
     What is not there is passed over, unless a preset needs it. Checkpoints are read each time, all else only
@@ -108,7 +108,7 @@ def verify(scope: Scope, places: Places, *, full: bool = False) -> Iterator[Find
         *(_checkpoints(run) for run in scope.runs),
         _mmf() if scope.mmf else None,
     ]
-    yield from (finding for finding in found if finding is not None)
+    return [finding for finding in found if finding is not None]
 
 
 def repair(
@@ -118,7 +118,7 @@ def repair(
     source: str | None = None,
     keep_archives: bool = True,
     ask: Ask | None = None,
-) -> Iterator[Finding]:
+) -> list[Finding]:
     """Repair what is damaged, and nothing else; the findings are those afterwards.
 
     What cannot be repaired stays as it is, and its finding has the error.
@@ -144,7 +144,7 @@ def repair(
         *_repaired_inputs(scope.needs, Fetcher(places, mirror, keep_archives, ask=ask)),
         *(_checkpoints(run) for run in scope.runs),
     ]
-    yield from (finding for finding in found if finding is not None)
+    return [finding for finding in found if finding is not None]
 
 
 def _repaired(look: Callable[[], Finding | None], repair: Callable[[], object]) -> Finding | None:
@@ -185,12 +185,12 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
     return replace(finding, state=state, against=manifest.verified_against, problems=tuple(map(str, wrong)))
 
 
-def _archive(mirror: Mirror | None, places: Places) -> Path | None:
+def _archive(mirror: Mirror, places: Places) -> Path | None:
     """What the dataset was converted from, as far as a source on this machine has it."""
     source = last_source(places.dataset.root)
-    if mirror is None or mirror.is_remote or source is None:
+    place = mirror.path
+    if place is None or source is None:
         return None
-    place = Path(mirror.where).expanduser()
     if (place / source.name).exists():
         return place / source.name
     is_of_kind = place.is_file() if source.sha256 else place.is_dir()

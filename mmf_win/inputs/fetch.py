@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,48 +50,46 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Mirror:
-    """Another place to get archives from than those that MMF's zoo names.
+    """Another place to get archives from than those that MMF's zoo names; without one, there is none.
 
     Attributes:
-        where: the URL of a folder or a file, or a folder or file on this machine.
+        url: that of a folder or a file.
+        path: a folder or file on this machine.
     """
 
-    where: str
+    url: str | None = None
+    path: Path | None = None
 
     @classmethod
-    def of(cls, where: str | None) -> Mirror | None:
+    def of(cls, where: str | None) -> Mirror:
         """The place that a user names.
 
         Raises:
             UsageError: there is no such folder or file.
         """
         if where is None:
-            return None
-        mirror = cls(where)
-        if not mirror.is_remote and not Path(where).expanduser().exists():
+            return cls()
+        if where.startswith(("http://", "https://")):
+            return cls(url=where)
+        path = Path(where).expanduser()
+        if not path.exists():
             raise UsageError(f"{where}: no such file or folder", hint="name a file, a folder or a URL")
-        return mirror
+        return cls(path=path)
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is a URL."""
-        return self.where.startswith(("http://", "https://"))
-
-    def files(self, names: Sequence[str]) -> Iterator[Path]:
+    def files(self, names: Sequence[str]) -> list[Path]:
         """The files of these names that are on this machine."""
-        if self.is_remote:
-            return
-        place = Path(self.where).expanduser()
-        found = [place] if place.name in names else [place / name for name in names]
-        yield from (path for path in found if path.is_file())
+        if self.path is None:
+            return []
+        found = [self.path] if self.path.name in names else [self.path / name for name in names]
+        return [path for path in found if path.is_file()]
 
     def urls(self, names: Sequence[str]) -> list[str]:
         """Where files of these names may be on the web."""
-        if not self.is_remote:
+        if self.url is None:
             return []
-        if self.where.rpartition("/")[2] in names:
-            return [self.where]
-        return [f"{self.where.rstrip('/')}/{name}" for name in names]
+        if self.url.rpartition("/")[2] in names:
+            return [self.url]
+        return [f"{self.url.rstrip('/')}/{name}" for name in names]
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Fetcher:
     """
 
     places: Places
-    mirror: Mirror | None = None
+    mirror: Mirror = Mirror()
     keep_archives: bool = True
     offline: bool = False
     ask: Ask | None = None
@@ -167,13 +165,13 @@ class Fetcher:
         Raises:
             UsageError: it has none of the archives.
         """
-        if self.mirror is None or self.mirror.is_remote:
+        if self.mirror.path is None:
             return
         archived = [need for need in needs if self._has_source(need) and not need.is_of_hub]
         names = [name for need in archived for name in self._names(need)]
-        if names and not any(True for _ in self.mirror.files(names)):
+        if names and not self.mirror.files(names):
             raise UsageError(
-                f"{self.mirror.where}: none of the archives that are needed is there",
+                f"{self.mirror.path}: none of the archives that are needed is there",
                 hint=f"they are called {', '.join(dict.fromkeys(names))}",
             )
 
@@ -231,7 +229,7 @@ class Fetcher:
         """Copy or download a file that is no archive, and whose name holds its hash."""
         target = need.files[0]
         need.folder.mkdir(parents=True, exist_ok=True)
-        for found in self.mirror.files(need.names) if self.mirror else ():
+        for found in self.mirror.files(need.names):
             if not contradicts_name(target, file_digest(found).hex()):
                 with replacing(target) as temporary:
                     shutil.copyfile(found, temporary)
@@ -278,7 +276,7 @@ class Fetcher:
         """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
         candidates = dict.fromkeys((self._archive(need), _remembered(need)))
         there = [path for path in candidates if path is not None and path.is_file()]
-        return [*there, *(self.mirror.files(self._names(need)) if self.mirror else ())]
+        return [*there, *self.mirror.files(self._names(need))]
 
     def _download(self, need: Need, archive: Path) -> None:
         urls, names = self._urls(need), " or ".join(self._names(need))
@@ -338,7 +336,7 @@ class Fetcher:
         if need.is_of_hub or self.offline:
             return []
         own = need.entry.url if need.entry else need.url
-        return [*(self.mirror.urls(self._names(need)) if self.mirror else ()), *([own] if own else [])]
+        return [*self.mirror.urls(self._names(need)), *([own] if own else [])]
 
 
 def _loaded(need: Need) -> Manifest | None:

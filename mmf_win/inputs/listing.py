@@ -150,8 +150,8 @@ def _vocabularies(zoo: Zoo, config: Tree) -> Iterator[Need]:
     if text.get("type") == "vocab":
         base = str(config["dataset"].get("data_dir", ""))
         yield from _vocabulary(zoo, (text.get("params") or {}).get("vocab") or {}, base)
-    for encoder in _of_type(config["model"], "embedding"):
-        embedding = (encoder.get("params") or {}).get("embedding_params") or {}
+    for params in _params_of(config["model"], "embedding"):
+        embedding = params.get("embedding_params") or {}
         if embedding.get("type") == "vocab":
             yield from _vocabulary(zoo, embedding.get("params") or {})
 
@@ -197,13 +197,12 @@ def zoo_weights(zoo: Zoo, key: str) -> Need:
 
 
 def _encoders(zoo: Zoo, model: Tree) -> Iterator[Need]:
-    for encoder in _of_type(model, "finetune_faster_rcnn_fpn_fc7"):
-        params = encoder.get("params") or {}
+    for params in _params_of(model, "finetune_faster_rcnn_fpn_fc7"):
         base = Path(str(params.get("model_data_dir", zoo.places.data_dir)))
         weights, bias = (base / str(params.get(f"{part}_file", "")) for part in ("weights", "bias"))
         yield _fc7(zoo, weights, bias)
-    for encoder in _of_type(model, "resnet152"):
-        if (encoder.get("params") or {}).get("pretrained", True):
+    for params in _params_of(model, "resnet152"):
+        if params.get("pretrained", True):
             url = caches.resnet152_url()
             names = (url.rpartition("/")[2],)
             yield Need(
@@ -225,8 +224,7 @@ def _fc7(zoo: Zoo, weights: Path, bias: Path) -> Need:
 
 def _berts(config: Tree) -> Iterator[Need]:
     models = [config["model"].get("bert_model_name")] if _wants_bert(config["model"]) else []
-    for encoder in _of_type(config["model"], "transformer"):
-        models.append((encoder.get("params") or {}).get("bert_model_name"))
+    models += [params.get("bert_model_name") for params in _params_of(config["model"], "transformer")]
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
     tokenizer = ((text.get("params") or {}).get("tokenizer_config") or {}).get("type")
     for name in dict.fromkeys(str(name) for name in (*models, tokenizer) if name):
@@ -248,16 +246,16 @@ def _wants_bert(model: Tree) -> bool:
     return not encoder or encoder.get("type") == "transformer"
 
 
-def _of_type(tree: Any, kind: str) -> Iterator[Tree]:
-    """Every mapping below ``tree`` with this ``type``, as MMF describes its modules."""
+def _params_of(tree: Any, kind: str) -> Iterator[Tree]:
+    """The ``params`` of every mapping below ``tree`` with this ``type``, as MMF describes its modules."""
     if isinstance(tree, Mapping):
         if tree.get("type") == kind:
-            yield dict(tree)
+            yield dict(tree.get("params") or {})
         for value in tree.values():
-            yield from _of_type(value, kind)
+            yield from _params_of(value, kind)
     elif isinstance(tree, list):
         for value in tree:
-            yield from _of_type(value, kind)
+            yield from _params_of(value, kind)
 
 
 def tell_mmf(needs: Iterable[Need]) -> None:
