@@ -37,7 +37,6 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     error, the rest a warning. The challenge takes full submissions only: memes that were left out when the
     dataset was converted are needed, too.
     """
-
     places = Places.resolve(data_dir)
     ids = [row.shown_id for row in read_rows(require_split(places.dataset, split))]
     left_out = _left_out(places, split)
@@ -80,7 +79,6 @@ def _left_out(places: Places, split: str) -> list[str]:
     Raises:
         DataError: there are some, and an earlier mmfw did not note which.
     """
-
     summary = converted(places.dataset, split)
     if summary is None:
         return []
@@ -94,5 +92,4 @@ def _left_out(places: Places, split: str) -> list[str]:
 
 
 def _convert(places: Places, *words: str) -> str:
-
     return as_typed("mmfw", "convert", "--zip", "ARCHIVE", *words, *data_option(places.data_dir))

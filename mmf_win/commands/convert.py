@@ -63,7 +63,6 @@ def command(
     Checks the password, the free disk space, every file's checksum, and that annotations and images belong
     together. Converting the same archive again takes a second.
     """
-
     if source is None:
         example = as_typed("mmfw", "convert", "--zip", rest[0] if len(rest) == 1 else "FILE_OR_FOLDER")
         raise UsageError("the dataset is not named", hint=example)

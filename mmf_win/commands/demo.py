@@ -103,7 +103,6 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 
 def _go(path: Path) -> dict[str, Any]:
     """Run all commands; return what they led to."""
-
     folder = DemoFolder(path)
     folder.claim()
     folder.fill(_SEED)

@@ -46,7 +46,6 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
     if compat:
         _show_compat(as_json)
         return 0
-
     places = Places.resolve(data_dir, save_dir)
     found = survey(places)
     errors = list(missing(found, places))
@@ -130,7 +129,6 @@ def _show_compat(as_json: bool) -> None:
 
 def _survey_compat() -> list[dict[str, Any]]:
     """The patches, surveyed in a child: they may import what the parent must not."""
-
     installed = find()
     done = subprocess.run(
         [sys.executable, "-m", "mmf_win.worker.compat", str(installed.root), installed.version],

@@ -78,7 +78,6 @@ def status(wanted: _Wanted, as_json: bool) -> None:
     Without a PRESET it is that of the newest run; without a run, all of them. KEY=VALUE overrides are as
     for `mmfw train`. No file is read.
     """
-
     found = {need: known(need, wanted.places) for need in wanted.needs}
     absent = [need for need, finding in found.items() if finding.state in ("missing", "damaged")]
     _show(found, wanted, as_json, Fetcher(wanted.places).costs(absent))
@@ -99,7 +98,6 @@ def fetch(wanted: _Wanted, source: str | None, ask: Ask | None, keep_archives: b
 
     Interrupted downloads are resumed. A file is renamed into place only after its SHA-256 matches.
     """
-
     fetcher = Fetcher(wanted.places, Mirror.of(source), keep_archives, ask=ask)
     _show(dict(zip(wanted.needs, fetcher.fetch(wanted.needs), strict=True)), wanted, as_json)
 
@@ -164,7 +162,6 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     Nothing looks finished before all of it is there and verified; extracting the same archive again takes a
     second.
     """
-
     version = _version_mmf_expects()
     target = extract_features(archive, Places.resolve(data_dir), version=version, ask=ask, force=force)
     say(f"features: {target}")
@@ -174,7 +171,6 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
 
 def _version_mmf_expects() -> Version | None:
     """The version that the installed MMF looks for; None when there is no MMF yet."""
-
     try:
         return dataset_version(find().root)
     except MmfError:
@@ -206,7 +202,6 @@ class _Wanted:
 
 def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _Wanted:
     """What the presets need, else the newest run, else all presets."""
-
     named, overrides = split_words(words)
     places, mmf = Places.resolve(data_dir, save_dir), find()
     newest = None if named else next(iter(history.all_runs(places.save_dir)), None)

@@ -52,7 +52,6 @@ def command(
     NAME.npy holds the features of the image NAME, NAME_info.npy its boxes, as MMF's extraction scripts write
     them. The new LMDB takes the place of the old one when it is complete; features that are there stay.
     """
-
     places = Places.resolve(data_dir)
     if output is not None and output.suffix != ".lmdb":
         raise UsageError(f"{output}: MMF takes a folder for an LMDB only if its name ends in .lmdb")

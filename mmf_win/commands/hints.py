@@ -77,7 +77,6 @@ def _on_inputs(command: Sequence[str]) -> Callable[[InputsError], str]:
 
 def _repair_manifest(error: DamagedManifest) -> str:
     """Convert the dataset again; other files are verified against what there is of them."""
-
     data_dir = error.folder.parents[2] if len(error.folder.parents) > 2 else error.folder
     if error.folder != DatasetPaths.below(data_dir).root:
         return "delete this list of hashes, and the files are verified anew"
@@ -88,7 +87,6 @@ def _repair_manifest(error: DamagedManifest) -> str:
 
 def _repair_features(error: DamagedFeatures) -> str:
     """Repair what came out of an archive, and build again what did not."""
-
     features = error.lmdb.parent
     manifest = None
     with suppress(DataError):
@@ -153,7 +151,6 @@ def _train_on(error: NeverTrained) -> str:
 
 
 def _get_version(error: UnknownKey) -> str | None:
-
     origin = next((source.name for source in SOURCES if source.version == error.version), None)
     return origin and f"run `mmfw setup --mmf {origin}`"
 

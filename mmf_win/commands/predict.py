@@ -140,7 +140,6 @@ def command(
     another; an ensemble's splits have a folder each. --json prints an object for each prediction file, which
     names the page that shows it.
     """
-
     _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_words(words)
     said = {
@@ -240,7 +239,6 @@ def _require_alone(preset: str, runs: Sequence[str], checkpoint: Sequence[str], 
 
 def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | None:
     """The page about a prediction; None where its split is ``shown`` already, or a package is missing."""
-
     split: str = result.record["split"]
     if split in shown:
         return None
@@ -264,7 +262,6 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
 
 
 def _tell(result: Result) -> None:
-
     record = result.record
     where = f"{Coverage(result.memes, record['rows'], record['full_rows'])}: {result.title}"
     if record["accuracy"] is None:

@@ -48,7 +48,6 @@ def command(
     mistakes, their pictures blurred until they are clicked. For several it goes into the save dir as
     comparison.html. RUN is a run's id, its name (the newest run of that name) or its folder.
     """
-
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     from mmf_win.results.report import pages
 

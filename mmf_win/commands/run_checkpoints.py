@@ -30,7 +30,6 @@ def command(run: str | None, save_dir: Path, as_json: bool) -> None:
     Every byte is read and compared with the checksums in the file. Names of the same bytes take their space
     once.
     """
-
     chosen = find(save_dir, run)
     found = listed(chosen)
     if as_json:

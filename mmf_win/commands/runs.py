@@ -87,7 +87,6 @@ def _line(s: Summary) -> tuple[object, ...]:
 
 
 def _print_csv(found: Sequence[Summary]) -> None:
-
     writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Summary)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(summary) for summary in found)
@@ -104,7 +103,6 @@ Examples:
 @options.as_json
 def show(run: str | None, save_dir: Path, as_json: bool) -> None:
     """Show all about one run; without a name, about the newest."""
-
     known = details(find(save_dir, run))
     known["predictions"] = [_prediction(Path(csv)) for csv in known["predictions"]]
     if as_json:
@@ -119,7 +117,6 @@ def show(run: str | None, save_dir: Path, as_json: bool) -> None:
 
 def _prediction(csv: Path) -> dict[str, Any]:
     """A prediction file, its AUROC and what that was measured on, as the record beside it says."""
-
     noted = record.read(csv)
     return {
         "csv": str(csv),
@@ -160,7 +157,6 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. Of a link,
     what it leads to is removed as well. A run that is being trained is refused, and then nothing is removed.
     """
-
     named = sorted((find(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
     chosen = list({run.path.resolve(): run for run in named}.values())  # of a run and a link to it, the link
     for name in runs:
@@ -196,7 +192,6 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
 
     `mmfw report RUN RUN` draws a page of it.
     """
-
     runs = find(save_dir, first), find(save_dir, second)
     differing = differences(*runs)
     a, b = (summarize(run) for run in runs)
@@ -225,7 +220,6 @@ def fix_names(folder: Path, as_json: bool) -> None:
 
     MMF alone puts colons into the names of reports and logs. No file is overwritten.
     """
-
     renamed = make_portable(folder)
     if as_json:
         print_json([{"from": str(old), "to": str(new)} for old, new in renamed])

@@ -16,6 +16,7 @@ from mmf_win.console import as_typed, duration, print_json, say, table
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import presets, training
+from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.published import PAPER, SPLITS, published, why_none
@@ -117,7 +118,6 @@ def command(
     KEY=VALUE words are overrides of MMF's own configuration keys; they are handed through last, so they win.
     Ctrl+C saves a checkpoint and leaves; a second Ctrl+C ends at once.
     """
-
     if show_list:
         _print_presets(as_json)
         return
@@ -155,7 +155,6 @@ def command(
 
 
 def _print_presets(as_json: bool) -> None:
-
     loaded = [presets.load(name) for name in presets.names()]
     version, weights = _published_weights(loaded)
     if as_json:
@@ -202,7 +201,6 @@ def _print_presets(as_json: bool) -> None:
 
 def _published_weights(loaded: Sequence[Preset]) -> tuple[str | None, dict[str, bool]]:
     """The version of the installed MMF, and by preset whether its zoo has published weights."""
-
     try:
         mmf = find()
         places = Places.resolve()
@@ -216,7 +214,6 @@ _SHORT = {"accuracy": "acc", "auroc": "AUROC"}
 
 def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str | None:
     """What the paper reports for a validation split, or why nothing; None of what is not in the paper."""
-
     if not numbers or split is None:
         return None
     paper = published(numbers, split, "auroc")
@@ -226,8 +223,7 @@ def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str
     return f"published: {paper.value:.4f} on the {paper.rows:,} rows of {split}{apart}"
 
 
-def _print_result(run: Any, as_json: bool) -> None:
-
+def _print_result(run: Run, as_json: bool) -> None:
     summary = summarize(run)
     if as_json:
         print_json(asdict(summary))

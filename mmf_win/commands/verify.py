@@ -37,7 +37,6 @@ def command(
     A file that was not touched since it was last found intact is not read again; checkpoints are, each time.
     Exits with 3 when something is damaged; `mmfw repair` repairs it.
     """
-
     for named in (data_dir, save_dir):
         if named is not None and not named.is_dir():
             raise UsageError(f"{named}: there is no such folder, so there is nothing to verify")
