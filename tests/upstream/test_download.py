@@ -266,7 +266,8 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(target: Path
 def start(server: WebServer, target: Path) -> subprocess.Popen[bytes]:
     """Download in a process of its own."""
     code = (
-        "import sys; from pathlib import Path; from mmf_win.upstream.download import download\n"
+        "import logging, sys; from pathlib import Path; from mmf_win.upstream.download import download\n"
+        "logging.basicConfig(level=logging.INFO)\n"
         "download(sys.argv[1], Path(sys.argv[2]), 'file', sha256=sys.argv[3])"
     )
     return subprocess.Popen(
