@@ -74,7 +74,7 @@ PATCHES = (
         name="transpose-for-scores",
         problem="replace_with_jit: saves BertSelfAttention.transpose_for_scores, which no longer exists",
         mmf=RC12,
-        library="transformers >= 4.48",
+        library="transformers >= 4.54",
         after_import={"mmf.modules.hf_layers": _add_transpose_for_scores},
         needed=lacks(_BERT, "def transpose_for_scores"),
     ),
