@@ -28,7 +28,9 @@ def imported(root: Path, world: TinyWorld) -> Any:
 
     assert mmf_cli.run.setup_imports is setup_imports
     setup_imports()
-    models = {name.split(".")[2] for name in sys.modules if name.startswith("transformers.models.")}
+    # Older versions of transformers import the package of every model, which is next to nothing.
+    names = [name.split(".") for name in sys.modules if name.startswith("transformers.models.")]
+    models = {model for _, _, model, *module in names if module and module[-1].startswith("modeling_")}
     # Where they are installed, scikit-learn imports pandas by itself, and 1.0.0rc12 matplotlib.
     return [sorted(models), sorted({"pytorch_lightning"} & set(sys.modules))]
 
