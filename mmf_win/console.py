@@ -115,6 +115,11 @@ def size(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
+def first_few(names: Sequence[str], shown: int = 3) -> str:
+    """The first of some names, for people: ``a, b, c …``."""
+    return ", ".join(names[:shown]) + (" …" if len(names) > shown else "")
+
+
 def moment(seconds: float) -> str:
     """A time since the epoch for people, by the local clock."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mmf_win.archives import Member
+from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.errors import DatasetError, IncompleteDataset
 
-_NAMES_SHOWN = 3
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
 
@@ -60,10 +60,9 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
     names = [member.name for member in members if not _is_litter(member.name)]
     annotations, ignored = _find_annotations(names)
     if "train" not in annotations:
-        shown = ", ".join(names[:3]) or "nothing"
         raise DatasetError(
             f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
-            hint=f"it holds {shown}{' …' if len(names) > 3 else ''}",
+            hint=f"it holds {first_few(names) or 'nothing'}",
         )
     images = find_images(names)
     packed = min((n for n in names if n.rpartition("/")[2] in _PACKED_IMAGES), key=_depth, default=None)
@@ -98,9 +97,8 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
     counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
-        shown = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
         raise IncompleteDataset(
-            f"{source}: images are missing: {', '.join(counts)} ({shown})",
+            f"{source}: images are missing: {', '.join(counts)} ({first_few(names)})",
             hint=other_name(names, images) or "get a complete copy",
         )
 

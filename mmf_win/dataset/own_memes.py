@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mmf_win.console import first_few
 from mmf_win.dataset.annotations import Row, label_of, must_be, read_text, require_unique
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
@@ -30,7 +31,6 @@ from mmf_win.files import json_bytes
 _COLUMNS = "a table of memes has the columns img (or image) and text, and if you like id and label"
 _JSON_LINES = "a .jsonl file has one JSON object a line"
 _CSV_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 where some rows have no label
-_SHOWN = 3
 
 
 def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
@@ -77,9 +77,8 @@ def find_images(memes: Sequence[Row], folder: Path, *, shown: str) -> list[Row]:
         if not Path(there.img).is_file()
     ]
     if missing:
-        some = ", ".join(missing[:_SHOWN]) + (" …" if len(missing) > _SHOWN else "")
         raise DatasetError(
-            f"{shown}: {len(missing)} of {len(memes)} images are missing: {some}",
+            f"{shown}: {len(missing)} of {len(memes)} images are missing: {first_few(missing)}",
             hint=f"relative paths begin at {folder.absolute()}",
         )
     return found

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mmf_win.console import first_few
 from mmf_win.dataset.annotations import Row, count_rows, keep_rows, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.layout import other_name
@@ -213,7 +214,8 @@ def _with_rows(
     if not absent:
         return {}
     counts = ", ".join(
-        f"{annotations[slot][0].stem} {len(gone)} of {len(rows[slot])} ({_names(gone)})"
+        f"{annotations[slot][0].stem} {len(gone)} of {len(rows[slot])} "
+        f"({first_few([row.img for row in gone])})"
         for slot, gone in absent.items()
     )
     message = f"{what} are missing: {counts}"
@@ -285,7 +287,3 @@ def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:
 
     roots = [str(folder) for folder in folders]
     return [row for row in rows if roots and not any(is_there(root, row.img) for root in roots)]
-
-
-def _names(rows: Sequence[Row]) -> str:
-    return ", ".join(row.img for row in rows[:_SHOWN]) + (" …" if len(rows) > _SHOWN else "")

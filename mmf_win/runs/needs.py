@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.console import Progress
+from mmf_win.console import Progress, first_few
 from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, mistaken, without_features
@@ -25,8 +25,6 @@ from mmf_win.upstream.install import Installed, usable_mmf
 from mmf_win.upstream.versions import config_path
 
 _log = logging.getLogger(__name__)
-
-_SHOWN = 3
 
 
 def mmf_for(request: RunRequest) -> Installed:
@@ -92,7 +90,7 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
     keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
     missing = without_features(rows, keys)
     if missing:
-        shown = ", ".join(row.shown_id for row in missing[:_SHOWN]) + (" …" if len(missing) > _SHOWN else "")
+        shown = first_few([row.shown_id for row in missing])
         free = ", ".join(without_regions(mmf, places))
         raise NoOwnFeatures(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from mmf_win.console import as_typed
+from mmf_win.console import as_typed, first_few
 from mmf_win.errors import UnknownKey, UsageError
 from mmf_win.upstream.versions import versions_with
 
 _FIELD = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
-_SHOWN = 5
 _PYTHON = {
     **dict.fromkeys(("true", "yes", "on"), "True"),
     **dict.fromkeys(("false", "no", "off"), "False"),
@@ -145,7 +144,7 @@ def _position(override: str, here: str, index: str, items: Sequence[Any]) -> int
 
 def _group(override: str, key: str, group: Mapping[str, Any]) -> UsageError:
     names = list(group)
-    below = ", ".join(f"{key}.{name}" for name in names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+    below = first_few([f"{key}.{name}" for name in names], 5)
     return UsageError(
         f"{override}: {key} is a group of keys, which MMF does not set as one",
         hint=f"set a key in it: {below}" if names else _in_a_preset(key),
