@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,15 +108,8 @@ def differences(
             yield Difference("missing", path)
         elif identify(file) != identity:
             yield Difference("changed", path)
-    for path in _importable(root):
-        if path not in expected:
-            yield Difference("extra", path)
-
-
-def _importable(root: Path) -> Iterator[str]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in sorted(names):
-            file = Path(folder, name)
-            if file.suffix in _IMPORTABLE:
-                yield file.relative_to(root).as_posix()
+    importable = (file for file in sorted(root.rglob("*")) if file.suffix in _IMPORTABLE and file.is_file())
+    for file in importable:
+        name = file.relative_to(root).as_posix()
+        if name not in expected and "__pycache__" not in name.split("/"):
+            yield Difference("extra", name)
