@@ -62,7 +62,14 @@ def verify(
         before = dict(manifest.checks)
         for name in wrong:
             manifest.checks.pop(name, None)
-        _read(manifest, to_read, wrong, title)
+        for name, sha256, check in hash_files({n: manifest.path(n) for n in to_read}, to_read, title):
+            manifest.checks.pop(name, None)
+            if isinstance(sha256, OSError):
+                wrong[name] = Difference("unreadable", name, sha256.strerror or str(sha256))
+            elif sha256 != manifest.files[name].sha256:
+                wrong[name] = Difference("changed", name, "other content")
+            elif check is not None:
+                manifest.checks[name] = check
         if manifest.checks != before and (manifest.folder / SUMS).is_file():
             with suppress(OSError), locked(manifest.folder / LOCK):
                 manifest.save_checks()
@@ -130,18 +137,6 @@ def mark_intact(manifest: Manifest, names: Iterable[str]) -> None:
         manifest.checks[name] = Check.now(found)
     with suppress(OSError):
         manifest.save_checks()
-
-
-def _read(manifest: Manifest, sizes: Mapping[str, int], wrong: dict[str, Difference], title: str) -> None:
-    """Read files to their end, and note in the manifest and in ``wrong`` what they are."""
-    for name, sha256, check in hash_files({name: manifest.path(name) for name in sizes}, sizes, title):
-        manifest.checks.pop(name, None)
-        if isinstance(sha256, OSError):
-            wrong[name] = Difference("unreadable", name, sha256.strerror or str(sha256))
-        elif sha256 != manifest.files[name].sha256:
-            wrong[name] = Difference("changed", name, "other content")
-        elif check is not None:
-            manifest.checks[name] = check
 
 
 def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) -> Iterator[Hashed]:
