@@ -120,18 +120,10 @@ def _image_archive(
     choose = {layout.packed_images: packed}.get
     unpack_chosen(archive, choose, here, "Unpacking the images' archive", digest)
     path = here.new / packed
-    with (
-        _told_as(f"{archive.path}: member {layout.packed_images}", path),
-        open_with_progress(path) as inner,
-    ):
-        yield inner, find_images(member.name for member in inner.members)
-    path.unlink()
-
-
-@contextmanager
-def _told_as(name: str, path: Path) -> Iterator[None]:
-    """Errors about the archive at ``path``, which the user has never seen, call it ``name``."""
     try:
-        yield
-    except ArchiveError as error:
-        raise ArchiveError(str(error).replace(str(path), name), hint=error.hint) from error
+        with open_with_progress(path) as inner:
+            yield inner, find_images(member.name for member in inner.members)
+    except ArchiveError as error:  # the user has never seen the file that it is about
+        shown = f"{archive.path}: member {layout.packed_images}"
+        raise ArchiveError(str(error).replace(str(path), shown), hint=error.hint) from error
+    path.unlink()
