@@ -1,4 +1,4 @@
-"""Files that take their place whole or not at all, and JSON in them."""
+"""Files that take their place complete or not at all, and JSON in them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replace(old: Path, new: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write a file to, which then takes the place of ``path``.
 
-    A reader of ``path`` sees the old file or the whole new one, never a part. When the block raises, nothing
+    A reader of ``path`` sees the old file or the complete new one. When the block raises, nothing
     is left of the new one.
     """
     temporary = path.with_name(path.name + ".part")

@@ -17,7 +17,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
                      that is only to measure with), workers (of the DataLoader), seed, parameters (how many),
                      remembered (whether the micro-batch is what fitted before), fit (what a fitting one
                      depends on), data (what it trains on, as in AttemptRequest; null where that is not known)
-    micro_batch      rows (that go through at once from here on), found (whether this is what was looked for)
+    micro_batch      rows (of a micro-batch from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
     val              update, metrics, final (whether with the best checkpoint, after training), data (what
                      it was measured on, as above)
@@ -155,7 +155,7 @@ class AttemptRequest:
         epochs: train this many epochs instead of ``training.max_updates``.
         detect_anomaly: switch on autograd's anomaly detection.
         keep: how many older checkpoints stay beside the best and the current one.
-        micro_batch: rows that go through the model at once in training, over all GPUs; an update is made from
+        micro_batch: rows of one forward pass in training, over all GPUs; an update is made from
             as many of them as its batch holds. None: what fitted before, or else the whole batch.
         find_micro_batch: look for the largest that fits, when none is set and none is known.
         eval_batch: the same for validation and prediction; None for the whole batch.

@@ -1,6 +1,6 @@
 """Hashes of files, recorded and verified. Knows only files.
 
-A folder of files that were once found right has a :class:`Manifest` beside them::
+A folder of files that were once found intact has a :class:`Manifest` beside them::
 
     manifest = Manifest.load(folder)     # None: nothing is known of these files
     for difference in verify(manifest):  # milliseconds, when nothing was touched since the last time

@@ -76,5 +76,5 @@ def _encoded(name: str) -> bytes:
 
 
 def _object_id(kind: bytes, content: bytes) -> bytes:
-    # A system in FIPS mode refuses SHA-1 unless it is told that nothing is guarded by it.
+    # A system in FIPS mode refuses SHA-1 unless the caller says that nothing is guarded by it.
     return hashlib.sha1(b"%s %d\0" % (kind, len(content)) + content, usedforsecurity=False).digest()

@@ -44,7 +44,7 @@ themselves. ``archive``: they came out of an intact archive whose hash nobody ha
 """
 
 FIRST_READING = "its first reading"
-"""What the user is told that files were verified against which have no better basis."""
+"""What files without a better basis were verified against, for people."""
 
 UNKNOWN = "0" * 64
 """In place of the hash of a file that was damaged when the manifest was made; no file has this one."""
