@@ -12,13 +12,8 @@ from pathlib import Path
 
 if sys.platform == "win32":
     import msvcrt
-
-    _HELD = PermissionError
 else:
     import fcntl
-
-    _HELD = BlockingIOError
-
 
 _PAUSE = 0.05
 
@@ -60,7 +55,7 @@ def _acquired(descriptor: int) -> bool:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except _HELD:
+    except (BlockingIOError, PermissionError):  # the latter on Windows
         return False
     return True
 
