@@ -86,14 +86,12 @@ def _unpack_annotations(
     for _ in archive.extract({member: staged[split] for split, member in layout.annotations.items()}):
         pass
     shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
-    rows = {
-        split: read_rows(file, shown=shown[split])
-        for split, file in staged.items()
-        if split not in layout.tables
-    }
-    for split in rows:
+    rows = {}
+    for split, member in layout.annotations.items():
+        if split in layout.tables:
+            continue
+        rows[split] = read_rows(staged[split], shown=shown[split])
         if make_plain(staged[split]):
-            member = layout.annotations[split]
             _log.warning("%s: converted to one JSON object a line in plain UTF-8, as MMF reads it", member)
             rows[split] = read_rows(staged[split])
     taken = {row.id for listed in rows.values() for row in listed}
