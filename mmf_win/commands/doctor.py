@@ -71,13 +71,8 @@ def _sections(found: Survey, errors: Sequence[MmfwError]) -> Iterator[str]:
     yield table(("package", "version"), list(found.versions.items()))
     yield "\n".join(_mmf_lines(found.mmf))
     folders = [
-        (
-            folder.name,
-            folder.path,
-            "yes" if folder.exists else "not yet",
-            None if folder.free is None else size(folder.free),
-        )
-        for folder in found.folders
+        (f.name, f.path, "yes" if f.exists else "not yet", None if f.free is None else size(f.free))
+        for f in found.folders
     ]
     yield table(("folder", "path", "exists", "free"), folders)
     yield _dataset_line(found.dataset)

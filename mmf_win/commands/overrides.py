@@ -69,10 +69,10 @@ def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[s
         if "=" not in override or not key_of(override):
             raise UsageError(f"{override}: not a KEY=VALUE of MMF", hint="for example training.num_workers=2")
     _refuse(overrides, RESERVED)
+    last = {key_of(override): override for override in overrides}
     for key, count in Counter(map(key_of, overrides)).items():
         if count > 1:
-            last = next(override for override in reversed(overrides) if key_of(override) == key)
-            say(f"note: {key} is given {count} times; the last one holds: {last}")
+            say(f"note: {key} is given {count} times; the last one holds: {last[key]}")
     return first, overrides
 
 

@@ -203,11 +203,13 @@ def _encoders(zoo: Zoo, model: Tree) -> Iterator[Need]:
         yield _fc7(zoo, weights, bias)
     for params in _params_of(model, "resnet152"):
         if params.get("pretrained", True):
-            url = caches.resnet152_url()
-            names = (url.rpartition("/")[2],)
-            yield Need(
-                "resnet", "ResNet-152", caches.torch_checkpoints(), names, url=url, library="torchvision"
-            )
+            yield resnet152(caches.torch_checkpoints())
+
+
+def resnet152(folder: Path) -> Need:
+    """The weights that torchvision would download, in a folder of PyTorch Hub's."""
+    url = caches.resnet152_url()
+    return Need("resnet", "ResNet-152", folder, (url.rpartition("/")[2],), url=url, library="torchvision")
 
 
 def _fc7(zoo: Zoo, weights: Path, bias: Path) -> Need:

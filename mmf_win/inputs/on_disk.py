@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.inputs import caches
-from mmf_win.inputs.listing import Kind, Need, glove, hub_model
+from mmf_win.inputs.listing import Kind, Need, glove, hub_model, resnet152
 from mmf_win.inputs.verify import Ledger
 from mmf_win.integrity import SUMS, Manifest
 from mmf_win.paths import Places
@@ -71,16 +71,15 @@ def _shared(paths: Iterable[Path]) -> Iterator[Need]:
     by_folder: dict[Path, list[str]] = {}
     for path in paths:
         by_folder.setdefault(path.parent, []).append(path.name)
-    resnet = caches.resnet152_url()
     for folder, names in by_folder.items():
         if folder.parent.name == "snapshots":
             model = folder.parents[1].name.removeprefix("models--").replace("--", "/")
             if folder == caches.hub_snapshot(model):
                 yield hub_model(model, "bert" if set(names) & set(caches.BERT_WEIGHTS) else "tokenizer")
                 continue
-        for name in names:
-            if resnet.endswith(f"/{name}"):
-                yield Need("resnet", "ResNet-152", folder, (name,), url=resnet, library="torchvision")
-        there = [name for name in names if not resnet.endswith(f"/{name}") and (folder / name).is_file()]
-        if there:
-            yield Need("other", str(folder), folder, tuple(there))
+        resnet = resnet152(folder)
+        if resnet.names[0] in names:
+            yield resnet
+        others = [name for name in names if name not in resnet.names and (folder / name).is_file()]
+        if others:
+            yield Need("other", str(folder), folder, tuple(others))
