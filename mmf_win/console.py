@@ -102,8 +102,8 @@ def colour(text: str, code: int) -> str:
 
 
 def print_json(value: object) -> None:
-    """One JSON value on stdout. ASCII only: a Windows pipe may not speak UTF-8."""
-    print(json.dumps(value, indent=2), flush=True)
+    """One JSON value on stdout, paths as text. ASCII only: a Windows pipe may not speak UTF-8."""
+    print(json.dumps(value, indent=2, default=os.fspath), flush=True)
 
 
 def size(n: float) -> str:

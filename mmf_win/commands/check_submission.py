@@ -45,7 +45,7 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
         problems = [{"text": problem.text, "fatal": problem.fatal} for problem in found.problems]
         print_json(
             {
-                "file": str(file),
+                "file": file,
                 "split": split,
                 "usable": found.usable,
                 "rows": len(found.predictions),

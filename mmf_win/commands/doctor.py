@@ -62,8 +62,6 @@ def _plain(found: Survey, errors: Sequence[MmfwError]) -> dict[str, Any]:
     del plain["mmf"]["error"]
     plain["mmf"] |= {"message": error and str(error), "hint": error and hint_for(error)}
     plain["missing"] = [{"what": str(error), "hint": hint_for(error)} for error in errors]
-    if found.mmf.installed is not None:
-        plain["mmf"]["installed"]["root"] = str(found.mmf.installed.root)
     return plain
 
 

@@ -247,7 +247,7 @@ def _to_json(need: Need, presets: Sequence[str], finding: Finding, cost: Cost) -
         **findings.to_json(finding),
         "kind": need.kind,
         "presets": list(presets),
-        "files": [str(path) for path in need.files],
+        "files": need.files,
         "source": need.entry.url if need.entry else need.url,
         "sha256": need.entry.sha256 if need.entry else None,
         "download_bytes": cost[0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -58,7 +59,7 @@ def command(
     lmdb = places.dataset.features / "detectron.lmdb" if output is None else output.expanduser().absolute()
     added = add_features(folders, lmdb, places, force=force)
     if as_json:
-        print_json(added.to_json())
+        print_json(asdict(added))
     else:
         _show_added(added, places)
 

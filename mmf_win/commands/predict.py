@@ -183,9 +183,7 @@ def command(
             print(result.csv, flush=True)
         page = _page(result, data_dir, shown.setdefault(result.csv.parent, [])) if report else None
         if as_json:
-            print_json(
-                {"csv": str(result.csv), "report": None if page is None else str(page), **result.record}
-            )
+            print_json({"csv": result.csv, "report": page, **result.record})
 
 
 def _require_one_kind(
@@ -218,7 +216,7 @@ def _print_probas(
     whose = [[member] for member in chosen] if ensemble is None else [chosen]
     for proba, of in zip(probas, whose, strict=True):
         if as_json:
-            names = [{"run": m.run.id, "checkpoint": str(m.checkpoint)} for m in of]
+            names = [{"run": m.run.id, "checkpoint": m.checkpoint} for m in of]
             print_json({"proba": proba, "ensemble": ensemble, "members": names})
         else:
             print(f"{proba:.4f}", flush=True)

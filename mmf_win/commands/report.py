@@ -61,7 +61,7 @@ def command(
     else:
         page = pages.of_runs(found, save_dir, split=split, data_dir=data_dir, output=output)
     if as_json:
-        print_json({"report": str(page), "runs": [run.id for run in found]})
+        print_json({"report": page, "runs": [run.id for run in found]})
     else:
         print(page)
     if show and not _open(page):

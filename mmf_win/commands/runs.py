@@ -269,7 +269,7 @@ def fix_names(folder: Path, as_json: bool) -> None:
     """
     renamed = make_portable(folder)
     if as_json:
-        print_json([{"from": str(old), "to": str(new)} for old, new in renamed])
+        print_json([{"from": old, "to": new} for old, new in renamed])
         return
     for old, new in renamed:
         print(f"{old} -> {new.name}")

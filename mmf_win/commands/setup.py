@@ -36,7 +36,7 @@ def command(wanted: str | None, force: bool, as_json: bool) -> None:
     """
     installed = set_up(wanted, force=force)
     if as_json:
-        print_json(asdict(installed) | {"root": str(installed.root)})
+        print_json(asdict(installed))
     else:
         say(f"MMF {installed.version} is ready in {installed.root}.")
         say("Next: `mmfw doctor` shows what else is missing, `mmfw demo` tries it all.")

@@ -52,7 +52,7 @@ class Folder:
     """
 
     name: str
-    path: str
+    path: Path
     exists: bool
     free: int | None
 
@@ -147,7 +147,7 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:
     if mmf.installed is not None:
         named["mmf"] = mmf.installed.root
     for name, path in named.items():
-        yield Folder(name, str(path), path.is_dir(), free_space(path))
+        yield Folder(name, path, path.is_dir(), free_space(path))
 
 
 def _dataset(paths: DatasetPaths) -> DatasetState:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mmf_win import errors
 from mmf_win.console import Progress
@@ -58,10 +57,6 @@ class Added:
     splits: Mapping[str, Mapping[str, int]]
     unmatched: Sequence[str]
     mistaken: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "lmdb": str(self.lmdb)}
 
 
 def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: bool = False) -> Added:
