@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import print_json, say, table
+from mmf_win.console import first_few, print_json, say, table
 from mmf_win.errors import UsageError
 from mmf_win.inputs.added import Added, add_features
 from mmf_win.paths import Places
 
 _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
 _REGIONS = 100  # MMF's max_features
-_FEW = 3
 
 
 @click.command(
@@ -79,19 +78,19 @@ def _show_added(added: Added, places: Places) -> None:
 def _notes_on(added: Added) -> Iterator[str]:
     if added.unmatched:
         yield (
-            f"{len(added.unmatched)} keys are of no image in the splits: {_few(added.unmatched)}; "
+            f"{len(added.unmatched)} keys are of no image in the splits: {first_few(added.unmatched)}; "
             "MMF looks for the name alone, without folders"
         )
     if added.mistaken:
         pairs = [f"{image} gets {key}" for image, key in added.mistaken.items()]
         yield (
             "MMF looks for features by the number at the end of a file's name, else by the name, without "
-            f"folders, so {len(pairs)} images get those of others: {_few(pairs)}; rename these images"
+            f"folders, so {len(pairs)} images get those of others: {first_few(pairs)}; rename these images"
         )
     if added.without_info:
         yield (
             f"{len(added.without_info)} images have no _info.npy and so no boxes, which ViLBERT reads: "
-            f"{_few(added.without_info)}"
+            f"{first_few(added.without_info)}"
         )
     fewest, most = added.regions
     if (fewest, most) != (_REGIONS, _REGIONS):
@@ -101,7 +100,3 @@ def _notes_on(added: Added) -> Iterator[str]:
         )
     if added.numbers != _NUMBERS:
         yield f"{added.numbers} numbers describe a region; the presets expect {_NUMBERS}"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_FEW]) + (" …" if len(names) > _FEW else "")

@@ -221,8 +221,14 @@ def _with_rows(
     message = f"{what} are missing: {counts}"
     if features and any("\\" in row.img for gone in absent.values() for row in gone):
         raise DatasetError(message, hint="the paths of images need / instead of \\, on Windows too")
-    if not features and (hint := _other_name(absent, paths_of(dataset, "images", slots))):
-        raise DatasetError(message, hint=hint)
+    if not features:
+        there = (
+            path.relative_to(root).as_posix()
+            for root in paths_of(dataset, "images", slots)
+            for path in root.glob("img/*")
+        )
+        if hint := other_name((row.img for gone in absent.values() for row in gone), there):
+            raise DatasetError(message, hint=hint)
     if not may:
         raise DatasetError(message, hint="a prediction needs every row: get complete ones")
     if not allow_missing:
@@ -264,11 +270,6 @@ def _require_labels(path: Path, rows: Sequence[Row]) -> None:
             f"{path}:{unlabelled[0].line}: no label, as {len(unlabelled)} of {len(rows)} rows",
             hint="training and validation need the label 0 or 1 in every row",
         )
-
-
-def _other_name(absent: Mapping[str, Sequence[Row]], folders: Sequence[Path]) -> str | None:
-    there = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
-    return other_name((row.img for rows in absent.values() for row in rows), there)
 
 
 def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:

@@ -47,7 +47,7 @@ def mmfw(*words: str | Path, cwd: Path) -> Any:
 
 
 @pytest.mark.torch
-def test_the_whole_way_ends_well_and_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_the_whole_workflow_ends_well_and_can_be_continued(tmp_path: Path) -> None:
     folder = tmp_path / "folder with spaces Память 中文"
     result, said = mmfw("demo", "--dir", folder, cwd=tmp_path)
     places = Places.resolve(folder / "data", folder / "save")
@@ -140,7 +140,7 @@ def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_e
     assert not (in_tmp_path / "here").exists()
 
 
-def test_a_missing_package_is_named_with_its_cure_fake_environment(
+def test_a_missing_package_is_named_with_its_hint_fake_environment(
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(install, "usable_mmf", lambda: None)
@@ -155,7 +155,7 @@ RESULT = {"auroc": 0.9, "accuracy": 0.8, "run": "demo/1", "data_dir": "data", "s
 
 
 def go_fake(path: Path) -> dict[str, Any]:
-    """What the whole way leaves behind, without going it."""
+    """What the demo leaves behind, without running it."""
     path.mkdir(parents=True, exist_ok=True)
     print("a line of a command")
     csv, report = path / "predictions.csv", path / "report.html"
@@ -166,7 +166,7 @@ def go_fake(path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def fake_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the whole way, so that only what is around it is tested."""
+    """Replaces the workflow, so that only what is around it is tested."""
     monkeypatch.setattr(demo, "_require_packages", lambda: None)
     monkeypatch.setattr(demo, "_go", go_fake)
 

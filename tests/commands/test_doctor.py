@@ -60,14 +60,14 @@ def test_a_broken_mmf_is_an_error(
     assert "missing: mmf.txt" in capsys.readouterr().out
 
 
-def test_a_missing_package_is_cured_by_pip(
+def test_a_missing_package_is_repaired_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
     assert 'run `pip install ".[train]"` in a clone of mmfw' in _hints(_doctor(capsys))
 
 
-def test_a_missing_dataset_is_cured_by_convert(
+def test_a_missing_dataset_is_repaired_by_convert(
     home: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = user_dir / "data"

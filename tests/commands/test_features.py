@@ -153,7 +153,7 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
 
 
 @pytest.mark.torch
-def test_fetch_verify_and_repair_make_everything_whole(
+def test_fetch_verify_and_repair_make_everything_intact(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shop("fetch", "--json") == 0
