@@ -22,9 +22,9 @@ from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.runs import history
 from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES
-from mmf_win.runs.published import splits_of_paper
+from mmf_win.runs.paper import splits_of_paper
+from mmf_win.runs.published_weights import run_of
 from mmf_win.runs.request import RunRequest
-from mmf_win.runs.zoo_weights import run_of
 from mmf_win.upstream.install import require_packages
 
 

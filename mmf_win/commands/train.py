@@ -18,10 +18,10 @@ from mmf_win.paths import Places
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
+from mmf_win.runs.paper import PAPER, SPLITS, published, why_none
 from mmf_win.runs.presets import Preset
-from mmf_win.runs.published import PAPER, SPLITS, published, why_none
+from mmf_win.runs.published_weights import need_of
 from mmf_win.runs.request import RunRequest
-from mmf_win.runs.zoo_weights import need_of
 from mmf_win.upstream.install import find
 
 

@@ -11,7 +11,7 @@ from mmf_win.dataset.annotations import choose_splits, nearby_dataset
 from mmf_win.errors import NoDataset, UnknownConfiguration, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Exit
-from mmf_win.runs import checkpoints, fits, history, needs, plan, presets, zoo_weights
+from mmf_win.runs import checkpoints, fits, history, needs, plan, presets, published_weights
 from mmf_win.runs.attempts import Display, events_of, run_worker, silent, until_it_fits
 from mmf_win.runs.folder import Run, require_idle
 from mmf_win.runs.overrides import without
@@ -54,7 +54,7 @@ def start(
     request, weights = _of_preset(asked, places), None
     if init == PUBLISHED:
         preset = presets.load(asked.preset)
-        weights = zoo_weights.fetch(preset, places, source)
+        weights = published_weights.fetch(preset, places, source)
         request = replace(request, init=preset.zoo)
     elif init is not None:
         weights = checkpoints.checked(Path(init).expanduser().absolute())
@@ -103,7 +103,7 @@ def resume(
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
     owner = history.owner(checkpoint)
     if owner is not None:
-        zoo_weights.require_trained(owner, checkpoint)
+        published_weights.require_trained(owner, checkpoint)
     if asked.preset:
         request = _of_preset(asked, places)
     elif owner is not None:
@@ -126,7 +126,7 @@ def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run |
     if path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir()):
         return None, wanted
     run = history.find(places.save_dir, wanted, preset)
-    zoo_weights.require_trained(run)
+    published_weights.require_trained(run)
     return run, "last"
 
 

@@ -17,7 +17,7 @@ from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Scored
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
-from mmf_win.runs.published import PAPER, Published, published, why_none
+from mmf_win.runs.paper import PAPER, Published, published, why_none
 from mmf_win.runs.request import RunRequest
 
 

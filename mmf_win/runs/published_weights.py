@@ -17,8 +17,8 @@ from mmf_win.integrity import Manifest, file_digest
 from mmf_win.paths import Places, portable_name
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run
+from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.presets import Preset
-from mmf_win.runs.published import splits_of_paper
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.install import Installed, usable_mmf
 from mmf_win.upstream.zoo import MODELS, Zoo

@@ -16,7 +16,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, UsageError
 from mmf_win.integrity import file_digest
 from mmf_win.paths import Places
-from mmf_win.runs import presets, zoo_weights
+from mmf_win.runs import presets, published_weights
 from mmf_win.runs.history import state, summarize
 from mmf_win.upstream.install import find
 from mmf_win.upstream.versions import read_version
@@ -83,7 +83,7 @@ def own_preset(shop: Shop, text: str) -> str:
 
 
 def test_the_second_call_reuses_the_run_and_downloads_nothing(shop: Shop) -> None:
-    run = zoo_weights.run_of("mmbt_grid", shop.places)
+    run = published_weights.run_of("mmbt_grid", shop.places)
     request = run.request()
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
     assert (run.path.parent.name, summarize(run).state) == ("mmbt_grid-published", "published")
@@ -91,33 +91,33 @@ def test_the_second_call_reuses_the_run_and_downloads_nothing(shop: Shop) -> Non
     assert (run.checkpoints / "best.ckpt").samefile(weights)
     assert (request.splits["val"], request.splits["test"]) == ("dev_seen", "test_seen")
     shop.server.asked.clear()
-    assert zoo_weights.run_of("mmbt_grid", shop.places) == run
+    assert published_weights.run_of("mmbt_grid", shop.places) == run
     assert shop.server.asked == []
 
 
 def test_weights_that_the_zoo_has_replaced_get_a_run_of_their_own(shop: Shop) -> None:
-    first = zoo_weights.run_of("mmbt_grid", shop.places)
+    first = published_weights.run_of("mmbt_grid", shop.places)
     shop.server.files[ARCHIVE] = shop.archive(8)
     shop.write_zoo()
-    second = zoo_weights.run_of("mmbt_grid", shop.places)
+    second = published_weights.run_of("mmbt_grid", shop.places)
     assert second != first
     assert first.request().published_sha256 != second.request().published_sha256
     assert file_digest(first.checkpoints / "best.ckpt").hex() == first.request().published_sha256
 
 
 def test_a_runs_checkpoint_that_was_damaged_is_replaced(shop: Shop) -> None:
-    best = zoo_weights.run_of("mmbt_grid", shop.places).checkpoints / "best.ckpt"
+    best = published_weights.run_of("mmbt_grid", shop.places).checkpoints / "best.ckpt"
     whole = best.read_bytes()
     best.unlink()
     best.write_bytes(whole[:100])
-    zoo_weights.run_of("mmbt_grid", shop.places)
+    published_weights.run_of("mmbt_grid", shop.places)
     assert best.read_bytes() == whole
 
 
 def test_an_archive_of_another_hash_is_refused_and_makes_no_run(shop: Shop) -> None:
     shop.server.files[ARCHIVE] = shop.archive(8)
     with pytest.raises(MmfError, match="SHA-256"):
-        zoo_weights.run_of("mmbt_grid", shop.places)
+        published_weights.run_of("mmbt_grid", shop.places)
     assert not shop.places.save_dir.exists()
     assert not list((shop.places.data_dir / "models").rglob("*.pth"))
 
@@ -127,26 +127,26 @@ def test_a_folder_is_a_source_as_the_hint_of_a_failed_download_says(shop: Shop) 
     stick.mkdir()
     (stick / ARCHIVE).write_bytes(shop.server.files.pop(ARCHIVE))
     with pytest.raises(MmfwError) as failed:
-        zoo_weights.run_of("mmbt_grid", shop.places)
+        published_weights.run_of("mmbt_grid", shop.places)
     assert "--source" in str(hint_for(failed.value))
-    assert zoo_weights.run_of("mmbt_grid", shop.places, str(stick)).request().published_weights == KEY
+    assert published_weights.run_of("mmbt_grid", shop.places, str(stick)).request().published_weights == KEY
 
 
 def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
     preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
     with pytest.raises(MmfError, match="may be downloaded") as missing:
-        zoo_weights.run_of(preset, shop.places)
+        published_weights.run_of(preset, shop.places)
     assert "--source" in str(hint_for(missing.value)) and ARCHIVE in str(hint_for(missing.value))
     assert shop.server.asked == []
     (shop.folder / ARCHIVE).write_bytes(shop.server.files[ARCHIVE])
-    assert zoo_weights.run_of(preset, shop.places, str(shop.folder)).path.parent.name == "моё-published"
+    assert published_weights.run_of(preset, shop.places, str(shop.folder)).path.parent.name == "моё-published"
     assert shop.server.asked == []
 
 
 def test_what_is_broken_is_repaired_by_the_command_that_verify_names(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    zoo_weights.run_of("mmbt_grid", shop.places)
+    published_weights.run_of("mmbt_grid", shop.places)
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
     whole = weights.read_bytes()
     weights.unlink()
@@ -159,21 +159,21 @@ def test_what_is_broken_is_repaired_by_the_command_that_verify_names(
 
 def test_a_preset_without_published_weights_is_refused(shop: Shop) -> None:
     with pytest.raises(UsageError, match="demo"):
-        zoo_weights.run_of("demo", shop.places)
+        published_weights.run_of("demo", shop.places)
     with pytest.raises(UsageError, match=r"concat_bert\.hateful_memes"):
-        zoo_weights.run_of("concat_bert", shop.places)
+        published_weights.run_of("concat_bert", shop.places)
 
 
 def test_without_a_dataset_nothing_is_downloaded(shop: Shop) -> None:
     shutil.rmtree(shop.places.dataset.root)
     with pytest.raises(DatasetError):
-        zoo_weights.run_of("mmbt_grid", shop.places)
+        published_weights.run_of("mmbt_grid", shop.places)
     assert shop.server.asked == []
 
 
 def test_own_memes_can_be_scored_without_a_dataset(shop: Shop) -> None:
     shutil.rmtree(shop.places.dataset.root)
-    run = zoo_weights.run_of("mmbt_grid", shop.places, without_dataset=True)
+    run = published_weights.run_of("mmbt_grid", shop.places, without_dataset=True)
     assert (run.checkpoints / "best.ckpt").is_file()
 
 
@@ -181,7 +181,7 @@ def test_weights_that_are_broken_inside_an_intact_archive_are_named(shop: Shop) 
     shop.server.files[ARCHIVE] = tar_gz({"model.pth": b"hello", "config.yaml": b"model_config: {}\n"})
     shop.write_zoo()
     with pytest.raises(CheckpointError, match=r"model\.pth"):
-        zoo_weights.run_of("mmbt_grid", shop.places)
+        published_weights.run_of("mmbt_grid", shop.places)
     assert not list(shop.places.save_dir.glob("*/*")), "there is a run"
 
 
@@ -189,7 +189,7 @@ def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:
     annotations = shop.places.dataset.annotations
     for new, old in (("dev_seen", "dev"), ("test_seen", "test")):
         (annotations / f"{new}.jsonl").rename(annotations / f"{old}.jsonl")
-    splits = zoo_weights.run_of("mmbt_grid", shop.places).request().splits
+    splits = published_weights.run_of("mmbt_grid", shop.places).request().splits
     assert (splits["val"], splits["test"]) == ("dev", "test")
 
 
@@ -223,7 +223,7 @@ def test_a_split_that_is_not_there_is_named_before_anything_is_fetched(
 def test_a_run_of_published_weights_is_not_the_newest_to_resume(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = zoo_weights.run_of("mmbt_grid", shop.places)
+    run = published_weights.run_of("mmbt_grid", shop.places)
     assert state(run) == "killed", "it ended no training"
     assert main(["train", "--resume", "last"]) == 2
     assert "there is no run" in capsys.readouterr().err

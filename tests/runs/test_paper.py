@@ -9,7 +9,7 @@ import pytest
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import Places
 from mmf_win.runs import presets
-from mmf_win.runs.published import Published, published, why_none
+from mmf_win.runs.paper import Published, published, why_none
 from tests.worlds import memes
 
 NUMBERS = {"val": {"accuracy": 58.2, "auroc": 68.57}, "test": {"auroc": [67.92, 0.87]}}
