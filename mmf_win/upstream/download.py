@@ -21,9 +21,8 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mmf_win import __version__
 from mmf_win.console import Progress, size
@@ -78,7 +77,7 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
         part = _Part(target, url, sha256)
         found = part.fetch(title, attempts)
         if not found.startswith(sha256 or "") and part.continued:
-            _log.info("%s: what an earlier download had left does not fit; starting over", title)
+            _log.info("%s: what had arrived before does not fit; starting over", title)
             part.discard()
             found = part.fetch(title, attempts)
         if not found.startswith(sha256 or ""):
@@ -104,45 +103,29 @@ class _BrokenError(Exception):
     """The connection ended, or stalled; it may work the next time."""
 
 
-@dataclass(frozen=True)
-class _Version:
-    """Of which file a part is.
-
-    Attributes:
-        url: where it came from.
-        length: bytes of the whole file.
-        validator: a strong ETag, or the time of the last change.
-    """
-
-    url: str
-    length: int | None
-    validator: str | None
-
-    @classmethod
-    def of(cls, url: str, headers: http.client.HTTPMessage, length: int | None) -> _Version:
-        etag = headers.get("ETag")
-        strong = etag if etag and not etag.startswith("W/") else None
-        return cls(url, length, strong or headers.get("Last-Modified"))
+_NETWORK = (_BrokenError, urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 class _Part:
-    """A file on its way."""
+    """A file that has arrived in part, and the note of which file it is.
+
+    The note has its ``url``, its ``length`` in bytes, and as ``validator`` a strong ETag or the time of its
+    last change.
+    """
 
     def __init__(self, target: Path, url: str, sha256: str | None) -> None:
         self._target, self._url, self._sha256 = target, url, sha256
         self._path = target.with_name(target.name + ".part")
         self._note = target.with_name(target.name + ".part.json")
-        self._hash = hashlib.sha256()
-        self._done = 0
-        self.continued = False
+        self._hash, self._done, self.continued = hashlib.sha256(), 0, False
 
     def fetch(self, title: str, attempts: int) -> str:
         """Bring the whole file in and return its hash."""
-        self._take_up()
+        self._hash_what_is_there()
         best, tries, pause = 0, 0, PAUSE
         while True:
             try:
-                self._go_on(title)
+                self._fetch_the_rest(title)
                 return self._hash.hexdigest()
             except _NETWORK as error:
                 if isinstance(error, urllib.error.HTTPError):
@@ -151,7 +134,9 @@ class _Part:
                 best, tries = max(best, self._done), 1 if arrived else tries + 1
                 pause = PAUSE if arrived else pause
                 if tries >= attempts or not _may_pass(error):
-                    raise MmfError(self._failed(error), hint=_hint(error)) from error
+                    kept = f"; {size(self._done)} have arrived and stay" if self._done else ""
+                    message = f"cannot download {self._url}: {_reason(error)}{kept}"
+                    raise MmfError(message, hint=_hint(error)) from error
             time.sleep(min(pause, _LONGEST_PAUSE))
             pause *= 2
 
@@ -167,14 +152,13 @@ class _Part:
         """Forget what has arrived."""
         self._path.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
-
-    def _take_up(self) -> None:
-        """Hash what an earlier call has left."""
-        if not (self._sha256 or self._known()):
-            self.discard()
         self._hash, self._done, self.continued = hashlib.sha256(), 0, False
+
+    def _hash_what_is_there(self) -> None:
+        """Hash what an earlier call has left, unless nothing can tell whether it is of the same file."""
         there = self._path.stat().st_size if self._path.is_file() else 0
-        if not there:
+        if not there or not (self._sha256 or self._known()):
+            self.discard()
             return
         with Progress("Checking what has arrived before", there) as bar, self._path.open("rb") as file:
             while piece := file.read(_PIECE):
@@ -182,36 +166,37 @@ class _Part:
                 bar.advance(len(piece))
         self._done, self.continued = there, True
 
-    def _known(self) -> _Version | None:
-        """Of which file the part is, if it came from this very URL and that can be told apart from others."""
+    def _known(self) -> tuple[int | None, str] | None:
+        """Length and validator of the file that the part is of, if it came from this URL and has one."""
         try:
-            known = _Version(**read_json(self._note))
-        except (OSError, ValueError, TypeError):
+            note = read_json(self._note)
+            known = note["length"], note["validator"]
+            return known if note["url"] == self._url and note["validator"] else None
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return known if known.url == self._url and known.validator else None
 
-    def _go_on(self, title: str) -> None:
-        known = self._known()
-        if self._done and known and known.length == self._done:
-            return
-        headers = {}
+    def _fetch_the_rest(self, title: str) -> None:
+        headers: dict[str, str] = {}
+        length = None
         if self._done:
             headers["Range"] = f"bytes={self._done}-"
-            if known and known.validator:
-                headers["If-Range"] = known.validator
+            if known := self._known():
+                length, headers["If-Range"] = known
+                if length == self._done:
+                    return
         try:
             with _opened(self._url, "GET", headers) as answer:
-                total = self._placed(answer, known)
+                total = self._placed(answer, length)
                 self._receive(answer, total, title)
         except urllib.error.HTTPError as error:
             if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not self._done:
                 raise
-            length = _RANGE_OF_NOTHING.fullmatch(error.headers.get("Content-Range") or "")
-            if not (length and int(length[1]) == self._done and self._sha256):
-                self._restart()  # the part is longer than the file, or of another one
+            if not self._sha256:
+                self.discard()
                 raise _BrokenError("the file has changed on the server") from None
+            self.continued = True  # the hash tells whether this is all of the file
 
-    def _placed(self, answer: Any, known: _Version | None) -> int | None:
+    def _placed(self, answer: Any, known_length: int | None) -> int | None:
         """Make sure where the answer's bytes belong, and return the length of the whole file."""
         if answer.headers.get_content_type() == "text/html":
             raise MmfError(
@@ -221,52 +206,32 @@ class _Part:
         total = _length(answer)
         if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
             place = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")
-            whole = int(place[2]) if place and place[2] != "*" else None
-            if place is None or int(place[1]) != self._done or (known and known.length not in (None, whole)):
-                self._restart()
+            total = int(place[2]) if place and place[2] != "*" else None
+            if place is None or int(place[1]) != self._done or known_length not in (None, total):
+                self.discard()
                 raise _BrokenError("the server sent another part than it was asked for")
-            total = whole
         elif self._done:
-            self._restart()  # it cannot send parts, or the file has changed
-        write_json(self._note, asdict(_Version.of(self._url, answer.headers, total)))
+            self.discard()  # it cannot send parts, or the file has changed
+        etag = answer.headers.get("ETag") or "W/"
+        validator = answer.headers.get("Last-Modified") if etag.startswith("W/") else etag
+        write_json(self._note, {"url": self._url, "length": total, "validator": validator})
         return total
-
-    def _restart(self) -> None:
-        self._path.unlink(missing_ok=True)
-        self._hash, self._done, self.continued = hashlib.sha256(), 0, False
 
     def _receive(self, answer: Any, total: int | None, title: str) -> None:
         with Progress(title, total, initial=self._done) as progress, self._path.open("ab") as file:
             while piece := _read(answer):
-                self._write(file, piece)
+                try:
+                    file.write(piece)
+                    file.flush()  # what has arrived outlives this process
+                except OSError as error:
+                    error.filename = str(self._path)  # a full disk does not say whose file it was
+                    raise
+                self._hash.update(piece)
+                self._done += len(piece)
                 progress.advance(len(piece))
         # http.client reports a short body only when it was asked for the whole at once.
         if total is not None and self._done != total:
             raise _BrokenError(f"the connection ended after {self._done} of {total} bytes")
-
-    def _write(self, file: IO[bytes], piece: bytes) -> None:
-        try:
-            file.write(piece)
-            file.flush()  # what has arrived outlives this process
-        except OSError as error:
-            error.filename = error.filename or str(self._path)  # a full disk does not say whose file it was
-            raise
-        self._hash.update(piece)
-        self._done += len(piece)
-
-    def _failed(self, error: Exception) -> str:
-        kept = f"; {size(self._done)} have arrived and stay" if self._done else ""
-        return f"cannot download {self._url}: {_reason(error)}{kept}"
-
-
-_NETWORK = (
-    _BrokenError,
-    urllib.error.URLError,
-    http.client.HTTPException,
-    ConnectionError,
-    TimeoutError,
-)
-_RANGE_OF_NOTHING = re.compile(r"bytes \*/(\d+)")
 
 
 def _opened(
@@ -285,11 +250,9 @@ def _length(answer: Any) -> int | None:
 
 def _read(answer: Any) -> bytes:
     try:
-        piece = answer.read1(_PIECE)  # what is there already: no byte that has arrived is lost
+        return bytes(answer.read1(_PIECE))  # what is there already: no byte that has arrived is lost
     except (OSError, http.client.HTTPException) as error:
         raise _BrokenError(_reason(error)) from error
-    assert isinstance(piece, bytes)
-    return piece
 
 
 def _may_pass(error: Exception) -> bool:
@@ -297,11 +260,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _hint(error: Exception) -> str:
-    proxy = (
-        isinstance(error, urllib.error.HTTPError)
-        and error.code == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
-    )
-    if proxy or _may_pass(error):
+    if getattr(error, "code", None) == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED or _may_pass(error):
         return "check the connection (HTTPS_PROXY names a proxy) and run the same command again"
     return "the server does not give it out; look for it elsewhere"
 
