@@ -30,7 +30,7 @@ _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 
 _SHRINKING = {
     "workers": "memory ran out with %d DataLoader workers; trying %d",
-    "eval_batch": "out of GPU memory with %d rows at once in evaluation; trying %d, with metrics on the CPU",
+    "eval_batch": "out of GPU memory evaluating a micro-batch of %d; trying %d, with metrics on the CPU",
     "micro_batch": "out of GPU memory with a micro-batch of %d; trying %d, which does not change the batch",
 }
 
@@ -178,12 +178,12 @@ def _wait_until_free(before: list[int]) -> None:
         before: free bytes of each GPU before there was a worker; nothing where nobody knows them.
     """
     deadline = time.monotonic() + _PATIENCE
-    told = False
+    noted = False
     while before and time.monotonic() < deadline:
         now = gpus.free_memory()
         if all(free >= was - _LITTLE for free, was in zip(now, before, strict=False)):
             return
-        if not told:
+        if not noted:
             _log.info("waiting until the GPU's memory is free again …")
-            told = True
+            noted = True
         time.sleep(_PAUSE)

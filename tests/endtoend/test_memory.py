@@ -79,7 +79,7 @@ def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(tool: Tool,
     assert "metrics on the CPU" in tool.errors
 
     parts = Path(tool("predict")["csv"]).read_text(encoding="utf-8")
-    assert "with 4 rows at once in evaluation; trying 2" in tool.errors
+    assert "evaluating a micro-batch of 4; trying 2" in tool.errors
     faulty()
     whole = Path(tool("predict")["csv"]).read_text(encoding="utf-8")
     rows = [[float(cell) for cell in line.split(",")] for line in whole.splitlines()[1:]]
