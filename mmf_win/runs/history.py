@@ -97,9 +97,8 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, train
                 continue
             return run
     of = f" of preset {preset}" if preset else ""
-    if wanted is None:
-        raise NoRun(f"{save_dir}: there is no run{of} yet", save_dir=save_dir, wanted=wanted)
-    raise NoRun(f"{save_dir}: there is no run named {wanted}", save_dir=save_dir, wanted=wanted)
+    missing = f"no run{of} yet" if wanted is None else f"no run named {wanted}"
+    raise NoRun(f"{save_dir}: there is {missing}", save_dir=save_dir, wanted=wanted)
 
 
 def owner(file: Path) -> Run | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,7 +91,9 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
     missing = without_features(rows, keys)
     if missing:
         shown = first_few([row.shown_id for row in missing])
-        free = ", ".join(without_regions(mmf, places))
+        shipped = [name for name in presets.names() if presets.load(name).published]
+        configs = _configs(mmf, places, shipped)
+        free = ", ".join(name for name, config in configs if not config["dataset"].get("use_features"))
         raise NoOwnFeatures(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
             f"{len(rows)} images ({shown})",
@@ -104,18 +106,6 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
             hint="MMF finds features by the number at the end of an image's name, else by the name up to "
             "its first dot, whatever the folder: rename the image and its features",
         )
-
-
-def without_regions(mmf: Path, places: Places) -> list[str]:
-    """The presets that come with mmfw and read no region features."""
-    names = [name for name in presets.names() if presets.load(name).published]
-    with Progress("looking at presets", len(names), "file") as progress:
-        found = []
-        for name in names:
-            if not _resolved(mmf, places, presets.load(name), ())["dataset"].get("use_features"):
-                found.append(name)
-            progress.advance(1)
-    return found
 
 
 def needs_of_presets(
@@ -133,12 +123,9 @@ def needs_of_presets(
         UsageError: there is no such preset, or its configuration cannot be put together.
     """
     found: dict[Need, list[str]] = {}
-    with Progress("looking at presets", len(names), "file") as progress:
-        for name in names:
-            config = _resolved(mmf.root, places, presets.load(name), overrides)
-            for need in needs_of(mmf.root, places, config):
-                found.setdefault(need, []).append(name)
-            progress.advance(1)
+    for name, config in _configs(mmf.root, places, names, overrides):
+        for need in needs_of(mmf.root, places, config):
+            found.setdefault(need, []).append(name)
     return found
 
 
@@ -152,6 +139,16 @@ def needs_of_run(
 
 def _config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
     return _resolved(Path(asked.mmf), places, replace(request, settings=asked.settings), asked.overrides)
+
+
+def _configs(
+    mmf: Path, places: Places, names: Sequence[str], overrides: Sequence[str] = ()
+) -> Iterator[tuple[str, settings.Settings]]:
+    """Each preset with the parts of its configuration that name files."""
+    with Progress("looking at presets", len(names), "file") as progress:
+        for name in names:
+            yield name, _resolved(mmf, places, presets.load(name), overrides)
+            progress.advance(1)
 
 
 def _resolved(

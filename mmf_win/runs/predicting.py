@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,17 +52,10 @@ def predict(
     def attempt(first: AttemptRequest) -> Exit:
         return run_worker(run, first, request, places, display)
 
-    with _naming_own_file(target):
-        until_it_fits(run, replace(first, report=str(report)), attempt, retry=request.retry)
-    return report
-
-
-@contextmanager
-def _naming_own_file(target: Target) -> Iterator[None]:
-    """Name the user's own file in errors, where MMF reads annotations that were made of it."""
     try:
-        yield
+        until_it_fits(run, replace(first, report=str(report)), attempt, retry=request.retry)
     except DataError as error:
-        if target.is_own:
+        if target.is_own:  # MMF read annotations that were made of the user's file
             error.args = (str(error).replace(str(target.annotations), str(target.source)),)
         raise
+    return report

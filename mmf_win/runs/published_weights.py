@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,12 +42,6 @@ def need_of(preset: Preset, mmf: Installed, places: Places) -> Need | None:
     models = (preset.settings.get("env") or {}).get("model_zoo") or os.environ.get("MMF_MODEL_ZOO", MODELS)
     need = zoo_weights(Zoo(mmf.root, places, models=models), preset.zoo)
     return need if need.entry else None
-
-
-def needs_of_presets(mmf: Installed, names: Sequence[str], places: Places) -> dict[Need, list[str]]:
-    """The published weights of presets → the presets."""
-    needs = ((need_of(presets.load(name), mmf, places), name) for name in names)
-    return {need: [name] for need, name in needs if need}
 
 
 def fetch(preset: Preset, places: Places, source: str | None) -> Path:
