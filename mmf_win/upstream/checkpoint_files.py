@@ -51,12 +51,9 @@ def numbered(folder: Path) -> list[Path]:
 
     A run that went back to its best has older ones with higher numbers, so the time of writing comes first.
     """
-    files = [path for path in (folder / "models").glob("model_*.ckpt") if _NUMBERED.fullmatch(path.name)]
-    return sorted(files, key=lambda path: (path.stat().st_mtime_ns, update_of(path)), reverse=True)
-
-
-def update_of(path: Path) -> int:
-    """The number in the name of one of :func:`numbered`."""
-    match = _NUMBERED.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    found = [
+        (path.stat().st_mtime_ns, int(match[1]), path)
+        for path in (folder / "models").glob("model_*.ckpt")
+        if (match := _NUMBERED.fullmatch(path.name))
+    ]
+    return [path for _, _, path in sorted(found, reverse=True)]

@@ -20,8 +20,7 @@ import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,7 +70,10 @@ def find() -> Installed:
     if installed is None:
         raise BrokenMmf("MMF is not installed")
     if not _holds_mmf(installed.root):
-        raise _incomplete(installed)
+        message = f"the MMF in {installed.root} is incomplete"
+        if installed.source == "path":
+            raise BrokenMmf(message, hint=f"bring {installed.root} back", origin="pypi")
+        raise BrokenMmf(message)
     return installed
 
 
@@ -196,14 +198,10 @@ def verify(installed: Installed) -> list[str]:
 
 def source_of(installed: Installed) -> MmfSource | None:
     """The source that a copy came from and can be fetched from again; None for one that is not ours."""
-    for source in SOURCES:
-        if (source.name, source.version, source.commit) == (
-            installed.source,
-            installed.version,
-            installed.commit,
-        ):
-            return source
-    return None
+    origin = (installed.source, installed.version, installed.commit)
+    return next(
+        (source for source in SOURCES if (source.name, source.version, source.commit) == origin), None
+    )
 
 
 def _replace(root: Path, source: MmfSource) -> None:
@@ -215,7 +213,7 @@ def _replace(root: Path, source: MmfSource) -> None:
         source.fetch(new, Path(incoming))
         if damage := next(source.differences(new), None):
             raise MmfError(
-                f"MMF {source.version} did not arrive whole ({damage})",
+                f"MMF {source.version} did not arrive intact ({damage})",
                 hint="try again; if that does not help, suspect the disk or a virus scanner",
             )
         with ExitStack() as undo:
@@ -247,26 +245,14 @@ def _holds_mmf(root: Path) -> bool:
     return (root / "mmf" / "version.py").is_file() and (root / "mmf_cli" / "run.py").is_file()
 
 
-def _incomplete(installed: Installed) -> BrokenMmf:
-    message = f"the MMF in {installed.root} is incomplete"
-    if installed.source == "path":
-        return BrokenMmf(message, hint=f"bring {installed.root} back", origin="pypi")
-    return BrokenMmf(message)
-
-
 def _home() -> Path:
     return tool_home() / "mmf"
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
+def _alone() -> AbstractContextManager[None]:
     """Let no other process change which copy is used during the block."""
-
-    def waiting() -> None:
-        _log.info("another mmfw is at work in %s; waiting for it", _home())
-
-    with locked(_writable_home() / "lock", math.inf, waiting):
-        yield
+    waiting = f"another mmfw is at work in {_home()}; waiting for it"
+    return locked(_writable_home() / "lock", math.inf, lambda: _log.info(waiting))
 
 
 def _writable_home() -> Path:

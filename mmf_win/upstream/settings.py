@@ -57,7 +57,7 @@ def train(updates: int | None) -> Settings:
     Args:
         updates: the run's total, where the user named one.
     """
-    # MMF's train_inference goes on to test, and fails after hours where the test set has no labels.
+    # MMF's train_inference then tests, and fails after hours where the test set has no labels.
     if updates is None:
         return {"run_type": "train_val"}
     interval = min(1000, max(1, updates // 5))
@@ -125,11 +125,7 @@ def predict(checkpoint: Path) -> Settings:
     """What prediction with one checkpoint needs."""
     settings = resume(checkpoint)
     settings["checkpoint"]["reset"] = {"optimizer": True}
-    return {
-        "run_type": "test",
-        "evaluation": {"predict": True, "predict_file_format": "csv"},
-        **settings,
-    }
+    return {"run_type": "test", "evaluation": {"predict": True, "predict_file_format": "csv"}, **settings}
 
 
 def own_memes(annotations: Path) -> Settings:
@@ -149,7 +145,7 @@ def features_in(lmdb: Path) -> Settings:
 
 
 def evaluate_on_cpu(version: str) -> Settings:
-    """What keeps the scores of a whole set off the GPU; where MMF has no key for it, a hook sees to it."""
+    """What keeps the scores of a full set off the GPU; where MMF has no key for it, a hook sees to it."""
     return {"evaluation": {"use_cpu": True}} if has_key(version, "evaluation.use_cpu") else {}
 
 
@@ -182,10 +178,7 @@ def environment(
         "TOKENIZERS_PARALLELISM": "false",
     }
     if offline:
-        env |= {
-            "MMF_DATASET_ZOO": str(no_datasets()),
-            "HF_HUB_OFFLINE": "1",
-        }
+        env |= {"MMF_DATASET_ZOO": str(no_datasets()), "HF_HUB_OFFLINE": "1"}
     return env
 
 

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from mmf_win.errors import MmfError, PipFailed
 from mmf_win.files import read_json, write_json
@@ -168,17 +168,12 @@ def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, GitFile
                 f"the archive of MMF holds {member.name}, which cannot be unpacked safely",
                 hint="something on the way changes downloads; try another network",
             )
-        content = _content(archive.extractfile(member)) if member.isfile() else member.linkname.encode()
+        packed = archive.extractfile(member) if member.isfile() else None
+        content = packed.read() if packed else member.linkname.encode()
         file = root.joinpath(*parts)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
         yield "/".join(parts), GitFile(_mode(member), blob_id(content))
-
-
-def _content(file: IO[bytes] | None) -> bytes:
-    assert file is not None, "a regular member always has content"
-    with file:
-        return file.read()
 
 
 def _mode(member: tarfile.TarInfo) -> Mode:
