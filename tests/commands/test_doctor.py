@@ -108,10 +108,10 @@ def test_people_read_the_same_as_scripts(
 def test_the_patches_are_listed_with_whether_they_are_active(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--compat", "--json"]) == 0
     patches = {patch["name"]: patch for patch in json.loads(capsys.readouterr().out)}
-    assert patches["adamw"]["active"]
+    assert patches["transformers-names"]["active"]
     assert all(patch["problem"] and patch["library"] for patch in patches.values())
     assert main(["doctor", "--compat"]) == 0
-    assert "adamw" in capsys.readouterr().out
+    assert "transformers-names" in capsys.readouterr().out
 
 
 def test_compat_without_mmf_says_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
