@@ -191,7 +191,7 @@ class Soak:
             try:
                 self._interrupt(resuming, left)
             except KeyboardInterrupt:
-                say("no more interruptions; the run goes on to its end")
+                say("no more interruptions; the run resumes to its end")
                 break
             resuming = ["--resume", "last"]
         self._compare(self._finish(resuming), whole)

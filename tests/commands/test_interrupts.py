@@ -17,7 +17,7 @@ from tests.worlds.memes import memes, tar_gz
 if sys.platform == "win32":
     pytest.skip("a Windows program cannot send another one Ctrl+C alone", allow_module_level=True)
 
-# The first bytes that are done say so, and then nothing goes on.
+# Says when the first bytes are done, and then waits.
 _WAITS = """
 import sys, threading
 from mmf_win.cli import main

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on."""
+"""What is shown during a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features and weights around the real MMF: what it believes, what mmfw finds before a run, and mends."""
+"""Features and weights around the real MMF: what MMF accepts, what mmfw finds before a run, and repairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that runs out of memory: what it goes on with, and that its result is the one it would have had."""
+"""A run that runs out of memory: what its next attempt does, and that the result is the same."""
 
 from __future__ import annotations
 

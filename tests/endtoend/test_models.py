@@ -1,4 +1,4 @@
-"""Every Hateful Memes model trains, goes on and predicts through ``mmfw``, at a tiny size."""
+"""Every Hateful Memes model trains, resumes and predicts through ``mmfw``, at a tiny size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert resumed["id"] == trained["id"]
     assert (resumed["state"], resumed["updates"]) == ("done", 5)
     starts = [e for e in read_events(tool.run_of(resumed).events) if e["kind"] == "train_started"]
-    assert [start["update"] for start in starts] == [0, 3], "the second attempt goes on where the first ended"
+    assert [start["update"] for start in starts] == [0, 3], "the second attempt resumes where the first ended"
 
     assert list(steps(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
     assert steps(tool.run_of(resumed).path, "val/roc_auc")

@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on as if it had not been."""
+"""An interrupted run resumes as if it had not been interrupted."""
 
 from __future__ import annotations
 

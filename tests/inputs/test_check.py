@@ -189,7 +189,7 @@ def test_features_that_are_cut_off_are_found_where_nobody_vouches_for_them(
     with pytest.raises(DataError, match=r"detectron\.lmdb: damaged") as raised:
         dataset.check()
     assert "mmfw repair" in str(hint_for(raised.value))
-    assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "they are vouched for"
+    assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "they have a manifest"
 
 
 @pytest.mark.parametrize(

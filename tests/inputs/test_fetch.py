@@ -1,4 +1,4 @@
-"""What is missing is brought in, what is broken is mended with the least work; no MMF and no LMDB needed."""
+"""Missing files are fetched and damaged ones repaired with the least work; no MMF and no LMDB needed."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_ther
     statuses = [known(need, zoo.places) for need in (zoo.features, zoo.fc7)]
     assert [status.state for status in statuses] == ["damaged", "missing"]
     assert statuses[0].problems == (f"missing: {zoo.features.files[0]}",)
-    mended, absent = Fetcher(zoo.places).repair([zoo.features, zoo.fc7])
-    assert (mended.state, absent.state) == ("intact", "missing")
+    repaired, absent = Fetcher(zoo.places).repair([zoo.features, zoo.fc7])
+    assert (repaired.state, absent.state) == ("intact", "missing")
     assert zoo.features.files[0].read_bytes() == DATA
 
 

@@ -359,7 +359,7 @@ def test_two_at_once_one_works_and_the_other_waits_and_says_so(
         def hear(record: logging.LogRecord) -> bool:
             assert first.stdin is not None
             said.append(record.getMessage())
-            first.stdin.close()  # the first one goes on
+            first.stdin.close()  # the first one continues
             return True
 
         monkeypatch.setattr(logging.getLogger("mmf_win.unpacking.staging"), "filters", [hear])

@@ -1,4 +1,4 @@
-"""MMF is fetched, verified, found and mended; the sources here are tiny ones, the way is the real one."""
+"""MMF is fetched, verified, found and repaired; the sources are tiny ones, the code is the real one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def plain_zip(path: Path, files: Files) -> Path:
 def zip_with_name(path: Path, name: str) -> Path:
     """A zip with one member of exactly this name."""
     info = zipfile.ZipInfo("x")
-    info.filename = info.orig_filename = name  # the constructor would mend some
+    info.filename = info.orig_filename = name  # the constructor would repair some
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(info, b"content")
     return path
