@@ -108,9 +108,13 @@ def _versions() -> dict[str, str | None]:
 
 
 def required_packages(extra: str = "") -> list[str]:
-    """The packages that mmfw requires, or those that an extra of it adds."""
+    """The packages that mmfw requires, or those that an extra adds; none where mmfw is not installed."""
     found = []
-    for requirement in importlib.metadata.requires("mmf-win") or ():
+    try:
+        requirements = importlib.metadata.requires("mmf-win") or ()
+    except importlib.metadata.PackageNotFoundError:  # it runs from a checkout
+        return []
+    for requirement in requirements:
         name, of_extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"](\w+)", requirement)
         if name and extra == (of_extra[1] if of_extra else ""):
             found.append(name[0])
@@ -165,6 +169,9 @@ def _count(folder: Path) -> int:
 
 def missing(found: Survey, places: Places) -> Iterator[MmfwError]:
     """What training would fail for, in the order in which to repair it."""
+    if not required_packages():
+        message = "mmfw itself is not installed, so it is not known which packages are missing"
+        yield MmfError(message, hint=pip_hint())
     for extra in ("", "train"):
         absent = [name for name in required_packages(extra) if found.versions[name] is None]
         if absent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_a_missing_package_is_repaired_by_pip(
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
     assert 'run `pip install ".[train]"` in a clone of mmfw' in _hints(_doctor(capsys))
+
+
+def test_a_checkout_that_is_not_installed_is_told_of(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_metadata(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.requires", no_metadata)
+    assert 'run `pip install "."` in a clone of mmfw' in _hints(_doctor(capsys))
 
 
 def test_a_missing_dataset_is_repaired_by_convert(
