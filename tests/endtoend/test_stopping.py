@@ -183,7 +183,7 @@ def ends_at_a_second_ctrl_c(somebody: User) -> None:
 def ends_without_progress(somebody: User) -> None:
     somebody.sends(signal.SIGINT)
     assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert "without progress" in somebody.read
+    assert "lack of progress" in somebody.read
 
 
 def dies(somebody: User) -> None:
