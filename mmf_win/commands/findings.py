@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.console import colour, moment, print_json, say, size, table
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.integrity import Finding
 
 _SHOWN = 10
+
+
+def require_folders(*named: Path | None) -> None:
+    """Refuse folders that are not there, in which nothing would be found.
+
+    Raises:
+        UsageError: a folder that was named is not there.
+    """
+    for folder in named:
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"{folder}: there is no such folder, so there is nothing to verify in it")
 
 
 def to_json(finding: Finding) -> dict[str, Any]:
@@ -27,6 +39,9 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
     """Print what was found, and what is wrong with each file."""
     if as_json:
         print_json([to_json(finding) for finding in findings])
+        return
+    if not findings:
+        say("there is nothing to verify yet")
         return
     rows = [
         (f.what, f.state, size(f.size) if f.size else None, _verified(f), str(f.folder)) for f in findings
@@ -51,7 +66,7 @@ def require_intact(findings: Collection[Finding]) -> None:
     damaged = [finding.what for finding in findings if finding.state == "damaged"]
     if damaged:
         raise DataError(f"{len(damaged)} of {len(findings)} are still damaged: {', '.join(damaged)}")
-    if not any(finding.repaired for finding in findings):
+    if findings and not any(finding.repaired for finding in findings):
         say("nothing is damaged")
 
 

@@ -8,9 +8,8 @@ import click
 
 from mmf_win.commands import findings, options
 from mmf_win.commands.overrides import split_words
-from mmf_win.console import say
 from mmf_win.doctor.verify import Scope, verify
-from mmf_win.errors import DamagedInputs, DataError, UsageError
+from mmf_win.errors import DamagedInputs, DataError
 from mmf_win.paths import Places
 
 
@@ -37,15 +36,10 @@ def command(
     A file that was not touched since it was last found intact is not read again; checkpoints are, each time.
     Exits with 3 when something is damaged; `mmfw repair` repairs it.
     """
-    for named in (data_dir, save_dir):
-        if named is not None and not named.is_dir():
-            raise UsageError(f"{named}: there is no such folder, so there is nothing to verify")
+    findings.require_folders(data_dir, save_dir)
     places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
     found = verify(Scope.of(names, places, overrides), places, full=full)
-    if found or as_json:
-        findings.show(found, as_json=as_json)
-    else:
-        say("there is nothing to verify yet")
+    findings.show(found, as_json=as_json)
     damaged = [finding for finding in found if finding.state == "damaged"]
     if damaged:
         message = f"{len(damaged)} of {len(found)} are damaged: {', '.join(f.what for f in damaged)}"

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from mmf_win.archives import Ask
+from mmf_win.console import first_few
 from mmf_win.dataset.layout import find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.unpack import unpack
@@ -49,12 +50,12 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     source = archive or (Path(manifest.source.path) if manifest.source.path else None)
     if source is None or not source.exists():
         raise MissingArchive(f"{paths.root}: the archive {manifest.source.name} is not where it was")
-    _log.info("%s: %d files are missing or damaged, such as %s", paths.root, len(names), names[0])
+    _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
     with open_with_progress(source, ask) as opened:
         layout = find_layout(source, opened.members)
         opened.check_password()
         with staging(paths.root, needed=manifest.size(names)) as here:
             _, _, files = unpack(opened, layout, here, allow_missing=True, only=set(names))
             install_repaired(here, manifest, files, names, source)
-    _log.info("%s: %d files were written anew from %s", paths.root, len(names), source)
+    _log.info("%s: wrote what was damaged anew from %s", paths.root, source)
     return names

@@ -54,6 +54,16 @@ def test_the_command_that_verify_names_repairs_it(
     assert tree(world.dataset.root).items() >= laid_out(memes()).items()
 
 
+@pytest.mark.parametrize("command", ["verify", "repair"])
+@pytest.mark.parametrize("option", ["--data-dir", "--save-dir"])
+def test_a_folder_that_is_not_there_is_refused(
+    world: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    assert main([command, option, str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(
     world: Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
