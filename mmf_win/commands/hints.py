@@ -2,7 +2,7 @@
 
 An error raised below the commands names neither. Its class is in the table here, and what the hint needs are
 its attributes; a class that is not here has the hint of its base. Where the error brings a hint of its own,
-the one here is the other way out.
+the one here is the other way out. An attempt of a run that did not end well has a hint by its outcome.
 """
 
 from __future__ import annotations
@@ -12,57 +12,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mmf_win.commands.outcomes import hint_after
+from mmf_win import errors
 from mmf_win.commands.overrides import RESERVED
 from mmf_win.console import as_typed
-from mmf_win.errors import (
-    AlreadyThere,
-    BrokenMmf,
-    DamagedCheckpoints,
-    DamagedFeatures,
-    DamagedInputs,
-    DamagedManifest,
-    DataError,
-    DownloadError,
-    FeaturesConflict,
-    IncompleteDataset,
-    InputsError,
-    MissingArchive,
-    MissingInputs,
-    MmfwError,
-    NeverTrained,
-    NoDataset,
-    NoDrive,
-    NoFeatureFiles,
-    NoFeatures,
-    NoOwnFeatures,
-    NoPassword,
-    NoRoom,
-    NoRun,
-    NotAPreset,
-    NotPredicted,
-    PipFailed,
-    ReservedKey,
-    UnknownArchive,
-    UnknownConfiguration,
-    UnknownKey,
-    UnknownPreset,
-    UnscorableFile,
-)
 from mmf_win.inputs.added import built_from
 from mmf_win.integrity import Manifest, last_source
 from mmf_win.paths import DatasetPaths, Places
+from mmf_win.runs import checkpoints
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import all_runs
 from mmf_win.upstream.sources import SOURCES
 
 
-def hint_for(error: MmfwError) -> str | None:
+def hint_for(error: errors.MmfwError) -> str | None:
     """The next step after ``error``, in options and commands; None where there is none to tell."""
     here = next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)
     own = here(error) if callable(here) else here
     glue = " " if (error.hint or "").endswith("?") else ", or "
     hint = glue.join(part for part in (error.hint, own) if part) or None
     if hint is None and error.outcome is not None and error.run_dir is not None:
-        return hint_after(error.outcome, error.action, error.run_dir)
+        return _hint_after(error.outcome, error.action == "train", Run(error.run_dir))
     return hint
 
 
@@ -71,11 +40,11 @@ def data_option(data_dir: Path) -> list[str]:
     return [] if data_dir == Places.resolve().data_dir else ["--data-dir", str(data_dir)]
 
 
-def _on_inputs(command: Sequence[str]) -> Callable[[InputsError], str]:
+def _on_inputs(command: Sequence[str]) -> Callable[[errors.InputsError], str]:
     return lambda error: as_typed("mmfw", *command, *error.words, *data_option(error.data_dir))
 
 
-def _repair_manifest(error: DamagedManifest) -> str:
+def _repair_manifest(error: errors.DamagedManifest) -> str:
     """Convert the dataset again; other files are verified against what there is of them."""
     data_dir = error.folder.parents[2] if len(error.folder.parents) > 2 else error.folder
     if error.folder != DatasetPaths.below(data_dir).root:
@@ -85,11 +54,11 @@ def _repair_manifest(error: DamagedManifest) -> str:
     return as_typed("mmfw", "convert", "--force", "--zip", archive, *data_option(data_dir))
 
 
-def _repair_features(error: DamagedFeatures) -> str:
+def _repair_features(error: errors.DamagedFeatures) -> str:
     """Repair what came out of an archive, and build again what did not."""
     features = error.lmdb.parent
     manifest = None
-    with suppress(DataError):
+    with suppress(errors.DataError):
         manifest = Manifest.load(features)
     data_dir = features.parents[3] if len(features.parents) > 3 else features
     is_default = features == DatasetPaths.below(data_dir).features
@@ -105,7 +74,7 @@ def _repair_features(error: DamagedFeatures) -> str:
     return f"`{build}` builds it of the features in FOLDER alone; `{extract}` puts an archive's back"
 
 
-def _resume(error: DamagedCheckpoints) -> str:
+def _resume_intact(error: errors.DamagedCheckpoints) -> str:
     if error.intact is None:
         return "no checkpoint of this run is intact: train it again, and delete the files when you like"
     last = as_typed("mmfw", "train", "--resume", "last")
@@ -113,22 +82,22 @@ def _resume(error: DamagedCheckpoints) -> str:
     return f"{newest}; delete the damaged files when you like"
 
 
-def _get_mmf(error: BrokenMmf) -> str:
+def _get_mmf(error: errors.BrokenMmf) -> str:
     return f"run `mmfw setup{f' --mmf {error.origin}' if error.origin else ''}`"
 
 
-def _make_dataset(error: NoDataset) -> str:
+def _make_dataset(error: errors.NoDataset) -> str:
     if error.nearby is not None:
         return as_typed("--data-dir", error.nearby) + " is where a dataset lies"
     return "make it with: mmfw convert --zip ARCHIVE, or name its folder with --data-dir"
 
 
-def _add_features(error: NoOwnFeatures) -> str:
+def _add_features(error: errors.NoOwnFeatures) -> str:
     add = as_typed("mmfw", "features", "add", "FOLDER", *data_option(error.data_dir))
     return f"`{add}` takes those that MMF's extraction scripts write, and --features names another LMDB"
 
 
-def _find_run(error: NoRun) -> str:
+def _find_run(error: errors.NoRun) -> str:
     if error.wanted is None:
         return "`mmfw train PRESET` makes one"
     if error.wanted.endswith((".ckpt", ".pth", ".pt")):
@@ -136,57 +105,101 @@ def _find_run(error: NoRun) -> str:
     return as_typed("mmfw", "runs", "--save-dir", error.save_dir) + " lists the runs"
 
 
-def _list_presets(error: UnknownPreset) -> str:
+def _list_presets(error: errors.UnknownPreset) -> str:
     if error.run is not None:
         return as_typed("mmfw", "train", "--resume", error.run)
     return "`mmfw train --list` shows the presets, and which have published weights"
 
 
-def _predict(error: NotPredicted) -> str:
+def _predict(error: errors.NotPredicted) -> str:
     return as_typed("mmfw", "predict", *([error.run, "--split", error.split] if error.run else []))
 
 
-def _train_on(error: NeverTrained) -> str:
+def _train_on(error: errors.NeverTrained) -> str:
     return "train on from them with: " + as_typed("mmfw", "train", error.preset, "--init", error.init)
 
 
-def _get_version(error: UnknownKey) -> str | None:
+def _get_version(error: errors.UnknownKey) -> str | None:
     origin = next((source.name for source in SOURCES if source.version == error.version), None)
     return origin and f"run `mmfw setup --mmf {origin}`"
 
 
-_HINTS: dict[type[MmfwError], str | Callable[[Any], str | None]] = {
-    DamagedInputs: _on_inputs(["repair"]),
-    MissingInputs: _on_inputs(["features", "fetch"]),
-    DamagedManifest: _repair_manifest,
-    DamagedFeatures: _repair_features,
-    DamagedCheckpoints: _resume,
-    MissingArchive: "name it, or its folder, with --source",
-    UnknownArchive: lambda error: (
+_HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
+    errors.DamagedInputs: _on_inputs(["repair"]),
+    errors.MissingInputs: _on_inputs(["features", "fetch"]),
+    errors.DamagedManifest: _repair_manifest,
+    errors.DamagedFeatures: _repair_features,
+    errors.DamagedCheckpoints: _resume_intact,
+    errors.MissingArchive: "name it, or its folder, with --source",
+    errors.UnknownArchive: lambda error: (
         f"give {error.name} or its folder with --source, or unpack another archive with "
         "`mmfw features extract --force`"
     ),
-    DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
-    AlreadyThere: "--force replaces it; --data-dir chooses another folder",
-    BrokenMmf: _get_mmf,
-    FeaturesConflict: "--output LMDB builds another LMDB; --force takes the features of the last folder",
-    IncompleteDataset: "leave these memes out with --allow-missing",
-    NoDataset: _make_dataset,
-    NoDrive: "choose another with --data-dir",
-    NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
+    errors.DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
+    errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
+    errors.BrokenMmf: _get_mmf,
+    errors.FeaturesConflict: "--output LMDB builds another; --force takes the features of the last folder",
+    errors.IncompleteDataset: "leave these memes out with --allow-missing",
+    errors.NoDataset: _make_dataset,
+    errors.NoDrive: "choose another with --data-dir",
+    errors.NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
     "`mmfw features extract` puts a finished LMDB in place",
-    NoOwnFeatures: _add_features,
-    NoFeatures: "`mmfw features add FOLDER --output LMDB` makes some",
-    NoRun: _find_run,
-    NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
-    NotPredicted: _predict,
-    NeverTrained: _train_on,
-    NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
-    NoRoom: "choose a folder on another disk with --data-dir",
-    ReservedKey: lambda error: RESERVED.get(error.key),
-    UnknownPreset: _list_presets,
-    UnscorableFile: "`mmfw check-submission` says all about a prediction file",
-    PipFailed: "take `mmfw setup --mmf github`, which does without pip",
-    UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",
-    UnknownKey: _get_version,
+    errors.NoOwnFeatures: _add_features,
+    errors.NoFeatures: "`mmfw features add FOLDER --output LMDB` makes some",
+    errors.NoRun: _find_run,
+    errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
+    errors.NotPredicted: _predict,
+    errors.NeverTrained: _train_on,
+    errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
+    errors.NoRoom: "choose a folder on another disk with --data-dir",
+    errors.ReservedKey: lambda error: RESERVED.get(error.key),
+    errors.UnknownPreset: _list_presets,
+    errors.PipFailed: "take `mmfw setup --mmf github`, which does without pip",
+    errors.UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",
+    errors.UnknownKey: _get_version,
 }
+
+_BEGIN = "the same command begins again"
+
+# {resume}: how to resume the training, or to begin again where nothing is saved; {again}: the command for it.
+_AFTER = {
+    "cuda_oom": "see who else uses the GPU (nvidia-smi), or choose a smaller model",
+    "host_oom": "try a smaller --batch-size, or end other programs",
+    "disk": "free some space; {resume}",
+    "nan": "{again} --detect-anomaly finds the operation that makes it; else begin again with a smaller "
+    "optimizer.params.lr",
+    "killed": "{resume}",
+    "untrusted": "if you trust where the file comes from, repeat the command with --trust",
+    "config": "check the KEY=VALUE overrides and the preset against MMF's configuration",
+    "mmf": "mmfw doctor",
+    "network": "MMF could not download what the preset needs; check the connection and try again",
+    "busy": "wait until it has ended, or stop it",
+}
+
+
+def _hint_after(outcome: str, trains: bool, run: Run) -> str | None:
+    if outcome == "interrupted":
+        if not trains:
+            return None
+        saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
+        return f"resume with: {_resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
+    hint = _AFTER.get(outcome, "")
+    if "{" in hint:
+        hint = _filled_in(hint, run) if trains else ""
+    log = f"the whole output is in {run.log}"
+    return f"{hint}; {log}" if hint else log
+
+
+def _filled_in(hint: str, run: Run) -> str:
+    if not checkpoints.can_resume(run):
+        return hint.format(resume=_BEGIN, again="the same command")
+    resume = _resume(run)
+    return hint.format(resume=f"{resume} resumes from the last intact checkpoint", again=resume)
+
+
+def _resume(run: Run) -> str:
+    """The command that resumes this very run, which need not be the newest."""
+    save_dir = run.path.parent.parent
+    newest = next(iter(all_runs(save_dir)), run)
+    which = "last" if newest.path == run.path else run.id
+    return as_typed("mmfw", "train", "--resume", which, "--save-dir", save_dir)
