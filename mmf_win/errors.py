@@ -2,48 +2,16 @@
 
 ::
 
-    MmfwError                  1    a bug in mmfw itself, unless a subclass says otherwise
-    ├── UsageError             2    the command line asks for something that cannot be
-    │   ├── UnknownConfiguration    a checkpoint is in no run's folder, and no preset is named
-    │   ├── UnknownKey              MMF's configuration has no such key
-    │   ├── UnknownPreset           there is no such preset, or it lacks what is asked for
-    │   │   └── NotAPreset          a file is no preset; it may be an archive of the dataset
-    │   ├── ReservedKey             a preset sets a key of MMF's that mmfw sets itself
-    │   ├── NoRun                   there is no such run
-    │   ├── NeverTrained            a run of published weights is to be resumed
-    │   ├── NotPredicted            a run has no predictions of a split
-    │   └── NoDrive                 a folder is on a Windows drive that does not exist
-    ├── DataError              3    what the user gave cannot be used
-    │   ├── UnscorableFile          a prediction file cannot be scored
-    │   ├── ArchiveError            an archive is damaged, hostile or not one at all
-    │   ├── InputsError             files that a run reads are …
-    │   │   ├── DamagedInputs       damaged
-    │   │   └── MissingInputs       missing
-    │   ├── DamagedManifest         the list of hashes of a folder is damaged
-    │   ├── UnknownArchive          files were made of an archive that nobody publishes
-    │   ├── DatasetError            files of the dataset are missing or disagree
-    │   │   ├── NoDataset           there is no dataset where one is needed
-    │   │   ├── NoFeatures          there are no region features where some are needed
-    │   │   ├── NoOwnFeatures       own memes have none
-    │   │   ├── NoFeatureFiles      no folder has region features to build an LMDB of
-    │   │   ├── FeaturesConflict    region features that cannot be in one LMDB
-    │   │   ├── AlreadyThere        other data is in the place of what is to be written
-    │   │   ├── IncompleteDataset   rows have no image or no region features
-    │   │   ├── DamagedFeatures     an LMDB of region features is damaged
-    │   │   ├── UnreadableImage     a picture of it is missing or cannot be decoded
-    │   │   └── MissingArchive      the archive that it was converted from cannot be found
-    │   └── CheckpointError         a checkpoint is missing, unreadable or of another model
-    │       └── DamagedCheckpoints  checkpoints of a run are damaged
-    ├── PasswordError          4    a password is wrong
-    │   └── NoPassword              a password is needed and none was given
-    ├── ResourceError          5    not enough disk or memory
-    │   └── NoRoom                  what is to be written does not fit on the disk
-    ├── MmfError               6    MMF or what it needs is missing or broken
-    │   ├── BrokenMmf               MMF is not installed, incomplete or unreadable
-    │   ├── PipFailed               pip did not bring MMF
-    │   └── DownloadError           files cannot be downloaded
-    ├── TrainingError          7    training failed
-    └── Interrupted          130    the user asked to stop
+    MmfwError         1    a bug in mmfw itself, unless a subclass says otherwise
+    UsageError        2    the command line asks for something that cannot be
+    DataError         3    what the user gave cannot be used
+    PasswordError     4    a password is wrong or missing
+    ResourceError     5    not enough disk or memory
+    MmfError          6    MMF or what it needs is missing or broken
+    TrainingError     7    training failed
+    Interrupted     130    the user asked to stop
+
+Each of these is followed by its subclasses, which have its exit code and differ in their hints.
 
 An error carries what went wrong (its message) and what to do next (its hint). The command line prints both
 and exits with the code of the class. Hints that name an option or a command are in
@@ -140,10 +108,6 @@ class DataError(MmfwError):
     """What the user gave cannot be used."""
 
     exit_code = 3
-
-
-class UnscorableFile(DataError):
-    """A prediction file cannot be scored."""
 
 
 class ArchiveError(DataError):

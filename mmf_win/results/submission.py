@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmf_win.console import first_few
 from mmf_win.dataset.predictions import COLUMNS, Prediction
-from mmf_win.errors import DataError, UnscorableFile
+from mmf_win.errors import DataError
 
 _BOM = "\ufeff"
 _INTEGER = re.compile(r"-?[0-9]{1,18}")  # 64 bits, as whoever scores it reads ids
 _FLOAT = re.compile(r"[0-9a-z+.-]+", re.IGNORECASE)  # no digits of other scripts, no 1_000 as in Python
-_SHOWN = 3
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
@@ -67,160 +68,121 @@ def check(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> Submi
         DataError: the file cannot be read.
     """
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
-    try:
-        text = content.decode("utf-8")
     except UnicodeDecodeError:
         return Submission((), (Problem("it is not a text file in UTF-8"),))
-    parser = _Parser(text, [*ids, *left_out])
-    predictions = tuple(parser.predictions())
-    problems = [*parser.problems(), *(_compare(parser.ids, ids, left_out) if parser.has_rows else ())]
-    found = set(parser.ids)
+    reader = _Reader(ids, left_out)
+    problems = sorted(reader.problems(content), key=lambda problem: not problem.fatal)
+    found = set(reader.found)
     lacking = sum(id_ not in found for id_ in left_out)
-    return Submission(
-        predictions,
-        tuple(sorted(problems, key=lambda problem: not problem.fatal)),
-        missing=sum(id_ not in found for id_ in ids) + lacking,
-        missing_left_out=lacking,
-    )
+    missing = sum(id_ not in found for id_ in ids) + lacking
+    return Submission(tuple(reader.predictions), tuple(problems), missing, lacking)
 
 
-def load(path: Path, ids: Sequence[str]) -> list[Prediction]:
-    """The predictions in a submission, in the order of ``ids``.
-
-    Raises:
-        DataError: it cannot be scored; the message names everything that is wrong.
-    """
-    submission = check(path, ids)
-    if not submission.usable:
-        fatal = "; ".join(problem.text for problem in submission.problems if problem.fatal)
-        raise UnscorableFile(f"{path}: {fatal}")
-    by_id = {row.id: row for row in submission.predictions}
-    return [by_id[id_] for id_ in ids]
-
-
-class _Parser:
-    """Reads what can be read, and notes where the rest stands.
+class _Reader:
+    """Reads what can be read, and tells what is wrong with the rest.
 
     Attributes:
-        ids: of every row that has one, whatever else is wrong with the row.
-        has_rows: whether its rows can be told apart from its header, and their columns from each other.
+        predictions: the rows in which nothing is wrong.
+        found: the id of every row that has one, whatever else is wrong with the row.
     """
 
-    def __init__(self, text: str, known: Sequence[str]) -> None:
-        self.ids: list[str] = []
-        self._known = frozenset(known)
-        self._numbered = all(map(str.isdecimal, known))
-        self._text = text.removeprefix(_BOM)
-        self._has_bom = text.startswith(_BOM)
-        self._header = re.split(r"[\r\n]", self._text, maxsplit=1)[0]
-        # A file that is not separated by commas has no comma in its header.
-        self._delimiter = "," if "," in self._header else next((d for d in ";\t|" if d in self._header), ",")
-        names = self._header.split(self._delimiter)
-        quoted = [f'"{name}"' for name in COLUMNS]  # as R writes them
-        self.has_rows = len(names) == len(COLUMNS) and all(
-            name in either for name, *either in zip(names, COLUMNS, quoted, strict=True)
-        )
-        self._faults: dict[str, list[int]] = defaultdict(list)
-        self._blank = 0
-        self._torn: str | None = None
+    def __init__(self, ids: Sequence[str], left_out: Sequence[str]) -> None:
+        self.predictions: list[Prediction] = []
+        self.found: list[str] = []
+        self._ids = ids
+        self._left_out = left_out
+        self._known = {*ids, *left_out}
 
-    def predictions(self) -> Iterator[Prediction]:
-        """The rows in which nothing is wrong."""
-        if not self.has_rows:
-            return
-        reader = csv.reader(io.StringIO(self._text, newline=""), delimiter=self._delimiter)
-        try:
-            next(reader)
-            for row in reader:
-                if not row or row == [""]:
-                    self._blank += 1
-                elif (prediction := self._row(row, reader.line_num)) is not None:
-                    yield prediction
-        except csv.Error as error:
-            self._torn = f"line {reader.line_num} is not CSV ({error})"
-
-    def problems(self) -> Iterator[Problem]:
-        """What was noted."""
-        if not self._text.strip():
+    def problems(self, content: str) -> Iterator[Problem]:
+        """Read a file; everything that is wrong with it."""
+        text = content.removeprefix(_BOM)
+        if not text.strip():
             yield Problem("it is empty")
             return
-        if self._delimiter != ",":
-            names = {";": "semicolons", "\t": "tabs", "|": "bars"}
-            yield Problem(f"its values are separated by {names[self._delimiter]} instead of commas")
-        if not self.has_rows:
-            yield Problem(f"its first line must be {','.join(COLUMNS)}, not {self._header[:80]!r}")
-        if self._torn:
-            yield Problem(self._torn)
-        for what, lines in self._faults.items():
-            rows = f"{len(lines)} rows" if len(lines) > 1 else "1 row"
-            yield Problem(f"{rows} {what} ({_first(lines, 'line')})")
-        if self._has_bom:
+        if text != content:
             yield Problem("it begins with a byte order mark, which not every reader skips", fatal=False)
-        if "\r" in self._text:
+        if "\r" in text:
             yield Problem(r"its lines end with \r\n or \r instead of \n", fatal=False)
-        if self._blank:
-            yield Problem(f"{self._blank} lines are blank", fatal=False)
-
-    def _row(self, row: list[str], line: int) -> Prediction | None:
-        if len(row) != len(COLUMNS):
-            self._faults[f"without exactly {len(COLUMNS)} values"].append(line)
-            return None
-        id_, proba, label = row
-        if id_ not in self._known and _INTEGER.fullmatch(id_):
-            id_ = str(int(id_))  # the release has 08291 where MMF writes 8291
-        faults = []
-        if not self._numbered or _INTEGER.fullmatch(id_):
-            self.ids.append(id_)
+        header = re.split(r"[\r\n]", text, maxsplit=1)[0]
+        # A file that is not separated by commas has no comma in its header.
+        delimiter = next((d for d in _DELIMITERS if d in header), ",")
+        if delimiter != ",":
+            yield Problem(f"its values are separated by {_DELIMITERS[delimiter]} instead of commas")
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        lines: list[tuple[int, list[str]]] = []
+        try:
+            for row in reader:
+                lines.append((reader.line_num, row))
+        except csv.Error as error:
+            yield Problem(f"line {reader.line_num} is not CSV ({error})")
+        if lines and lines[0][1] == list(COLUMNS):
+            yield from self._rows(lines[1:])
+            yield from self._compared()
         else:
-            faults.append("whose id is not a whole number")
-        number = _number(proba)
-        if number is None:
-            faults.append("whose proba is not a number")
-        elif math.isnan(number):
-            faults.append("whose proba is NaN")
-        elif not 0 <= number <= 1:
-            faults.append("whose proba is not within 0 and 1")
-        if label not in ("0", "1"):
-            faults.append("whose label is neither 0 nor 1")
-        for fault in faults:
-            self._faults[fault].append(line)
-        return None if faults or number is None else Prediction(id_, number, int(label))
+            yield Problem(f"its first line must be {','.join(COLUMNS)}, not {header[:80]!r}")
+
+    def _rows(self, lines: Sequence[tuple[int, list[str]]]) -> Iterator[Problem]:
+        numbered = all(map(str.isdecimal, self._known))
+        faults: dict[str, list[str]] = defaultdict(list)
+        filled = [(line, row) for line, row in lines if row not in ([], [""])]
+        for line, row in filled:
+            if len(row) != len(COLUMNS):
+                faults[f"without exactly {len(COLUMNS)} values"].append(str(line))
+                continue
+            id_, proba, label = row
+            if id_ not in self._known and _INTEGER.fullmatch(id_):
+                id_ = str(int(id_))  # the release has 08291 where MMF writes 8291
+            wrong = list(_wrong_values(proba, label))
+            if not numbered or _INTEGER.fullmatch(id_):
+                self.found.append(id_)
+            else:
+                wrong.insert(0, "whose id is not a whole number")
+            for fault in wrong:
+                faults[fault].append(str(line))
+            if not wrong:
+                self.predictions.append(Prediction(id_, float(proba), int(label)))
+        for fault, where in faults.items():
+            rows = "1 row" if len(where) == 1 else f"{len(where)} rows"
+            yield Problem(f"{rows} {fault} (line{'s' * (len(where) > 1)} {first_few(where)})")
+        if blank := len(lines) - len(filled):
+            yield Problem(f"{blank} lines are blank", fatal=False)
+
+    def _compared(self) -> Iterator[Problem]:
+        """With the ids that it needs."""
+        counts = Counter(self.found)
+        kinds = {
+            "missing": [id_ for id_ in self._ids if id_ not in counts],
+            "missing that the full split has, and that were left out when the dataset was converted": [
+                id_ for id_ in self._left_out if id_ not in counts
+            ],
+            "not of this split": [id_ for id_ in counts if id_ not in self._known],
+            "there more than once": [id_ for id_, n in counts.items() if n > 1],
+        }
+        for what, ids in kinds.items():
+            if ids:
+                are, s = ("id is", "") if len(ids) == 1 else ("ids are", "s")
+                yield Problem(f"{len(ids)} {are} {what} (id{s} {first_few(ids)})")
+        apart = set(self._left_out)  # their place among the others is not known
+        if not any(kinds.values()) and [id_ for id_ in self.found if id_ not in apart] != list(self._ids):
+            yield Problem(
+                "its rows are in another order than the annotations; only a reader that goes by id scores it",
+                fatal=False,
+            )
 
 
-def _compare(found: Sequence[str], wanted: Sequence[str], left_out: Sequence[str]) -> Iterator[Problem]:
-    counts = Counter(found)
-    known = {*wanted, *left_out}
-    ids = {
-        "missing": [id_ for id_ in wanted if id_ not in counts],
-        "missing that the full split has, and that were left out when the dataset was converted": [
-            id_ for id_ in left_out if id_ not in counts
-        ],
-        "not of this split": [id_ for id_ in counts if id_ not in known],
-        "there more than once": [id_ for id_, n in counts.items() if n > 1],
-    }
-    for what, some in ids.items():
-        if some:
-            are = "id is" if len(some) == 1 else "ids are"
-            yield Problem(f"{len(some)} {are} {what} ({_first(some, 'id')})")
-    apart = set(left_out)  # their place among the others is not known
-    if not any(ids.values()) and [id_ for id_ in found if id_ not in apart] != list(wanted):
-        yield Problem(
-            "its rows are in another order than the annotations, so only a reader that goes by id scores it",
-            fatal=False,
-        )
-
-
-def _number(text: str) -> float | None:
+def _wrong_values(proba: str, label: str) -> Iterator[str]:
     try:
-        return float(text) if _FLOAT.fullmatch(text.strip(" ")) else None
+        number = float(proba) if _FLOAT.fullmatch(proba.strip(" ")) else None
     except ValueError:
-        return None
-
-
-def _first(values: Sequence[object], unit: str) -> str:
-    shown = ", ".join(map(str, values[:_SHOWN]))
-    more = " …" if len(values) > _SHOWN else ""
-    return f"{unit}{'s' if len(values) > 1 else ''} {shown}{more}"
+        number = None
+    if number is None:
+        yield "whose proba is not a number"
+    elif math.isnan(number):
+        yield "whose proba is NaN"
+    elif not 0 <= number <= 1:
+        yield "whose proba is not within 0 and 1"
+    if label not in ("0", "1"):
+        yield "whose label is neither 0 nor 1"
