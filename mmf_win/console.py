@@ -43,14 +43,9 @@ class _Stderr:
         """Whether it is a terminal."""
         return sys.stderr is not None and sys.stderr.isatty()
 
-    @property
-    def encoding(self) -> str:
-        """The encoding, by which tqdm chooses what to draw its bar with."""
-        return sys.stderr.encoding
-
-    def fileno(self) -> int:
-        """The descriptor, from which tqdm learns the terminal's width."""
-        return sys.stderr.fileno()
+    def __getattr__(self, name: str) -> Any:
+        """Its encoding and descriptor, from which tqdm learns how to draw a bar and how wide."""
+        return getattr(sys.stderr, name)
 
 
 _stderr = _Stderr()
@@ -168,13 +163,17 @@ class Progress:
     _PLAIN_INTERVAL = 10.0
 
     def __init__(self, title: str, total: int | None, unit: Unit = "B", initial: int = 0) -> None:
-        self.title = title
-        self.total = total
-        self.unit = unit
         self.done = initial
-        self.note = ""
+        self._title = title
+        self._note = ""
         self._bar: tqdm[Any] | None = None
-        self._initial = initial
+        self._scale: dict[str, Any] = {
+            "total": total,
+            "initial": initial,
+            "unit": unit,
+            "unit_scale": unit == "B",
+            "unit_divisor": 1024,
+        }
         self._start = time.monotonic()
         self._next_line = self._start + self._PLAIN_INTERVAL
 
@@ -182,16 +181,7 @@ class Progress:
         if _stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(
-                desc=self.title,
-                total=self.total,
-                initial=self.done,
-                unit=self.unit,
-                unit_scale=self.unit == "B",
-                unit_divisor=1024,
-                dynamic_ncols=True,
-                file=_stderr,
-            )
+            self._bar = tqdm(desc=self._title, dynamic_ncols=True, file=_stderr, **self._scale)
             _bars.append(self._bar)
         return self
 
@@ -207,33 +197,15 @@ class Progress:
         self.done += amount
         if self._bar is not None:
             self._bar.update(amount)
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + self._PLAIN_INTERVAL
-            say(f"{self.title}: {self._figures()}{self._noted()}")
+        elif (now := time.monotonic()) >= self._next_line:
+            from tqdm import tqdm
+
+            self._next_line = now + self._PLAIN_INTERVAL
+            figures = {**self._scale, "prefix": self._title, "postfix": self._note}
+            say(tqdm.format_meter(self.done, elapsed=now - self._start, ncols=0, **figures))
 
     def annotate(self, note: str) -> None:
         """Show ``note`` beside the figures from now on."""
-        self.note = note
+        self._note = note
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
-
-    def _figures(self) -> str:
-        done, total = (
-            (size(self.done), size(self.total or 0))
-            if self.unit == "B"
-            else (str(self.done), f"{self.total} {self.unit}s")
-        )
-        if not self.total:
-            return done if self.unit == "B" else f"{done} {self.unit}s"
-        return f"{done} of {total} ({100 * self.done // self.total} %){self._pace()}"
-
-    def _pace(self) -> str:
-        """How fast it goes, and how long the rest will take."""
-        rate = (self.done - self._initial) / max(time.monotonic() - self._start, 1e-9)
-        if rate <= 0 or self.total is None or self.done >= self.total:
-            return ""
-        shown = size(rate) if self.unit == "B" else f"{rate:.3g} {self.unit}s"
-        return f", {shown}/s, {duration((self.total - self.done) / rate)} left"
-
-    def _noted(self) -> str:
-        return f", {self.note}" if self.note else ""

@@ -35,9 +35,9 @@ def test_a_table_aligns_numbers_to_the_right_and_shows_what_is_missing() -> None
 @pytest.mark.parametrize(
     ("total", "unit", "line"),
     [
-        (300, "update", "training: 30 of 300 updates (10 %), 2.73 updates/s, 1 min 39 s left, loss 0.5"),
-        (None, "update", "training: 30 updates, loss 0.5"),
-        (2048, "B", "training: 30 B of 2.0 KiB (1 %), 3 B/s, 12 min 20 s left, loss 0.5"),
+        (300, "update", "training:  10% 30/300 [00:11<01:39,  2.73update/s, loss 0.5]"),
+        (None, "update", "training: 30update [00:11,  2.73update/s, loss 0.5]"),
+        (2048, "B", "training:   1% 30.0/2.00k [00:11<12:19, 2.73B/s, loss 0.5]"),
     ],
 )
 def test_progress_without_a_terminal_is_a_plain_line_now_and_then(

@@ -37,9 +37,7 @@ def test_a_plain_line_tells_all_fake_nvml(
         now = 20.0
         show({"kind": "train", "update": 10, "loss": 0.5})
     said = capsys.readouterr().err
-    assert said == (
-        f"training: 10 of 30 updates (33 %), 0.5 updates/s, 40 s left, AUROC 0.6100, loss 0.5000{card}\n"
-    )
+    assert said == (f"training:  33% 10/30 [00:20<00:40,  2.00s/update, AUROC 0.6100, loss 0.5000{card}]\n")
 
 
 def test_rows_that_are_left_out_are_told_with_the_training_and_each_validation(
