@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,16 +12,6 @@ from mmf_win.console import as_typed, duration, print_json, say, table
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
-
-
-class _Named(click.Path):
-    """A path that is not empty, as that of an unset shell variable is; it would mean the current folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, or a usage error."""
-        if not str(value):
-            self.fail("the name is empty", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 @click.command(
@@ -39,7 +28,7 @@ It is neither shown nor stored.""",
 @click.option(
     "--zip",
     "source",
-    type=_Named(path_type=Path),
+    type=click.Path(),
     metavar="FILE_OR_FOLDER",
     help="The dataset as you got it: zip, 7z, tar or tar.gz, or a folder. It is only read.",
 )
@@ -50,7 +39,7 @@ It is neither shown nor stored.""",
 @click.option("--allow-missing", is_flag=True, help="Leave out memes whose image is missing.")
 @options.as_json
 def command(
-    source: Path | None,
+    source: str | None,
     rest: tuple[str, ...],
     ask: Ask | None,
     data_dir: Path | None,
@@ -63,7 +52,7 @@ def command(
     Checks the password, the free disk space, every file's checksum, and that annotations and images belong
     together. Converting the same archive again takes a second.
     """
-    if source is None:
+    if not source:  # or that of an unset shell variable, which as a path would mean the current folder
         example = as_typed("mmfw", "convert", "--zip", rest[0] if len(rest) == 1 else "FILE_OR_FOLDER")
         raise UsageError("the dataset is not named", hint=example)
     if rest:  # which may be a part of the password
@@ -72,7 +61,9 @@ def command(
             hint="put quotes around a name or password that holds blanks, or the password into a file for "
             "--password-file",
         )
-    result = convert(source, Places.resolve(data_dir), ask=ask, force=force, allow_missing=allow_missing)
+    result = convert(
+        Path(source), Places.resolve(data_dir), ask=ask, force=force, allow_missing=allow_missing
+    )
     if as_json:
         print_json(result.to_json())
     else:

@@ -152,7 +152,7 @@ def test_two_passwords_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_an_empty_name_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--zip", ""]) == 2
-    assert "the name is empty" in capsys.readouterr().err
+    assert "not named" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="drives are a matter of Windows")
