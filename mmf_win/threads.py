@@ -7,6 +7,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -86,9 +88,11 @@ class ThreadGroup(Generic[T]):
 
 def result_of(future: Future[T]) -> T:
     """What a future returns or raises, waited for so that Ctrl+C works meanwhile."""
-    while not future.done():
-        wait([future], _TICK)
-    return future.result()
+    while True:
+        with suppress(FutureTimeout):
+            return future.result(_TICK)
+        if future.done():  # it is the job that raised this
+            return future.result()
 
 
 def worker_count() -> int:

@@ -21,13 +21,12 @@ class ReadAhead(io.RawIOBase):
     the reader of the last one does the rest. Only one thread may read it, and :meth:`close` ends its own.
 
     Args:
-        stream: is read and closed by this; by ``read1`` where it has that, which copies less.
+        stream: is read and closed by this.
         observe: called with each block, in the thread, as soon as it is read.
     """
 
     def __init__(self, stream: IO[bytes], observe: Callable[[bytes], object] = lambda _: None) -> None:
         self._stream, self._observe = stream, observe
-        self._read = getattr(stream, "read1", stream.read)
         self._rest = memoryview(b"")
         self.taken = 0
         self._thread = ThreadPoolExecutor(1, "mmfw-read")
@@ -74,6 +73,6 @@ class ReadAhead(io.RawIOBase):
         super().close()
 
     def _next(self) -> bytes:
-        block: bytes = self._read(BLOCK)
+        block = self._stream.read(BLOCK)
         self._observe(block)
         return block
