@@ -35,20 +35,22 @@ _UNPACK = "import shutil, sys; shutil.unpack_archive(sys.argv[1], sys.argv[2])"
 _REHASH = """\
 import sys
 from pathlib import Path
-from mmf_win.integrity import Manifest, verify
+from mmf_win.integrity.manifest import Manifest
+from mmf_win.integrity.verify import verify
 assert verify(Manifest.load(Path(sys.argv[1])), full=True) == []
 """
 _RECORD = """\
 import sys
 from pathlib import Path
-from mmf_win.integrity import record
+from mmf_win.integrity.verify import record
 folder = Path(sys.argv[1])
 record(folder, [path.name for path in folder.iterdir()])
 """
 _CACHED = """\
 import sys, time
 from pathlib import Path
-from mmf_win.integrity import Manifest, verify
+from mmf_win.integrity.manifest import Manifest
+from mmf_win.integrity.verify import verify
 started = time.perf_counter()
 assert verify(Manifest.load(Path(sys.argv[1]))) == []
 print(time.perf_counter() - started)

@@ -21,7 +21,7 @@ from mmf_win.errors import DamagedInputs, MmfError, UsageError
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import known
-from mmf_win.integrity import Finding, State
+from mmf_win.integrity.finding import Finding, State
 from mmf_win.paths import Places
 from mmf_win.runs import history, presets
 from mmf_win.runs.needs import needs_of_presets, needs_of_run

@@ -9,7 +9,7 @@ from typing import Any
 from mmf_win.commands.hints import hint_for
 from mmf_win.console import colour, moment, print_json, say, size, table
 from mmf_win.errors import DataError, UsageError
-from mmf_win.integrity import Finding
+from mmf_win.integrity.finding import Finding
 
 _SHOWN = 10
 

@@ -16,7 +16,7 @@ from mmf_win import errors
 from mmf_win.commands.overrides import RESERVED
 from mmf_win.console import as_typed
 from mmf_win.inputs.added import built_from
-from mmf_win.integrity import Manifest, last_source
+from mmf_win.integrity.manifest import Manifest, last_source
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run

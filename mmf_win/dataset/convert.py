@@ -23,7 +23,7 @@ from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import AlreadyThere, DataError
-from mmf_win.integrity import Source
+from mmf_win.integrity.manifest import Source
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install, make_manifest
 from mmf_win.unpacking.reading import open_with_progress

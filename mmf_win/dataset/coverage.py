@@ -13,7 +13,8 @@ from typing import Any
 from mmf_win.dataset.annotations import Row, count_rows
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DataError
-from mmf_win.integrity import Manifest, file_digest
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from mmf_win.archives import Ask
 from mmf_win.errors import AlreadyThere, ArchiveError, DatasetError, NoFeatures
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity import Entry, Manifest, verify
+from mmf_win.integrity.manifest import Entry, Manifest
+from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, manifest_of
 from mmf_win.unpacking.staging import was_killed_while_installing

@@ -12,7 +12,9 @@ from typing import Any
 from mmf_win.console import Progress
 from mmf_win.fast_zlib import crc32
 from mmf_win.files import read_json
-from mmf_win.integrity import LOCK, UNKNOWN, Difference, Entry, Manifest, Source, verify
+from mmf_win.integrity.finding import Difference
+from mmf_win.integrity.manifest import UNKNOWN, Entry, Manifest, Source
+from mmf_win.integrity.verify import LOCK, verify
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths
 

@@ -11,7 +11,7 @@ from mmf_win.dataset.layout import find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DatasetError, MissingArchive
-from mmf_win.integrity import verify
+from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
 from mmf_win.unpacking.reading import open_with_progress

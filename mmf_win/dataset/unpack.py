@@ -13,7 +13,8 @@ from mmf_win.dataset.layout import Layout, find_images, require_images
 from mmf_win.dataset.own_memes import write_annotations
 from mmf_win.dataset.own_splits import read_tables, require_names_apart
 from mmf_win.errors import ArchiveError, DatasetError
-from mmf_win.integrity import Entry, file_digest
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Entry
 from mmf_win.unpacking.reading import open_with_progress, unpack_chosen
 from mmf_win.unpacking.staging import Staging
 

@@ -15,8 +15,9 @@ from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.on_disk import needs_on_disk, with_source
 from mmf_win.inputs.verify import known, verify_need
-from mmf_win.integrity import Finding, State, last_source
-from mmf_win.integrity import verify as verify_files
+from mmf_win.integrity.finding import Finding, State
+from mmf_win.integrity.manifest import last_source
+from mmf_win.integrity.verify import verify as verify_files
 from mmf_win.paths import Places, tool_home
 from mmf_win.runs import history, presets
 from mmf_win.runs.checkpoints import listed

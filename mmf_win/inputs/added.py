@@ -19,7 +19,9 @@ from mmf_win.errors import DamagedFeatures, DataError, DatasetError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.files import replace as rename_over
 from mmf_win.inputs.keys import answer_of, image_keys, key_of, mistaken, without_features
-from mmf_win.integrity import Entry, Manifest, file_digest, manifest_files, verify, write_manifest
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Entry, Manifest, manifest_files
+from mmf_win.integrity.verify import verify, write_manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import flush, staging
 from mmf_win.upstream.install import require_packages

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mmf_win.errors import MmfError
-from mmf_win.integrity import file_digest
+from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.git_tree import file_blob_id
 from mmf_win.upstream.install import require_packages
 

@@ -26,7 +26,7 @@ from mmf_win.inputs import caches
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of, tell_mmf
 from mmf_win.inputs.verify import verify_need
-from mmf_win.integrity import Finding
+from mmf_win.integrity.finding import Finding
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.config import DATASET, Tree
 

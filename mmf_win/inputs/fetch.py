@@ -27,7 +27,10 @@ from mmf_win.files import replacing
 from mmf_win.inputs.caches import contradicts_name, download_model, hash_in_name
 from mmf_win.inputs.listing import Need, tell_mmf
 from mmf_win.inputs.verify import verify_need
-from mmf_win.integrity import SUMS, Finding, Manifest, Source, State, file_digest, last_source, verify
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.finding import Finding, State
+from mmf_win.integrity.manifest import SUMS, Manifest, Source, last_source
+from mmf_win.integrity.verify import verify
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, repair

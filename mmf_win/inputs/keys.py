@@ -14,7 +14,7 @@ from typing import Any
 from mmf_win.dataset.annotations import Row
 from mmf_win.errors import DamagedFeatures, Interrupted
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity import Check
+from mmf_win.integrity.manifest import Check
 from mmf_win.upstream.install import require_packages
 
 _NOTE = "mmfw-keys.json"

@@ -11,7 +11,7 @@ from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.inputs import caches
 from mmf_win.inputs.listing import Kind, Need, glove, hub_model, resnet152
 from mmf_win.inputs.verify import Ledger
-from mmf_win.integrity import SUMS, Manifest
+from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find
 from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo

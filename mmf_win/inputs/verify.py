@@ -22,19 +22,10 @@ from mmf_win.files import read_json, write_json
 from mmf_win.inputs.caches import contradicts_name, has_hash_in_name
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
-from mmf_win.integrity import (
-    FIRST_READING,
-    Check,
-    Difference,
-    Finding,
-    Manifest,
-    State,
-    last_check,
-    record,
-    torch_file,
-    verify,
-)
-from mmf_win.integrity.verify import hash_files
+from mmf_win.integrity import torch_file
+from mmf_win.integrity.finding import Difference, Finding, State
+from mmf_win.integrity.manifest import FIRST_READING, Check, Manifest
+from mmf_win.integrity.verify import hash_files, last_check, record, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import manifest_of
 

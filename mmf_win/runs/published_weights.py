@@ -12,7 +12,8 @@ from mmf_win.errors import CheckpointError, DataError, DatasetError, NeverTraine
 from mmf_win.files import share
 from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need, zoo_weights
-from mmf_win.integrity import Manifest, file_digest
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, portable_name
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run

@@ -16,17 +16,9 @@ from typing import Any
 
 from mmf_win.archives import Ask, open_archive
 from mmf_win.errors import ArchiveError, DataError
-from mmf_win.integrity import (
-    UNKNOWN,
-    Basis,
-    Difference,
-    Entry,
-    Manifest,
-    Source,
-    manifest_files,
-    mark_intact,
-    verify,
-)
+from mmf_win.integrity.finding import Difference
+from mmf_win.integrity.manifest import UNKNOWN, Basis, Entry, Manifest, Source, manifest_files
+from mmf_win.integrity.verify import mark_intact, verify
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
 from mmf_win.unpacking.staging import Staging, flush_all, staging
 
@@ -175,7 +167,7 @@ def repair(
     Args:
         manifest: of the folder.
         archive: where the files came from.
-        wrong: what :func:`~mmf_win.integrity.verify` found.
+        wrong: what :func:`~mmf_win.integrity.verify.verify` found.
         ask: answers with the password, if the archive needs one.
         choose: as when they were extracted.
         title: of the progress bar.

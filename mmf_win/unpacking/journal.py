@@ -11,7 +11,8 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 
 from mmf_win.archives import Extracted
-from mmf_win.integrity import Entry, Manifest, verify
+from mmf_win.integrity.manifest import Entry, Manifest
+from mmf_win.integrity.verify import verify
 
 
 class Journal:

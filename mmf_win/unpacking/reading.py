@@ -14,7 +14,7 @@ from mmf_win.archives.names import folded
 from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
-from mmf_win.integrity import Entry
+from mmf_win.integrity.manifest import Entry
 from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.staging import Staging, flushing_ahead, require_space
 

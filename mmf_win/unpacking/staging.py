@@ -29,7 +29,7 @@ from pathlib import Path
 from mmf_win.console import Progress, size
 from mmf_win.errors import NoDrive, NoRoom, UsageError
 from mmf_win.files import free_space, rename
-from mmf_win.integrity import LOCK
+from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 
 _log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from mmf_win import __version__
 from mmf_win.console import Progress, size
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.files import read_json, rename, write_json
-from mmf_win.integrity import file_digest
+from mmf_win.integrity.digest import file_digest
 from mmf_win.locking import locked
 
 _log = logging.getLogger(__name__)

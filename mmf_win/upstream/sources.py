@@ -21,7 +21,8 @@ from typing import Literal, TypeAlias
 
 from mmf_win.errors import MmfError, PipFailed
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity import Difference, differences, file_digest
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.finding import Difference, differences
 from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, file_blob_id, tree_id
 from mmf_win.integrity.wheel_record import read_record, record_identity
 from mmf_win.paths import is_portable

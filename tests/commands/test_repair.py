@@ -181,7 +181,7 @@ def test_an_encrypted_archive_is_asked_for_its_password(
 def test_a_file_that_nobody_publishes_has_to_be_put_there(
     empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmf_win.integrity import record
+    from mmf_win.integrity.verify import record
 
     folder = lay_out({"model.pth": b"x" * 100}, empty.data_dir / "models" / "mine")
     record(folder, ["model.pth"])

@@ -13,7 +13,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.inputs.verify import Ledger
-from mmf_win.integrity import record
+from mmf_win.integrity.verify import record
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find, use_checkout
 from tests.worlds import hostile

@@ -11,7 +11,7 @@ import pytest
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage, converted, coverage
 from mmf_win.errors import DatasetError
-from mmf_win.integrity import Manifest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
 from tests.worlds.memes import PHASE_1, laid_out, lay_out, memes, public_copy, without_images

@@ -12,7 +12,7 @@ import pytest
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
 from mmf_win.files import read_json
-from mmf_win.integrity import Entry, Manifest, Source
+from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, Files, encrypted_zip, lay_out, tar_gz, tree

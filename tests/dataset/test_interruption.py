@@ -17,7 +17,7 @@ import pytest
 from mmf_win.archives import Extracted
 from mmf_win.console import Progress
 from mmf_win.dataset.convert import convert
-from mmf_win.integrity import Manifest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.journal import Journal
 from mmf_win.unpacking.staging import Staging, staging_folder

@@ -16,7 +16,8 @@ from mmf_win.dataset.manifest import load_manifest, verify_dataset
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.errors import ArchiveError
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity import SUMS, Difference, Manifest
+from mmf_win.integrity.finding import Difference
+from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
 from tests.worlds.memes import PHASE_1, laid_out, lay_out, memes, tree, without_images

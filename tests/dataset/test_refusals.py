@@ -19,7 +19,7 @@ from mmf_win.console import Progress
 from mmf_win.dataset import unpack as unpack_module
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
-from mmf_win.integrity import Entry
+from mmf_win.integrity.manifest import Entry
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import (

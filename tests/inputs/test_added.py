@@ -28,7 +28,8 @@ from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import verify_need
-from mmf_win.integrity import Entry, Manifest, write_manifest
+from mmf_win.integrity.manifest import Entry, Manifest
+from mmf_win.integrity.verify import write_manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds import hostile, npy
@@ -241,7 +242,7 @@ import os, signal, sys
 from pathlib import Path
 from mmf_win.worker import build_features
 from mmf_win.inputs import added
-from mmf_win.integrity import Manifest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places
 
 def die(*words, **options):

@@ -17,7 +17,7 @@ from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DamagedInputs, DataError, DatasetError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import without_features
-from mmf_win.integrity import record
+from mmf_win.integrity.verify import record
 from mmf_win.paths import Places
 from tests.worlds import hostile, tiny_mmf
 

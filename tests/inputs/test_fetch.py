@@ -22,7 +22,8 @@ from mmf_win.files import free_space, read_json, write_json
 from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import known, verify_need
-from mmf_win.integrity import Finding, Manifest
+from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile

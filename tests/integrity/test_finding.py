@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmf_win.integrity import Difference, differences, file_digest
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.finding import Difference, differences
 
 EXPECTED = {"a.txt": b"one", "пакет/b.py": b"two"}
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import DamagedManifest
-from mmf_win.integrity import SUMS, Entry, Manifest, Source, manifest_files, record
+from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files
+from mmf_win.integrity.verify import record
 from tests.worlds.memes import Files, lay_out
 from tests.worlds.tools import call, requires_tool
 

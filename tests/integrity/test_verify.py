@@ -12,18 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.integrity import (
-    LOCK,
-    SUMS,
-    Check,
-    Difference,
-    Manifest,
-    last_check,
-    manifest_files,
-    record,
-    verify,
-)
-from mmf_win.integrity.verify import hash_files
+from mmf_win.integrity.finding import Difference
+from mmf_win.integrity.manifest import SUMS, Check, Manifest, manifest_files
+from mmf_win.integrity.verify import LOCK, hash_files, last_check, record, verify
 from mmf_win.locking import locked
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out

@@ -14,7 +14,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.commands.hints import hint_for
 from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, UsageError
-from mmf_win.integrity import file_digest
+from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places
 from mmf_win.runs import presets, published_weights
 from mmf_win.runs.history import state, summarize

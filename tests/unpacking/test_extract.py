@@ -21,7 +21,9 @@ import pytest
 
 from mmf_win.archives import Extracted
 from mmf_win.errors import ArchiveError, ResourceError
-from mmf_win.integrity import LOCK, SUMS, Difference, Entry, Manifest, Source, manifest_files, verify
+from mmf_win.integrity.finding import Difference
+from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files
+from mmf_win.integrity.verify import LOCK, verify
 from mmf_win.unpacking import extract as extract_module
 from mmf_win.unpacking.extract import extract_verified, manifest_of, repair
 from mmf_win.unpacking.journal import Journal

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.integrity import SUMS
+from mmf_win.integrity.manifest import SUMS
 
 Files = dict[str, bytes]
 

@@ -6,7 +6,7 @@ import zlib
 from dataclasses import asdict, replace
 
 from mmf_win.files import write_json
-from mmf_win.integrity import Manifest, manifest_files
+from mmf_win.integrity.manifest import Manifest, manifest_files
 from mmf_win.paths import DatasetPaths
 
 
