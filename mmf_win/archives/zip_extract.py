@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zipfile
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,9 @@ from types import ModuleType
 
 from mmf_win.archives.base import Extracted, Output, damaged, write_member
 from mmf_win.archives.zip_reader import Task, ZipReader
-from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, has_fast_wheel
+from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher
 from mmf_win.fast_zlib import Inflater
-from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
+from mmf_win.threads import Advance, ThreadGroup, worker_count
 
 _ARENA = 16 << 20
 # Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
@@ -36,31 +36,22 @@ def extract(
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     listed = list(tasks)
-    native = _native()
+    native = _native() is not None
     count = max(1, min(worker_count(), sum(task.member.packed_size for task in listed) // _SMALLEST_ROUND))
     group: ThreadGroup[Extracted] = ThreadGroup()
-    jobs: list[Callable[[], None]]
+    side_by_side = TaskQueue(task for task in listed if task.member.classic and native)
+    one_by_one = TaskQueue(task for task in listed if not (task.member.classic and native))
     with ExitStack() as stack:
-        if native is None and count > 1 and any(task.member.classic for task in listed):
-            from mmf_win.archives.processes import extract_in_process
-
-            shares = share_out(listed, count, lambda task: task.member.packed_size)
-            jobs = [partial(extract_in_process, path, secret, share, group) for share in shares]
-        else:
-            side_by_side = TaskQueue(task for task in listed if task.member.classic and native)
-            one_by_one = TaskQueue(task for task in listed if not (task.member.classic and native))
-            readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
-            workers = [_Worker(path, reader, secret, group, count) for reader in readers]
-            jobs = [partial(worker.work, side_by_side, one_by_one) for worker in workers]
-        yield from group.run(jobs, progress)
+        readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
+        workers = [_Worker(path, reader, secret, group, count) for reader in readers]
+        yield from group.run([partial(worker.work, side_by_side, one_by_one) for worker in workers], progress)
 
 
 def engine() -> str:
     """What decrypts here, for people."""
     if native := _native():
         return f"C extension, {native.kernels()[0]} kernel, {worker_count()} threads"
-    cipher = "fast-zip-decryption" if has_fast_wheel() else "pure Python"
-    return f"{cipher} in {worker_count()} processes; a C compiler, or mmfw's own wheel, makes it faster"
+    return "fast-zip-decryption; a C compiler, or mmfw's own wheel, makes it faster"
 
 
 def _native() -> ModuleType | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mmf_win.files import replacing
@@ -62,22 +61,6 @@ class Cipher:
             key2 = key2 >> 8 ^ _CRC[(key2 ^ key1 >> 24) & 0xFF]
         self.keys = key0, key1, key2
         return bytes(out)
-
-
-def decryptor(password: bytes) -> Callable[[bytes], bytes]:
-    """Decrypts a member's bytes in order, by the wheel ``fast-zip-decryption`` or else in pure Python."""
-    try:
-        # The extension module alone: the wheel's Python part would patch the standard library's zipfile.
-        from _zipdecrypter import StandardZipDecrypter
-    except ImportError:
-        return Cipher(password).decrypt_bytes
-    decrypt: Callable[[bytes], bytes] = StandardZipDecrypter(password).decrypt_bytes
-    return decrypt
-
-
-def has_fast_wheel() -> bool:
-    """Whether :func:`decryptor` has the wheel."""
-    return find_spec("_zipdecrypter") is not None
 
 
 def write_encrypted_zip(

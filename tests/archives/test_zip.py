@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import sys
 import zipfile
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mmf_win.archives import open_archive, zipcrypto
-from mmf_win.archives.zipcrypto import Cipher, write_encrypted_zip
+from mmf_win.archives import open_archive
+from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out, memes, tree
@@ -69,15 +68,6 @@ def test_members_are_files_with_their_sizes_and_checksums(user_dir: Path) -> Non
 
 
 def test_our_own_encrypted_zip_comes_back(encrypted: Path, user_dir: Path) -> None:
-    assert unpack(encrypted, user_dir / "out", "пароль 密码") == FILES
-
-
-def test_without_the_fast_wheel_the_python_cipher_does_the_same(
-    encrypted: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "_zipdecrypter", None)
-    assert isinstance(zipcrypto.decryptor(b"x").__self__, Cipher)  # type: ignore[attr-defined]
-    assert not zipcrypto.has_fast_wheel()
     assert unpack(encrypted, user_dir / "out", "пароль 密码") == FILES
 
 
