@@ -17,7 +17,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
             names file and line.
     """
     name = shown or str(path)
-    rows = [_row(name, number, line) for number, line in _lines(path, name)]
+    rows = [_row(f"{name}:{number}", number, value) for number, value in read_objects(path, name)]
     require_unique(name, ((row.id, row.line) for row in rows))
     return rows
 
@@ -253,16 +253,29 @@ def _without_null_label(line: str) -> str:
     return json.dumps({key: value for key, value in row.items() if key != "label"}, ensure_ascii=False)
 
 
-def _row(file: str, number: int, line: str) -> Row:
-    where = f"{file}:{number}"
-    try:
-        value: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        if number == 1 and _CSV_HEADER.fullmatch(line):
-            raise DatasetError(f"{file}: this is CSV, not JSON Lines", hint=_OF_CSV) from None
-        raise DatasetError(f"{where}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise DatasetError(f"{where}: not a JSON object")
+def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects in a file, one a line or in a list, each with its number.
+
+    Args:
+        path: the file.
+        shown: what errors call it.
+
+    Raises:
+        DatasetError: the file cannot be read, or holds something else.
+    """
+    for number, line in _lines(path, shown):
+        try:
+            value: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == 1 and _CSV_HEADER.fullmatch(line):
+                raise DatasetError(f"{shown}: this is CSV, not JSON Lines", hint=_OF_CSV) from None
+            raise DatasetError(f"{shown}:{number}: not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise DatasetError(f"{shown}:{number}: not a JSON object")
+        yield number, value
+
+
+def _row(where: str, line: int, value: Mapping[str, Any]) -> Row:
     id_, img, text, own_id = (value.get(key) for key in ("id", "img", "text", "own_id"))
     id_number = whole_number(id_)
     if id_number is None:
@@ -275,7 +288,7 @@ def _row(file: str, number: int, line: str) -> Row:
         raise must_be(where, "text", "a text", text)
     if own_id is not None and not isinstance(own_id, str):
         raise must_be(where, "own_id", "a text", own_id)
-    return Row(id_number, img, text, label_of(where, value.get("label")), number, own_id)
+    return Row(id_number, img, text, label_of(where, value.get("label")), line, own_id)
 
 
 def must_be(where: str, key: str, wanted: str, value: object) -> DatasetError:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,12 +23,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mmf_win.console import first_few
-from mmf_win.dataset.annotations import Row, label_of, must_be, read_text, require_unique
+from mmf_win.dataset.annotations import Row, label_of, must_be, read_objects, read_text, require_unique
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
 
 _COLUMNS = "a table of memes has the columns img (or image) and text, and if you like id and label"
-_JSON_LINES = "a .jsonl file has one JSON object a line"
 _CSV_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 where some rows have no label
 
 
@@ -50,8 +48,8 @@ def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
     name = shown or str(path)
     if path.suffix.lower() not in (".csv", ".jsonl"):
         raise DatasetError(f"{name}: neither a .csv nor a .jsonl file", hint=_COLUMNS)
-    text = read_text(path, name)
-    rows = _csv_rows(name, text) if path.suffix.lower() == ".csv" else _json_rows(name, text)
+    is_csv = path.suffix.lower() == ".csv"
+    rows = _csv_rows(name, read_text(path, name)) if is_csv else read_objects(path, name)
     memes = [_meme(f"{name}:{line}", number, line, row) for number, (line, row) in enumerate(rows, 1)]
     if not memes:
         raise DatasetError(f"{name}: there are no memes in it", hint=_COLUMNS)
@@ -146,19 +144,6 @@ def _require_columns(name: str, columns: list[str]) -> None:
         raise DatasetError(f"{name}: a column is there twice: {', '.join(known)}", hint=_COLUMNS)
     if "text" not in known or not {"img", "image"} & set(known):
         raise DatasetError(f"{name}: its columns are {', '.join(columns)}", hint=_COLUMNS)
-
-
-def _json_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, content in enumerate(text.split("\n"), 1):
-        if not content.strip():
-            continue
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise DatasetError(f"{name}:{line}: not JSON: {error}", hint=_JSON_LINES) from None
-        if not isinstance(value, dict):
-            raise DatasetError(f"{name}:{line}: not a JSON object", hint=_JSON_LINES)
-        yield line, value
 
 
 def _meme(where: str, number: int, line: int, row: Mapping[str, Any]) -> Row:

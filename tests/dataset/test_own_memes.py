@@ -76,8 +76,10 @@ def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
         ("img,text,label\na.png,b,2\n", "a.csv", ':2: "label"'),
         ("img,text,id\na.png,b,x\nc.png,d,x\n", "a.csv", ":3: id x is already in line 2"),
         (b"img,text\na.png,caf\xe9\n", "a.csv", "UTF-8"),
-        ('[{"img": "a", "text": "b"}]', "a.jsonl", ":1: not a JSON object"),
-        ('[\n{"img": "a", "text": "b"}\n]', "a.jsonl", ":1: not JSON"),
+        ('["a"]', "a.jsonl", ":1: not a JSON object"),
+        ('[\n{"img": "a", "text": "b"}\n', "a.jsonl", "not JSON"),
+        ('{"img": "a", "text": "b"', "a.jsonl", ":1: not JSON"),
+        ("img,text\na,b\n", "a.jsonl", "this is CSV"),
         ('{"img": "a.png"}', "a.jsonl", ':1: "text"'),
         ('{"img": "a.png", "text": 3}', "a.jsonl", ':1: "text"'),
         ('{"text": "b"}', "a.jsonl", ':1: "image"'),
@@ -88,7 +90,7 @@ def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
         ('{"img": "a", "image": "b", "text": "c"}', "a.jsonl", ':1: it has "img" and "image"'),
         ('{"img": "a", "text": "half \\ud83d"}', "a.jsonl", ':1: "text"'),
         ('{"img": "a", "text": "b", "id": "\\ud83d"}', "a.jsonl", ':1: "id"'),
-        ("[" * 100_000, "a.jsonl", ":1: not JSON"),
+        ("[" * 100_000, "a.jsonl", "not JSON"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(
@@ -99,6 +101,11 @@ def test_what_is_wrong_is_named_with_its_line(
         read_table(path)
     assert str(caught.value).startswith(str(path))
     assert told in str(caught.value)
+
+
+def test_a_json_list_is_read_as_in_annotations(user_dir: Path) -> None:
+    rows = read_table(table(user_dir, '[{"img": "a", "text": "b"}, {"img": "c", "text": "d"}]', "a.jsonl"))
+    assert [(row.img, row.text, row.line) for row in rows] == [("a", "b", 1), ("c", "d", 2)]
 
 
 def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: Path) -> None:
