@@ -28,6 +28,8 @@ BERT_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 # For a torchvision that cannot be looked into: what pretrained=True has meant since 0.13.
 _RESNET152 = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
+_BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
+_GIT_ID = 40
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.[a-z]+$")
 
 
@@ -106,17 +108,10 @@ def torch_checkpoints() -> Path:
 
 
 def hash_in_name(path: Path) -> str | None:
-    """The beginning of the SHA-256 that a file must have by its name, or by that of the blob it links to."""
-    blob = _blob(path)
-    if re.fullmatch("[0-9a-f]{64}", blob):
-        return blob
-    found = _HASH_IN_NAME.search(path.name)
+    """What a file's SHA-256, or its id in git, begins with by its name or that of the blob it links to."""
+    blob = path.resolve().name if path.is_symlink() else ""
+    found = _BLOB.fullmatch(blob) or _HASH_IN_NAME.search(path.name)
     return found[1] if found else None
-
-
-def has_hash_in_name(path: Path) -> bool:
-    """Whether a file can be verified against its name."""
-    return hash_in_name(path) is not None or _git_id_in_name(path) is not None
 
 
 def contradicts_name(path: Path, sha256: str) -> bool:
@@ -125,19 +120,11 @@ def contradicts_name(path: Path, sha256: str) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    named, git_id = hash_in_name(path), _git_id_in_name(path)
-    if named is not None:
-        return not sha256.startswith(named)
-    return git_id is not None and file_blob_id(path.resolve()) != git_id
-
-
-def _git_id_in_name(path: Path) -> str | None:
-    blob = _blob(path)
-    return blob if re.fullmatch("[0-9a-f]{40}", blob) else None
-
-
-def _blob(path: Path) -> str:
-    return path.resolve().name if path.is_symlink() else ""
+    named = hash_in_name(path)
+    if named is None:
+        return False
+    content = file_blob_id(path.resolve()) if len(named) == _GIT_ID else sha256
+    return not content.startswith(named)
 
 
 def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmf_win.console import first_few
-from mmf_win.dataset.annotations import Row, count_rows, keep_rows, read_rows
+from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.layout import other_name
 from mmf_win.dataset.manifest import verify_dataset
@@ -117,8 +117,16 @@ def check(
     _require_intact(findings, places, offline=offline, words=hint_words)
     tell_mmf(needs)
     dataset = config["dataset"]
-    left_out = _with_rows(needs, dataset, slots, allow_missing=allow_missing, may=may_leave_out)
-    return Inputs(left_out, dict(_read(places.dataset, dataset, slots, left_out)))
+    named = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
+    files = {slot: paths[0] for slot, paths in named.items() if len(paths) == 1}
+    rows = {slot: read_rows(path) for slot, path in files.items()}
+    for slot in rows.keys() - {"test"}:
+        _require_labels(files[slot], rows[slot])
+    kept = _rows_left(needs, dataset, files, rows, allow_missing=allow_missing, may=may_leave_out)
+    return Inputs(
+        {slot: LeftOut(files[slot], some) for slot, some in kept.items()},
+        {s: _coverage(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
+    )
 
 
 def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
@@ -190,23 +198,23 @@ def _below(path: Path, folder: Path) -> str:
         return path.as_posix()
 
 
-def _with_rows(
-    needs: Sequence[Need], dataset: Tree, slots: Sequence[str], *, allow_missing: bool, may: bool
-) -> dict[str, LeftOut]:
-    """Compare the rows with what there is of them; return what is left where some are missing."""
-    annotations = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
-    rows = {slot: read_rows(p[0]) for slot, p in annotations.items() if len(p) == 1 and p[0].is_file()}
-    for slot in rows.keys() - {"test"}:
-        _require_labels(annotations[slot][0], rows[slot])
+def _rows_left(
+    needs: Sequence[Need],
+    dataset: Tree,
+    files: Mapping[str, Path],
+    rows: Mapping[str, Sequence[Row]],
+    *,
+    allow_missing: bool,
+    may: bool,
+) -> dict[str, list[Row]]:
+    """Compare the rows with what there is of them; return those that are left where some are missing."""
+    features = {need.files[0].parent for need in needs if need.kind == "features"}
     absent: dict[str, list[Row]] = {}
-    features = {need.folder / need.names[0] for need in needs if need.kind == "features"}
-    folders = {path for path in paths_of(dataset, "features", list(rows)) if path / "data.mdb" in features}
-    keys = {folder: image_keys(folder) for folder in folders}
-    what = "region features" if features else "images"
+    keys = {lmdb: image_keys(lmdb) for lmdb in features & set(paths_of(dataset, "features", list(rows)))}
     for slot, listed in rows.items():
         if features:
             own = keys.keys() & set(paths_of(dataset, "features", [slot]))
-            gone = [row for folder in own for row in without_features(listed, keys[folder])]
+            gone = [row for lmdb in own for row in without_features(listed, keys[lmdb])]
         else:
             gone = _without_images(listed, paths_of(dataset, "images", [slot]))
         if gone:
@@ -214,50 +222,37 @@ def _with_rows(
     if not absent:
         return {}
     counts = ", ".join(
-        f"{annotations[slot][0].stem} {len(gone)} of {len(rows[slot])} "
-        f"({first_few([row.img for row in gone])})"
+        f"{files[slot].stem} {len(gone)} of {len(rows[slot])} ({first_few([row.img for row in gone])})"
         for slot, gone in absent.items()
     )
-    message = f"{what} are missing: {counts}"
-    if features and any("\\" in row.img for gone in absent.values() for row in gone):
-        raise DatasetError(message, hint="the paths of images need / instead of \\, on Windows too")
+    message = f"{'region features' if features else 'images'} are missing: {counts}"
+    hint = None if may else "a prediction needs every row: get complete ones"
+    images = [row.img for gone in absent.values() for row in gone]
     if not features:
-        there = (
-            path.relative_to(root).as_posix()
-            for root in paths_of(dataset, "images", slots)
-            for path in root.glob("img/*")
-        )
-        if hint := other_name((row.img for gone in absent.values() for row in gone), there):
-            raise DatasetError(message, hint=hint)
-    if not may:
-        raise DatasetError(message, hint="a prediction needs every row: get complete ones")
+        folders = paths_of(dataset, "images", list(rows))
+        there = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
+        hint = other_name(images, there) or hint
+    elif any("\\" in image for image in images):
+        hint = "the paths of images need / instead of \\, on Windows too"
+    if hint:
+        raise DatasetError(message, hint=hint)
     if not allow_missing:
         raise IncompleteDataset(message, hint="get complete ones")
     _log.warning("%s; these rows are left out", message)
-    left_out = {}
+    kept = {}
     for slot, gone in absent.items():
-        lines = {row.line for row in gone}
-        kept = [row for row in rows[slot] if row.line not in lines]
-        if not kept:
-            raise DatasetError(f"{annotations[slot][0]}: no row is left: {message}")
-        left_out[slot] = LeftOut(annotations[slot][0], kept)
-    return left_out
+        lost = set(gone)
+        kept[slot] = [row for row in rows[slot] if row not in lost]
+        if not kept[slot]:
+            raise DatasetError(f"{files[slot]}: no row is left: {message}")
+    return kept
 
 
-def _read(
-    paths: DatasetPaths, dataset: Tree, slots: Sequence[str], left_out: Mapping[str, LeftOut]
-) -> Iterator[tuple[str, Coverage]]:
-    """How much of each split is read: rows may be left out now, and may have been at conversion."""
-    for slot in slots:
-        files = paths_of(dataset, "annotations", [slot])
-        if len(files) != 1 or not files[0].is_file():
-            continue
-        split, is_own = files[0].stem, _below(files[0], paths.annotations) != files[0].name
-        there = Coverage(split, count_rows(files[0])) if is_own else coverage(paths, split)
-        if slot in left_out:
-            rows, full = len(left_out[slot].kept), there.full_rows
-            there = replace(there, rows=rows, full_rows=there.rows if full is None else full)
-        yield slot, there
+def _coverage(paths: DatasetPaths, file: Path, rows: int, kept: int) -> Coverage:
+    """How much of a split is read: rows may be left out now, and may have been at conversion."""
+    is_own = _below(file, paths.annotations) != file.name
+    full = None if is_own else coverage(paths, file.stem).full_rows
+    return Coverage(file.stem, kept, rows if full is None and kept < rows else full)
 
 
 def _require_labels(path: Path, rows: Sequence[Row]) -> None:

@@ -41,7 +41,7 @@ ATTEMPTS = 5
 """How often a download is tried without a single new byte."""
 
 Cost: TypeAlias = tuple[int | None, int | None]
-"""Bytes to download, and bytes that it will take on the disk; None where nobody tells."""
+"""Bytes to download, and bytes that it needs on the disk meanwhile; None where nobody tells."""
 
 _ASKED_AT_ONCE = 8
 
@@ -193,15 +193,13 @@ class Fetcher:
         length = next((n for n in map(remote_size, urls) if n is not None), None)
         if length is None:
             return None, None
-        packed = length if self.keep_archives or need.kind == "resnet" else 0
-        return length, packed + (0 if need.kind == "resnet" else _GROWTH * length)
+        return length, length if need.kind == "resnet" else (1 + _GROWTH) * length
 
     def _require_space(self, needs: Sequence[Need]) -> None:
         """Refuse to begin what will not fit, as far as the servers tell how large it is."""
         by_folder: dict[Path, int] = {}
-        for need, (download_size, _) in self.costs(needs).items():
-            if download_size:
-                room = download_size if need.kind == "resnet" else (1 + _GROWTH) * download_size
+        for need, (_, room) in self.costs(needs).items():
+            if room:
                 home = self.places.cache_dir if need.kind in ("glove", "resnet") else self.places.data_dir
                 by_folder[home] = by_folder.get(home, 0) + room
         for folder, total in by_folder.items():
@@ -316,7 +314,7 @@ class Fetcher:
         manifest = _loaded(need)
         if manifest is None or manifest.basis == "recorded":
             return False
-        wrong = [found for found in verify(manifest) if found.kind != "extra"]
+        wrong = verify(manifest)
         if not wrong:
             return False
         repair(manifest, archive, wrong, ask=self.ask, choose=need.choose, title=f"Repairing {need.title}")

@@ -47,7 +47,7 @@ class Need:
     @property
     def files(self) -> list[Path]:
         """The files that a run opens, there or not."""
-        return [self._place.joinpath(*name.split("/")) for name in self.found_names]
+        return [self._place / name for name in self.found_names]
 
     @property
     def _place(self) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.inputs import caches
 from mmf_win.inputs.listing import Kind, Need, glove, hub_model, resnet152
-from mmf_win.inputs.verify import Ledger
+from mmf_win.inputs.verify import read_elsewhere
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find
@@ -25,7 +25,7 @@ def needs_on_disk(places: Places) -> list[Need]:
         if SUMS in names or Path(here) == places.dataset.features:
             folders.add(Path(here))
     needs = [need for folder in sorted(folders - {places.dataset.root}) for need in _listed(folder, places)]
-    return [*needs, *(need for need in _shared(Ledger(places).paths) if need.is_there)]
+    return [*needs, *(need for need in _shared(map(Path, read_elsewhere(places).files)) if need.is_there)]
 
 
 def with_source(need: Need, places: Places) -> Need:

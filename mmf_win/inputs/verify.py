@@ -10,52 +10,48 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from mmf_win.console import Progress
 from mmf_win.dataset.features import built_version
 from mmf_win.errors import ArchiveError, DataError
 from mmf_win.files import read_json, write_json
-from mmf_win.inputs.caches import contradicts_name, has_hash_in_name
+from mmf_win.inputs.caches import contradicts_name, hash_in_name
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.finding import Difference, Finding, State
-from mmf_win.integrity.manifest import FIRST_READING, Check, Manifest
+from mmf_win.integrity.manifest import FIRST_READING, UNKNOWN, Check, Entry, Manifest
 from mmf_win.integrity.verify import hash_files, last_check, record, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import manifest_of
 
-_FORMAT = 1
+_CHECKED, _FORMAT = "mmfw-checked.json", 1
 _log = logging.getLogger(__name__)
 
 
 def known(need: Need, places: Places) -> Finding:
     """What is known of files without reading any of them."""
     if not need.is_there:
-        return _missing(need)
+        return _missing(need, places)
     finding = _finding(need, "not verified")
-    if not need.is_ours:
-        ledger = Ledger(places)
-        checks = [check for path in need.files if (check := ledger.last_check(path)) is not None]
-        return finding if len(checks) < len(need.files) else _intact(finding, min(checks), _by_name(need))
     try:
-        manifest = _manifest(need)
+        manifest = _manifest(need, places)
     except DataError as error:
         return _damaged(finding, str(error))
     if manifest is None:
         return finding
-    finding = replace(finding, against=manifest.verified_against)
+    finding = replace(finding, against=_against(need, manifest))
     if problem := _of_another_archive(need, manifest):
         return _damaged(finding, problem)
-    for name, path in zip(need.found_names, need.files, strict=True):
-        there, size = path.stat().st_size, manifest.files[name].size
-        if size not in (None, there):
-            return _damaged(finding, f"changed: {name} ({there} instead of {size} bytes)")
-    files = {name: manifest.files[name] for name in need.found_names}
+    files = {name: manifest.files[name] for name in _listed_names(need)}
+    for (name, entry), path in zip(files.items(), need.files, strict=True):
+        there = path.stat().st_size
+        if entry.size not in (None, there):
+            return _damaged(finding, f"changed: {name} ({there} instead of {entry.size} bytes)")
     verified = last_check(replace(manifest, files=files))
     return finding if verified is None else _intact(finding, verified, finding.against)
 
@@ -72,30 +68,45 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
         full: read every file.
     """
     if not need.is_there:
-        return _missing(need)
+        return _missing(need, places)
     try:
-        if not need.is_ours:
-            wrong, against = Ledger(places).verify(need.files, full=full), _by_name(need)
-        elif (manifest := _manifest(need) or _new_manifest(need)) is None:
+        manifest = _manifest(need, places)
+        if manifest is None:
+            manifest = _new_manifest(need) if need.is_ours else read_elsewhere(places)
+        if manifest is None:
             return _finding(need, "recorded", "nothing: its folder cannot be written to")
-        elif problem := _of_another_archive(need, manifest):
+        if problem := _of_another_archive(need, manifest):
             return _damaged(_finding(need), problem)
-        else:
+        if need.is_ours:
             wrong = verify(manifest, full=full, only=need.found_names, title=f"Verifying {need.title}")
-            against = manifest.verified_against
+        else:
+            wrong = _verify_elsewhere(need, manifest, full)
     except DataError as error:
         return _damaged(_finding(need), str(error))
     finding = known(need, places)
     if wrong:
         return _damaged(finding, *map(str, wrong))
     # It may have been changed so shortly before that the times of this check will not be trusted later.
-    return _intact(finding, time.time(), against) if finding.state == "not verified" else finding
+    if finding.state == "not verified":
+        return _intact(finding, time.time(), _against(need, manifest))
+    return finding
 
 
-def _manifest(need: Need) -> Manifest | None:
-    """The folder's manifest, if it knows all of the files."""
-    manifest = Manifest.load(need.folder)
-    return manifest if manifest is not None and set(need.found_names) <= manifest.files.keys() else None
+def _manifest(need: Need, places: Places) -> Manifest | None:
+    """The manifest that lists the files; None where it does not list all of them."""
+    manifest = Manifest.load(need.folder) if need.is_ours else read_elsewhere(places)
+    return manifest if manifest and manifest.files.keys() >= set(_listed_names(need)) else None
+
+
+def _listed_names(need: Need) -> Sequence[str]:
+    """What the manifest calls the files."""
+    return need.found_names if need.is_ours else [str(path) for path in need.files]
+
+
+def _against(need: Need, manifest: Manifest) -> str:
+    if need.is_ours or not all(map(hash_in_name, need.files)):
+        return manifest.verified_against
+    return "the hash in its name"
 
 
 def _new_manifest(need: Need) -> Manifest | None:
@@ -178,104 +189,65 @@ def _intact(finding: Finding, verified: float, against: str) -> Finding:
     return replace(finding, state=state, verified=verified, against=against)
 
 
-def _missing(need: Need) -> Finding:
+def _missing(need: Need, places: Places) -> Finding:
     """Files that a manifest lists were there once, so they are damaged and can be repaired."""
     absent = [path for path in need.files if not path.is_file()] or [need.folder]
     finding = replace(_finding(need, "missing"), problems=tuple(f"missing: {path}" for path in absent))
     with suppress(DataError):
-        if need.is_ours and _manifest(need):
+        if need.is_ours and _manifest(need, places):
             return replace(finding, state="damaged")
     return finding
 
 
-def _by_name(need: Need) -> str:
-    """What files in caches of others are verified against."""
-    return "the hash in its name" if all(map(has_hash_in_name, need.files)) else FIRST_READING
+def read_elsewhere(places: Places) -> Manifest:
+    """What was read so far of files in folders of others, each by its absolute path."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        value = read_json(places.cache_dir / _CHECKED)
+        if value["format"] == _FORMAT:
+            files = {path: Entry(str(sha256)) for path, (sha256, _) in value["files"].items()}
+            checks = {path: Check(*map(int, check)) for path, (_, check) in value["files"].items()}
+            return Manifest(places.cache_dir, files, checks=checks)
+    return Manifest(places.cache_dir, {})
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The hash of a file when it was read, and its state then."""
+def _verify_elsewhere(need: Need, manifest: Manifest, full: bool) -> list[Difference]:
+    """Verify files against the hash in their names, or else against an earlier reading.
 
-    sha256: str
-    check: Check
-
-
-class Ledger:
-    """The files in folders of others that were read so far.
-
-    Args:
-        places: MMF's folders.
+    A file without a hash in its name may be replaced by its owner: then it is recorded anew, and that is
+    logged. One whose content changes while its time and size stay is damaged.
     """
+    files, checks, wrong = dict(manifest.files), manifest.checks, []
+    paths = {str(path): path for path in need.files}
+    if not full:
+        paths = {n: p for n, p in paths.items() if n not in checks or not checks[n].still_holds(p.stat())}
+    if not paths:
+        return []
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    for name, sha256, check in hash_files(paths, sizes, f"Verifying {need.title}"):
+        if problem := _problem(paths[name], sha256, check, files.get(name), checks.get(name)):
+            wrong.append(problem)
+            if before := checks.get(name, check):
+                # So that it is read again the next time, and until it is repaired.
+                files.setdefault(name, Entry(UNKNOWN))
+                checks[name] = replace(before, checked_ns=0)
+        elif check is not None:
+            files[name], checks[name] = Entry(str(sha256)), check
+    listed = {name: (files[name].sha256, astuple(checks[name])) for name in sorted(files)}
+    with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
+        manifest.folder.mkdir(parents=True, exist_ok=True)
+        write_json(manifest.folder / _CHECKED, {"format": _FORMAT, "files": listed})
+    return wrong
 
-    def __init__(self, places: Places) -> None:
-        self._path = places.cache_dir / "mmfw-checked.json"
-        self._seen: dict[str, _Seen] = {}
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            value = read_json(self._path)
-            if value["format"] == _FORMAT:
-                self._seen = {
-                    path: _Seen(str(sha256), Check(*map(int, check)))
-                    for path, (sha256, check) in value["files"].items()
-                }
 
-    @property
-    def paths(self) -> list[Path]:
-        """The files, there or not."""
-        return [Path(path) for path in self._seen]
-
-    def last_check(self, path: Path) -> float | None:
-        """When a file was last found intact, in seconds since the epoch; None if it was touched since."""
-        seen = self._seen.get(str(path))
-        with suppress(OSError):
-            if seen is not None and seen.check.still_holds(path.stat()):
-                return seen.check.checked_ns / 1e9
-        return None
-
-    def verify(self, paths: Iterable[Path], *, full: bool = False) -> list[Difference]:
-        """Verify files against the hash in their names, or else against an earlier reading.
-
-        A file without a hash in its name may be replaced by its owner: then it is recorded anew, and that is
-        logged. One whose content changes while its time and size stay is damaged.
-
-        Args:
-            paths: the files; all of them are there.
-            full: read every file.
-
-        Returns:
-            what is wrong, each with the file's absolute path.
-        """
-        to_read = {str(path): path for path in paths if full or self.last_check(path) is None}
-        wrong = []
-        if to_read:
-            sizes = {key: path.stat().st_size for key, path in to_read.items()}
-            for key, sha256, check in hash_files(to_read, sizes, "Verifying"):
-                if difference := self._compare(to_read[key], sha256, check):
-                    wrong.append(difference)
-            self._save()
-        return wrong
-
-    def _compare(self, path: Path, sha256: str | OSError, check: Check | None) -> Difference | None:
-        before, problem = self._seen.get(str(path)), None
-        if isinstance(sha256, OSError):
-            problem = Difference("unreadable", str(path), sha256.strerror or str(sha256))
-        elif contradicts_name(path, sha256):
-            problem = Difference("changed", str(path), "not what its name says")
-        elif before and not has_hash_in_name(path) and before.sha256 != sha256:
-            if check and (before.check.size, before.check.mtime_ns) == (check.size, check.mtime_ns):
-                problem = Difference("changed", str(path), "other content, though its time stayed the same")
-            else:
-                _log.warning("%s was replaced since it was last read", path)
-        if problem is None and check is not None:
-            self._seen[str(path)] = _Seen(str(sha256), check)
-        elif problem is not None and (seen := before or (check and _Seen("", check))):
-            # So that it is read again the next time, and until it is repaired.
-            self._seen[str(path)] = replace(seen, check=replace(seen.check, checked_ns=0))
-        return problem
-
-    def _save(self) -> None:
-        """Remember it; where that cannot be, everything is read again the next time."""
-        files = {path: (seen.sha256, astuple(seen.check)) for path, seen in sorted(self._seen.items())}
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, {"format": _FORMAT, "files": files})
+def _problem(
+    path: Path, sha256: str | OSError, check: Check | None, entry: Entry | None, before: Check | None
+) -> Difference | None:
+    if isinstance(sha256, OSError):
+        return Difference("unreadable", str(path), sha256.strerror or str(sha256))
+    if contradicts_name(path, sha256):
+        return Difference("changed", str(path), "not what its name says")
+    if entry and entry.sha256 != sha256 and not hash_in_name(path):
+        if check and before and (before.size, before.mtime_ns) == (check.size, check.mtime_ns):
+            return Difference("changed", str(path), "other content, though its time stayed the same")
+        _log.warning("%s was replaced since it was last read", path)
+    return None

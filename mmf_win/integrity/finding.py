@@ -103,7 +103,7 @@ def differences(
         identify: the identity of a file on disk, to compare with the expected one.
     """
     for path, identity in expected.items():
-        file = root.joinpath(*path.split("/"))
+        file = root / path
         if not file.is_file():
             yield Difference("missing", path)
         elif identify(file) != identity:

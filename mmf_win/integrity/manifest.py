@@ -252,7 +252,7 @@ class Manifest:
 
     def path(self, name: str) -> Path:
         """Where a file of the manifest is."""
-        return self.folder.joinpath(*name.split("/"))
+        return self.folder / name
 
     def size(self, names: Iterable[str] | None = None) -> int:
         """Bytes of the files ``names``, of all when not given, as far as their sizes are known."""

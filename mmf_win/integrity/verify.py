@@ -14,7 +14,7 @@ from typing import TypeAlias
 from mmf_win.console import Progress
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import SUMS, Basis, Check, Entry, Manifest, Source
+from mmf_win.integrity.manifest import SUMS, Basis, Check, Entry, Manifest
 from mmf_win.locking import locked
 from mmf_win.threads import ThreadGroup, share_out, worker_count
 
@@ -40,19 +40,16 @@ def verify(
         title: of the bar.
 
     Returns:
-        what is wrong, in the manifest's order: ``missing``, ``changed`` or ``unreadable``. A path in ``only``
-        that the manifest does not list is ``extra``.
+        what is wrong, in the manifest's order: ``missing``, ``changed`` or ``unreadable``.
     """
     names = list(manifest.files) if only is None else sorted(only)
     stats = _stats(manifest.folder, names)
     wrong: dict[str, Difference] = {}
     to_read: dict[str, int] = {}
     for name in names:
-        entry, found = manifest.files.get(name), stats.get(name)
+        entry, found = manifest.files[name], stats.get(name)
         check = None if full else manifest.checks.get(name)
-        if entry is None:
-            wrong[name] = Difference("extra", name, "in no manifest")
-        elif found is None:
+        if found is None:
             wrong[name] = Difference("missing", name)
         elif entry.size not in (None, found.st_size):
             wrong[name] = Difference("changed", name, f"{found.st_size} instead of {entry.size} bytes")
@@ -91,20 +88,13 @@ def last_check(manifest: Manifest) -> float | None:
     return min(times) / 1e9 if times else None
 
 
-def record(
-    folder: Path,
-    names: Iterable[str],
-    *,
-    basis: Basis = "recorded",
-    source: Source | None = None,
-    title: str = "Recording",
-) -> Manifest:
+def record(folder: Path, names: Iterable[str], *, title: str = "Recording") -> Manifest:
     """Hash the files ``names`` below ``folder`` as they are, and write their manifest.
 
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
     """
-    paths = {name: folder.joinpath(*name.split("/")) for name in sorted(names)}
+    paths = {name: folder / name for name in sorted(names)}
     files: dict[str, Entry] = {}
     checks: dict[str, Check] = {}
     sizes = {name: path.stat().st_size for name, path in paths.items()}
@@ -114,7 +104,7 @@ def record(
         files[name] = Entry(sha256, sizes[name])
         if check is not None:
             checks[name] = check
-    manifest = Manifest(folder, {name: files[name] for name in paths}, basis, source, checks=checks)
+    manifest = Manifest(folder, {name: files[name] for name in paths}, checks=checks)
     manifest.save()
     return manifest
 

@@ -12,7 +12,8 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
-from mmf_win.inputs.verify import Ledger
+from mmf_win.inputs.listing import Need
+from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.verify import record
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find, use_checkout
@@ -145,7 +146,7 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
     content = b"weights" * 1000
     weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     weights.write_bytes(content)
-    Ledger(empty).verify([weights])
+    verify_need(Need("other", "weights", user_dir, (weights.name,)), empty)
     (finding,) = verified(capsys).values()
     assert (finding["state"], finding["against"]) == ("intact", "the hash in its name")
     hostile.flip_byte(weights, 100)

@@ -244,7 +244,6 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
 def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
     length = len(zoo.server.files["features.tar.gz"])
     assert Fetcher(zoo.places).cost(zoo.features) == (length, 3 * length)
-    assert Fetcher(zoo.places, keep_archives=False).cost(zoo.features) == (length, 2 * length)
 
 
 def test_files_that_mmf_has_unpacked_are_verified_against_their_archive(zoo: Zoo) -> None:

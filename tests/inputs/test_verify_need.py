@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.listing import Need
-from mmf_win.inputs.verify import Ledger, known, verify_need
+from mmf_win.inputs.verify import known, verify_need
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import tar_gz
@@ -159,5 +159,5 @@ def test_a_damaged_ledger_costs_no_more_than_reading_again(
 ) -> None:
     places.cache_dir.mkdir()
     (places.cache_dir / "mmfw-checked.json").write_bytes(content)
-    assert Ledger(places).last_check(bert.files[0]) is None
+    assert known(bert, places).state == "not verified"
     assert verify_need(bert, places).state == "recorded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def entries(files: Files) -> dict[str, Entry]:
 def test_a_manifest_comes_back_as_it_was_written(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
     source = Source("features.tar.gz", 123, 456, "0" * 64)
-    written = record(folder, FILES, basis="archive", source=source)
+    written = replace(record(folder, FILES), basis="archive", source=source)
+    written.save()
     read = Manifest.load(folder)
     assert read == written
     assert read.files == entries(FILES)
@@ -103,7 +105,7 @@ def test_a_damaged_list_is_named_with_its_line(line: bytes, what: str, user_dir:
 @pytest.mark.parametrize("notes", [None, b"", b"{", b"[]", b'{"format": 99}', b"\xff"])
 def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | None, user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    record(folder, FILES, basis="published")
+    replace(record(folder, FILES), basis="published").save()
     path = manifest_files(folder)[1]
     path.unlink() if notes is None else path.write_bytes(notes)
     manifest = Manifest.load(folder)
@@ -113,7 +115,7 @@ def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | None, u
 
 def test_the_notes_on_another_list_are_not_believed(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    record(folder, FILES, basis="published")
+    replace(record(folder, FILES), basis="published").save()
     sums = folder / SUMS
     sums.write_bytes(b"".join(sums.read_bytes().splitlines(keepends=True)[1:]))
     manifest = Manifest.load(folder)
@@ -125,7 +127,8 @@ def test_checks_are_not_noted_beside_the_list_of_another(user_dir: Path) -> None
     folder = folder_of(FILES, user_dir)
     old = record(folder, FILES)
     lay_out({"empty": b"no more"}, folder)
-    new = record(folder, FILES, basis="archive")
+    new = replace(record(folder, FILES), basis="archive")
+    new.save()
     old.save_checks()
     assert Manifest.load(folder) == new
 
