@@ -76,6 +76,21 @@ def timestamp(when: datetime | None = None) -> str:
     return (when or datetime.now()).strftime("%Y-%m-%dT%H-%M-%S")
 
 
+class Inside:
+    """What lies in a folder, as an attribute of the class that knows the folder.
+
+    Args:
+        name: its name there.
+        of: the attribute that is the folder.
+    """
+
+    def __init__(self, name: str, of: str = "path") -> None:
+        self._name, self._of = name, of
+
+    def __get__(self, owner: object, kind: type) -> Path:
+        return Path(getattr(owner, self._of), self._name)
+
+
 @dataclass(frozen=True)
 class Places:
     """The three folders of MMF, resolved as MMF itself resolves them.
@@ -121,6 +136,15 @@ class DatasetPaths:
 
     root: Path
 
+    annotations = Inside("annotations", of="root")
+    """Holds ``train.jsonl`` and the other splits."""
+    images = Inside("images", of="root")
+    """Holds the folder ``img``, as the ``img`` field of an annotation expects."""
+    features = Inside("features", of="root")
+    """Holds ``detectron.lmdb``."""
+    old_record = Inside("mmfw-dataset.json", of="root")
+    """What mmfw 0.1.0 wrote instead of a manifest when a conversion had finished."""
+
     @classmethod
     def below(cls, data_dir: Path) -> DatasetPaths:
         """In MMF's data folder."""
@@ -130,26 +154,6 @@ class DatasetPaths:
     def data_dir(self) -> Path:
         """MMF's data folder."""
         return self.root.parents[2]
-
-    @property
-    def annotations(self) -> Path:
-        """Holds ``train.jsonl`` and the other splits."""
-        return self.root / "annotations"
-
-    @property
-    def images(self) -> Path:
-        """Holds the folder ``img``, as the ``img`` field of an annotation expects."""
-        return self.root / "images"
-
-    @property
-    def features(self) -> Path:
-        """Holds ``detectron.lmdb``."""
-        return self.root / "features"
-
-    @property
-    def old_record(self) -> Path:
-        """What mmfw 0.1.0 wrote instead of a manifest when a conversion had finished."""
-        return self.root / "mmfw-dataset.json"
 
     def split(self, name: str) -> Path:
         """The annotation file of a split."""

@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from mmf_win.files import json_bytes, read_json, write_json
+from mmf_win.paths import Inside
 
 Event = dict[str, Any]
 Action = Literal["train", "predict"]
@@ -81,20 +82,12 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def events(self) -> Path:
-        """What happened, in all attempts."""
-        return self.path / "events.jsonl"
-
-    @property
-    def exit_file(self) -> Path:
-        """How the last attempt to train ended."""
-        return self.path / "exit.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the worker that trains."""
-        return self.path / "lock"
+    events = Inside("events.jsonl")
+    """What happened, in all attempts."""
+    exit_file = Inside("exit.json")
+    """How the last attempt to train ended."""
+    lock = Inside("lock")
+    """Held by the worker that trains."""
 
 
 @dataclass(frozen=True)
@@ -103,40 +96,23 @@ class AttemptFolder:
 
     path: Path
 
+    request = Inside("request.json")
+    """What to do."""
+    config = Inside("mmf.yaml")
+    """The MMF configuration made from it."""
+    stop = Inside("stop")
+    """Asks the worker to leave."""
+    exit = Inside("exit.json")
+    """How it ended."""
+    helper_exit = Inside("helper_exit.json")
+    """Why a process that the worker started – of a DataLoader, or for another GPU – could not begin."""
+    raw = Inside("raw")
+    """Predictions as MMF wrote them."""
+
     @property
     def name(self) -> str:
         """What tells its events from those of other attempts."""
         return self.path.name
-
-    @property
-    def request(self) -> Path:
-        """What to do."""
-        return self.path / "request.json"
-
-    @property
-    def config(self) -> Path:
-        """The MMF configuration made from it."""
-        return self.path / "mmf.yaml"
-
-    @property
-    def stop(self) -> Path:
-        """Asks the worker to leave."""
-        return self.path / "stop"
-
-    @property
-    def exit(self) -> Path:
-        """How it ended."""
-        return self.path / "exit.json"
-
-    @property
-    def helper_exit(self) -> Path:
-        """Why a process that the worker started – of a DataLoader, or for another GPU – could not begin."""
-        return self.path / "helper_exit.json"
-
-    @property
-    def raw(self) -> Path:
-        """Predictions as MMF wrote them."""
-        return self.path / "raw"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from mmf_win import __version__
 from mmf_win.errors import DataError, Interrupted, UsageError
 from mmf_win.files import read_json, write_json
+from mmf_win.paths import Inside
 
 PASSWORD = "demo"
 """Of the archive."""
@@ -32,35 +33,18 @@ class DemoFolder:
 
     path: Path
 
-    @property
-    def marker(self) -> Path:
-        """Says that the folder is a demo's; written first."""
-        return self.path / "mmfw-demo.json"
-
-    @property
-    def archive(self) -> Path:
-        """The dataset as one gets it, encrypted with :data:`PASSWORD`."""
-        return self.path / "hateful_memes.zip"
-
-    @property
-    def features(self) -> Path:
-        """The region features as MMF downloads them."""
-        return self.path / "features.tar.gz"
-
-    @property
-    def data_dir(self) -> Path:
-        """MMF's data folder."""
-        return self.path / "data"
-
-    @property
-    def bert(self) -> Path:
-        """The BERT that the preset ``demo`` starts from."""
-        return self.data_dir / "bert-demo"
-
-    @property
-    def save_dir(self) -> Path:
-        """Where the runs are kept."""
-        return self.path / "save"
+    marker = Inside("mmfw-demo.json")
+    """Says that the folder is a demo's; written first."""
+    archive = Inside("hateful_memes.zip")
+    """The dataset as one gets it, encrypted with :data:`PASSWORD`."""
+    features = Inside("features.tar.gz")
+    """The region features as MMF downloads them."""
+    data_dir = Inside("data")
+    """MMF's data folder."""
+    bert = Inside("bert-demo", of="data_dir")
+    """The BERT that the preset ``demo`` starts from."""
+    save_dir = Inside("save")
+    """Where the runs are kept."""
 
     def claim(self) -> None:
         """Make the folder, or take one that an earlier demo made.

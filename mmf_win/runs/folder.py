@@ -27,7 +27,7 @@ from pathlib import Path
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import is_locked
-from mmf_win.paths import new_folder, portable_name, timestamp
+from mmf_win.paths import Inside, new_folder, portable_name, timestamp
 from mmf_win.protocol import AttemptFolder, Exit, RunFolder
 from mmf_win.runs.request import RunRequest
 
@@ -35,6 +35,17 @@ from mmf_win.runs.request import RunRequest
 @dataclass(frozen=True)
 class Run(RunFolder):
     """The folder of one run, and the names in it."""
+
+    request_file = Inside("request.json")
+    """What was asked for; a folder without it is no run."""
+    log = Inside("log.txt")
+    """The worker's whole output."""
+    logs = Inside("logs")
+    """MMF's own logs."""
+    checkpoints = Inside("checkpoints")
+    """MMF's save_dir."""
+    reports = Inside("reports")
+    """Predictions and their metrics."""
 
     @classmethod
     def create(cls, save_dir: Path, name: str) -> Run:
@@ -45,31 +56,6 @@ class Run(RunFolder):
     def id(self) -> str:
         """``<name>/<time>``, which every command understands."""
         return f"{self.path.parent.name}/{self.path.name}"
-
-    @property
-    def request_file(self) -> Path:
-        """What was asked for; a folder without it is no run."""
-        return self.path / "request.json"
-
-    @property
-    def log(self) -> Path:
-        """The worker's whole output."""
-        return self.path / "log.txt"
-
-    @property
-    def logs(self) -> Path:
-        """MMF's own logs."""
-        return self.path / "logs"
-
-    @property
-    def checkpoints(self) -> Path:
-        """MMF's save_dir."""
-        return self.path / "checkpoints"
-
-    @property
-    def reports(self) -> Path:
-        """Predictions and their metrics."""
-        return self.path / "reports"
 
     def report(self, split: str) -> Path:
         """A new prediction file for ``split``."""

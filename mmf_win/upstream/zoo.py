@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from mmf_win.errors import BrokenMmf, UsageError
-from mmf_win.paths import Places, is_portable
+from mmf_win.paths import Inside, Places, is_portable
 from mmf_win.upstream.versions import follow_text_links
 
 # mmf.utils.download.DownloadableFile
@@ -49,16 +49,14 @@ class ZooEntry:
     file_name: str
     sha256: str | None = None
 
+    marker = Inside(".built.json", of="folder")
+    """MMF's note that the entry was downloaded."""
+
     @property
     def names(self) -> tuple[str, ...]:
         """What a copy of it may be called: as the server calls it, or as MMF does."""
         on_server = unquote(urlsplit(self.url).path).rpartition("/")[2]
         return tuple(dict.fromkeys(name for name in (on_server, self.file_name) if name))
-
-    @property
-    def marker(self) -> Path:
-        """MMF's note that the entry was downloaded."""
-        return self.folder / ".built.json"
 
     @property
     def archive(self) -> Path:
