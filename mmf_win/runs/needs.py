@@ -16,7 +16,6 @@ from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest
 from mmf_win.runs import presets
 from mmf_win.runs.overrides import about_files
-from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
@@ -133,12 +132,12 @@ def needs_of_run(
     mmf: Installed, request: RunRequest, places: Places, overrides: Sequence[str] = ()
 ) -> dict[Need, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
-    config = _resolved(mmf.root, places, request, [*request.overrides, *overrides])
+    config = resolve(mmf.root, places, request, [*request.overrides, *overrides])
     return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
 
 
 def _config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
-    return _resolved(Path(asked.mmf), places, replace(request, settings=asked.settings), asked.overrides)
+    return resolve(Path(asked.mmf), places, replace(request, settings=asked.settings), asked.overrides)
 
 
 def _configs(
@@ -147,22 +146,8 @@ def _configs(
     """Each preset with the parts of its configuration that name files."""
     with Progress("looking at presets", len(names), "file") as progress:
         for name in names:
-            yield name, _resolved(mmf, places, presets.load(name), overrides)
+            yield name, resolve(mmf, places, presets.load(name), overrides)
             progress.advance(1)
-
-
-def _resolved(
-    mmf: Path, places: Places, source: Preset | RunRequest, overrides: Sequence[str]
-) -> settings.Settings:
-    return resolve(
-        mmf,
-        places,
-        model=source.model,
-        config=source.config,
-        settings=source.settings,
-        overrides=overrides,
-        offline=source.offline,
-    )
 
 
 def _typed(request: RunRequest) -> list[str]:

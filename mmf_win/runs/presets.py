@@ -25,24 +25,21 @@ from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import NotAPreset, UnknownPreset, UsageError
 from mmf_win.paths import Places, portable_name, presets_dir
 from mmf_win.runs.request import RunRequest
+from mmf_win.upstream.config import Experiment
 
 _KEYS = ("title", "model", "config", "settings", "extends", "offline", "zoo", "published")
 
 
 @dataclass(frozen=True)
-class Preset:
+class Preset(Experiment):
     """An experiment to run; the attributes are those of the file, and ``name`` is the file's stem.
 
     ``file`` is where the user's own lies.
     """
 
-    name: str
-    model: str
+    name: str = ""
     file: str | None = None
     title: str = ""
-    config: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    offline: bool = False
     zoo: str | None = None
     published: dict[str, Any] = field(default_factory=dict)
 
@@ -84,7 +81,6 @@ def request(preset: Preset, splits: dict[str, str], places: Places) -> RunReques
         model=preset.model,
         config=preset.config,
         settings=preset.settings,
-        overrides=[],
         splits=splits,
         data_dir=str(places.data_dir),
         offline=preset.offline,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmf_win.runs.overrides import BATCH_SIZE, lasting
+from mmf_win.upstream.config import Experiment
 
 _TOTAL = frozenset({"training.max_updates", "training.max_epochs"})
 _KEYS = {
@@ -20,7 +21,7 @@ _OF_ONE_COMMAND = ("detect_anomaly", "trust", "retry", "remembered", "stop_timeo
 
 
 @dataclass(frozen=True)
-class RunRequest:
+class RunRequest(Experiment):
     """What a run was asked for; saved as ``<run>/request.json``.
 
     A command fills in what its user chose, and leaves the rest to a preset or to the run that is resumed
@@ -28,14 +29,10 @@ class RunRequest:
 
     Attributes:
         preset: the preset's name; from a command also its file, and empty where none is named.
-        model: MMF's name of the model.
-        config: MMF's configuration to start from.
-        settings: the preset's own keys.
         overrides: the user's ``KEY=VALUE`` overrides.
         splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
         data_dir: MMF's data folder.
         preset_file: where the user's own preset lay; None for one of mmfw's.
-        offline: MMF must download nothing.
         seed: the random seed.
         batch_size: rows an update, over all GPUs.
         auto_batch: look for the largest micro-batch that fits into memory.
@@ -59,14 +56,10 @@ class RunRequest:
     """
 
     preset: str = ""
-    model: str = ""
-    config: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     splits: dict[str, str] = field(default_factory=dict)
     data_dir: str = ""
     preset_file: str | None = None
-    offline: bool = False
     seed: int | None = None
     batch_size: int | None = None
     auto_batch: bool | None = None

@@ -8,7 +8,8 @@ configuration, then the one that the run names with its includes, the run's sett
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -37,26 +38,31 @@ _RENAMED = {
 }
 
 
-def resolve(
-    root: Path,
-    places: Places,
-    *,
-    model: str,
-    config: str | None,
-    settings: Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    offline: bool = False,
-) -> Tree:
+@dataclass(frozen=True)
+class Experiment:
+    """What MMF's configuration is made of, before the overrides.
+
+    Attributes:
+        model: MMF's name of the model.
+        config: MMF configuration to start from, as :func:`mmf_win.upstream.versions.config_path` takes it.
+        settings: a tree of MMF's keys, merged over it.
+        offline: MMF must download nothing.
+    """
+
+    model: str = ""
+    config: str | None = None
+    settings: Tree = field(default_factory=dict)
+    offline: bool = False
+
+
+def resolve(root: Path, places: Places, asked: Experiment, overrides: Sequence[str] = ()) -> Tree:
     """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``.
 
     Args:
         root: the folder that holds the package ``mmf``.
         places: MMF's folders.
-        model: MMF's name of the model.
-        config: MMF configuration to start from, as :func:`mmf_win.upstream.versions.config_path` takes it.
-        settings: a tree of MMF's keys, merged over it.
+        asked: what it is made of.
         overrides: ``KEY=VALUE``.
-        offline: MMF must download nothing.
 
     Raises:
         UsageError: the configuration cannot be put together, or MMF would refuse or drop an override.
@@ -67,7 +73,7 @@ def resolve(
     from yaml import YAMLError
 
     try:
-        merged = merge(root, places, model=model, config=config, settings=settings, offline=offline)
+        merged = merge(root, places, asked)
         own_code = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
         assign(merged, overrides, version=read_version(root), has_user_dir=bool(own_code))
 
@@ -79,25 +85,23 @@ def resolve(
             "env": part("env"),
             "checkpoint": part("checkpoint"),
             "dataset": part(f"dataset_config.{DATASET}"),
-            "model": part(f"model_config.{model}"),
+            "model": part(f"model_config.{asked.model}"),
         }
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"the configuration of {model} cannot be put together: {reason}") from None
+        raise UsageError(f"the configuration of {asked.model} cannot be put together: {reason}") from None
 
 
-def merge(
-    root: Path, places: Places, *, model: str, config: str | None, settings: Mapping[str, Any], offline: bool
-) -> Any:
+def merge(root: Path, places: Places, asked: Experiment) -> Any:
     """MMF's whole configuration before the overrides; arguments and errors as for :func:`resolve`."""
     from omegaconf import OmegaConf
 
     defaults: Any = load_yaml(root, root / "mmf" / "configs" / "defaults.yaml")
-    own = model_config(root, model)
+    own = model_config(root, asked.model)
     named = [root / "mmf" / own] if own else []
     named += [root / "mmf" / _DATASET_CONFIG]
-    named += [config_path(root, config)] if config else []
-    merged: Any = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named), dict(settings))
+    named += [config_path(root, asked.config)] if asked.config else []
+    merged: Any = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named), asked.settings)
     env: Any = OmegaConf.to_container(merged.env)
     env_of_mmf: Any = OmegaConf.to_container(defaults.env)
     for key in _FOLDERS:
@@ -107,7 +111,7 @@ def merge(
         if OmegaConf.select(merged, old) is not None:
             raise UsageError(f"{old} is an old key, which MMF lets win over {new}", hint=f"write {new}")
     merged.env.cache_dir, merged.env.data_dir = str(places.cache_dir), str(places.data_dir)
-    if offline:
+    if asked.offline:
         merged.env.dataset_zoo = str(no_datasets())
     return merged
 

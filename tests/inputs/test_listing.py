@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,8 @@ def places(user_dir: Path) -> Places:
 def needs(mmf_root: Path, places: Places, name: str, *overrides: str, **settings: Any) -> dict[str, Need]:
     """What a preset needs, by kind."""
     preset = presets.load(name)
-    config = resolve(
-        mmf_root,
-        places,
-        model=preset.model,
-        config=preset.config,
-        settings=presets.merge(preset.settings, settings),
-        overrides=overrides,
-        offline=preset.offline,
-    )
+    asked = replace(preset, settings=presets.merge(preset.settings, settings))
+    config = resolve(mmf_root, places, asked, overrides)
     return {need.kind: need for need in needs_of(mmf_root, places, config)}
 
 

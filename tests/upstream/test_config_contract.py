@@ -21,7 +21,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places, no_datasets
 from mmf_win.runs import presets
-from mmf_win.upstream.config import load_yaml, merge, model_config, resolve
+from mmf_win.upstream.config import Experiment, load_yaml, merge, model_config, resolve
 from mmf_win.upstream.overrides import assign
 from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
@@ -209,8 +209,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def merged(root: Path, folder: Path, model: str, config: str | None, settings: str) -> Any:
     """Before the overrides."""
-    tree = json.loads(settings)
-    return merge(root, places_in(folder), model=model, config=config, settings=tree, offline=False)
+    return merge(root, places_in(folder), Experiment(model, config, json.loads(settings)))
 
 
 def ours(root: Path, folder: Path, question: Question) -> dict[str, Any]:
@@ -267,7 +266,7 @@ def test_what_mmf_would_drop_or_take_for_something_else_is_refused(
 
 
 def test_what_is_read_of_it_are_its_parts(mmf_root: Path, folder: Path, by_mmf: dict[str, Any]) -> None:
-    read = resolve(mmf_root, places_in(folder), model=MMBT[0], config=MMBT[1], settings={})
+    read = resolve(mmf_root, places_in(folder), Experiment(*MMBT))
     theirs = by_mmf[""]
     assert read == {
         "env": theirs["env"],

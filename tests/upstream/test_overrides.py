@@ -13,7 +13,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.console import as_typed
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
-from mmf_win.upstream.config import merge, resolve
+from mmf_win.upstream.config import Experiment, merge, resolve
 from mmf_win.upstream.install import find
 from mmf_win.upstream.overrides import assign
 from mmf_win.upstream.versions import ONLY_IN, read_version, versions_with
@@ -35,7 +35,7 @@ def places(user_dir: Path) -> Places:
 
 def assigned(root: Path, places: Places, *overrides: str) -> Any:
     """Our own configuration with overrides."""
-    config = merge(root, places, model=MMBT[0], config=MMBT[1], settings={}, offline=True)
+    config = merge(root, places, Experiment(*MMBT, offline=True))
     assign(config, overrides, version=read_version(root))
     return config
 
@@ -108,12 +108,12 @@ def test_the_value_that_a_hint_names_is_taken(mmf_root: Path, places: Places, wo
 def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: Places) -> None:
     word = "model_config.my_own.layers=3"
     with pytest.raises(UsageError):
-        resolve(mmf_root, places, model=MMBT[0], config=MMBT[1], settings={}, overrides=[word])
+        resolve(mmf_root, places, Experiment(*MMBT), [word])
     for words, settings in (((word, "env.user_dir=mine"), {}), ((word,), {"env": {"user_dir": "mine"}})):
-        resolve(mmf_root, places, model=MMBT[0], config=MMBT[1], settings=settings, overrides=words)
+        resolve(mmf_root, places, Experiment(*MMBT, settings), words)
     with pytest.raises(UsageError):
         words = ("training.no_such_key=1", "env.user_dir=mine")
-        resolve(mmf_root, places, model=MMBT[0], config=MMBT[1], settings={}, overrides=words)
+        resolve(mmf_root, places, Experiment(*MMBT), words)
 
 
 def test_a_preset_of_the_users_own_adds_the_key_that_the_hint_puts_there(
@@ -123,14 +123,7 @@ def test_a_preset_of_the_users_own_adds_the_key_that_the_hint_puts_there(
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
     settings = OmegaConf.create(str(hint_for(caught.value)).partition("settings: ")[2].replace("VALUE", "1"))
-    config = merge(
-        mmf_root,
-        places,
-        model=MMBT[0],
-        config=MMBT[1],
-        settings=OmegaConf.to_container(settings),
-        offline=True,
-    )
+    config = merge(mmf_root, places, Experiment(*MMBT, OmegaConf.to_container(settings), offline=True))
     assert config.optimizer.params.no_such_key == 1
 
 
