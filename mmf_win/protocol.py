@@ -85,7 +85,7 @@ class RunFolder:
     events = Inside("events.jsonl")
     """What happened, in all attempts."""
     exit_file = Inside("exit.json")
-    """How the last attempt to train ended."""
+    """How the last attempt to train ended; not there while it runs, nor where it was killed."""
     lock = Inside("lock")
     """Held by the worker that trains."""
 
@@ -184,7 +184,7 @@ class AttemptRequest:
     @classmethod
     def load(cls, path: Path) -> AttemptRequest:
         """Read a request, skipping fields of later versions."""
-        return cls(**_known(cls, read_json(path)))
+        return cls(**known_fields(cls, read_json(path)))
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,17 @@ class Exit:
         write_json(path, asdict(self))
 
     @classmethod
-    def load(cls, path: Path) -> Exit:
-        """Read an exit, skipping fields of later versions."""
-        return cls(**_known(cls, read_json(path)))
+    def load(cls, path: Path) -> Exit | None:
+        """Read an exit, skipping fields of later versions; None where there is none that can be read."""
+        try:
+            return cls(**known_fields(cls, read_json(path)))
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
 
 
-def _known(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(cls)}
+def known_fields(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that are fields of a dataclass."""
+    names = {field.name for field in fields(kind)}
     return {key: value for key, value in values.items() if key in names}
 
 

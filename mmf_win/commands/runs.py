@@ -17,9 +17,8 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
 from mmf_win.results import record
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed
-from mmf_win.runs.comparison import differences
 from mmf_win.runs.folder import remove, require_idle
-from mmf_win.runs.history import Summary, all_runs, details, find, summaries, summarize
+from mmf_win.runs.history import Summary, all_runs, details, differences, find, summaries, summarize
 
 STATES = ("running", "done", "interrupted", "killed", "failed", "published")
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import is_locked
 from mmf_win.paths import Inside, new_folder, portable_name, timestamp
-from mmf_win.protocol import AttemptFolder, Exit, RunFolder
+from mmf_win.protocol import AttemptFolder, RunFolder, known_fields
 from mmf_win.runs.request import RunRequest
 
 
@@ -83,21 +83,12 @@ class Run(RunFolder):
             DataError: the run's request cannot be read.
         """
         try:
-            values = read_json(self.request_file)
-            known = {f.name for f in fields(RunRequest)}
-            request = RunRequest(**{key: value for key, value in values.items() if key in known})
+            request = RunRequest(**known_fields(RunRequest, read_json(self.request_file)))
             if not request.model:
                 raise ValueError("it names no model")
             return request
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{self.request_file}: not the request of a run ({error})") from None
-
-    def exit(self) -> Exit | None:
-        """How the last attempt ended; None while it runs, and when it was killed."""
-        try:
-            return Exit.load(self.exit_file)
-        except (OSError, ValueError, TypeError, AttributeError):
-            return None
 
 
 def require_idle(run: Run) -> None:

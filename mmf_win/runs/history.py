@@ -12,8 +12,9 @@ from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError, MmfError, NoRun
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
-from mmf_win.protocol import Event, read_events
+from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
+from mmf_win.upstream.overrides import leaves
 
 if TYPE_CHECKING:
     import pandas
@@ -23,6 +24,9 @@ _log = logging.getLogger(__name__)
 _ASKED = {"model", "config", "overrides", "seed", "batch_size", "epochs", "start", "init", "mmf"}
 _ASKED |= {"published_weights", "splits", "data_dir"}
 AUROC = "hateful_memes/roc_auc"
+# What tells every run from every other, or one place from another, and nothing about the result.
+_NOT_COMPARED = {f"request.{key}" for key in ("created", "published", "trust", "retry", "stop_timeout")}
+_NOT_COMPARED |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ def details(run: Run) -> dict[str, Any]:
     """
     request = asdict(run.request())
     events = read_events(run.events)
-    end = run.exit()
+    end = Exit.load(run.exit_file)
     return {
         **asdict(summarize(run)),
         "why": end.message or None if end else None,
@@ -213,11 +217,47 @@ def details(run: Run) -> dict[str, Any]:
     }
 
 
+def differences(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
+    """What two runs were asked for differently: key → both values; None stands for a key that is not there.
+
+    ``request.`` keys are what mmfw was asked for, ``mmf.`` keys the configuration that MMF made of it, where
+    both runs came so far.
+
+    Raises:
+        DataError: a request or a configuration cannot be read.
+    """
+    known = [dict(leaves(asdict(run.request()), "request")) for run in (first, second)]
+    resolved = [_resolved(first), _resolved(second)]
+    if None not in resolved:
+        for settings, config in zip(known, resolved, strict=True):
+            settings.update(leaves(config, "mmf"))
+    pairs = {key: (known[0].get(key), known[1].get(key)) for key in sorted(known[0].keys() | known[1].keys())}
+    return {
+        key: pair
+        for key, pair in pairs.items()
+        if pair[0] != pair[1] and ".".join(key.split(".")[:2]) not in _NOT_COMPARED
+    }
+
+
+def _resolved(run: Run) -> Any:
+    """MMF's own ``config.yaml``, its references left as they are; None where there is none yet."""
+    path = run.checkpoints / "config.yaml"
+    if not path.is_file():
+        return None
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (YAMLError, OSError, ValueError) as error:
+        raise DataError(f"{path}: {' '.join(str(error).split())}") from None
+
+
 def state(run: Run) -> str:
     """The state of a trained run."""
     if is_locked(run.lock):
         return "running"
-    end = run.exit()
+    end = Exit.load(run.exit_file)
     if end is None:
         return "killed"
     return {"ok": "done", "interrupted": "interrupted"}.get(end.outcome, f"failed: {end.outcome}")

@@ -41,10 +41,8 @@ def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exi
         ended: how its process ended.
         memory_ran_out: the system killed a process meanwhile because memory ran out.
     """
-    try:
-        end = said = Exit.load(asked.attempt.exit)
-    except (OSError, ValueError, TypeError, AttributeError):
-        end, said = _died(ended, memory_ran_out), None
+    said = Exit.load(asked.attempt.exit)
+    end = said or _died(ended, memory_ran_out)
     if said is not None and end.outcome == "killed" and memory_ran_out:
         end = Exit("host_oom", "memory ran out, and the system killed a rank")
     if said is not None and ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):

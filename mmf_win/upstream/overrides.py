@@ -17,7 +17,8 @@ from mmf_win.console import as_typed, first_few
 from mmf_win.errors import UnknownKey, UsageError
 from mmf_win.upstream.versions import versions_with
 
-_FIELD = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
+# A name, and the number of one of its items.
+_FIELD = re.compile(r"\A(.*?)(\[[^\[\]]*\])?\Z", re.DOTALL)
 _PYTHON = {
     **dict.fromkeys(("true", "yes", "on"), "True"),
     **dict.fromkeys(("false", "no", "off"), "False"),
@@ -62,8 +63,8 @@ def _assign(config: Any, override: str, value: Any, version: str) -> None:
     key = override.partition("=")[0]
     here, parent, node = "", config, config
     last: str | int = ""
-    index = None
-    for name, index in _fields(key):
+    for field in key.split("."):
+        [(name, item)] = _FIELD.findall(field)
         if here and not isinstance(node, Mapping):
             example = f"{here}[{name}]" if _is_list(node) else here
             raise UsageError(f"{override}: {here} has no keys below it", hint=f"{example}=VALUE")
@@ -71,26 +72,15 @@ def _assign(config: Any, override: str, value: Any, version: str) -> None:
             raise _unknown(config, key, version)
         here += f".{name}" if here else name
         parent, last, node = node, name, _child(node, name)
-        if index is not None:
+        if item:
             if not _is_list(node):
-                raise UsageError(
-                    f"{override}: {here} is no list", hint=f"{key.replace(f'[{index}]', '')}=VALUE"
-                )
-            last = _position(override, here, index, node)
-            parent, node, here = node, node[last], f"{here}[{index}]"
-    if isinstance(node, Mapping) and index is None:
+                raise UsageError(f"{override}: {here} is no list", hint=f"{key.replace(item, '')}=VALUE")
+            last = _position(override, here, item[1:-1], node)
+            parent, node, here = node, node[last], f"{here}{item}"
+    if isinstance(node, Mapping) and not key.endswith("]"):
         raise _group(override, key, node)
     _require_meant(override, node, value)
     parent[last] = value
-
-
-def _fields(key: str) -> list[tuple[str, str | None]]:
-    """The names in a key, each with the number of the item that stands in brackets after it, if one does."""
-    fields = []
-    for field in key.split("."):
-        match = _FIELD.fullmatch(field)
-        fields.append((match[1], match[2]) if match else (field, None))
-    return fields
 
 
 def _require_apart(overrides: Sequence[str]) -> None:
@@ -133,11 +123,10 @@ def _is_list(value: Any) -> bool:
 
 def _position(override: str, here: str, index: str, items: Sequence[Any]) -> int:
     if not index.isdecimal() or int(index) >= len(items):
-        allowed = f"{here}[0]" + (f" to {here}[{len(items) - 1}]" if len(items) > 1 else "")
-        hint = f"{allowed}, or the whole list: " if items else "set the whole list: "
+        first = f"the first is {here}[0]; " if items else ""
         raise UsageError(
             f"{override}: {here} has {len(items)} items and none numbered {index!r}",
-            hint=hint + as_typed(f"{here}=['VALUE']"),
+            hint=f"{first}the whole list: " + as_typed(f"{here}=['VALUE']"),
         )
     return int(index)
 
@@ -156,15 +145,12 @@ def _unknown(config: Any, key: str, version: str) -> UnknownKey:
     others = [other for other in versions_with(key) if other != version]
     if others:
         return UnknownKey(f"{message}; {others[0]} has", version=others[0])
-    known = list(_leaves(config))
+    known = [other for other, _ in leaves(config)]
     name = key.rpartition(".")[2]
     near = [other for other in known if other.rpartition(".")[2] == name]
     near += get_close_matches(key, known, n=3)
-    meant = ", ".join(dict.fromkeys(near[:3]))
-    hints = [f"did you mean {meant}?"] if meant else []
-    if not meant or any(other.startswith(f"{key.rpartition('.')[0]}.") for other in known):
-        hints.append(_in_a_preset(key))
-    return UnknownKey(message, hint=" ".join(hints))
+    meant = f"did you mean {', '.join(dict.fromkeys(near[:3]))}? " if near else ""
+    return UnknownKey(message, hint=meant + _in_a_preset(key))
 
 
 def _in_a_preset(key: str) -> str:
@@ -174,12 +160,18 @@ def _in_a_preset(key: str) -> str:
     return f"A preset of your own may add keys: settings: {tree}"
 
 
-def _leaves(node: Any, above: str = "") -> Iterator[str]:
-    if isinstance(node, Mapping):
-        for name in node:
-            yield from _leaves(_child(node, name), f"{above}.{name}" if above else str(name))
-    else:
-        yield above
+def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a tree by their keys, as ``training.seed``; a group without keys is one, too.
+
+    Args:
+        node: the tree.
+        above: what every key begins with.
+    """
+    if not isinstance(node, Mapping) or not node:
+        yield above, node
+        return
+    for name in node:
+        yield from leaves(_child(node, name), f"{above}.{name}" if above else str(name))
 
 
 def _decoded(value: str) -> Any:

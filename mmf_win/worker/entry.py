@@ -92,10 +92,8 @@ def perform(request: AttemptRequest, stop: Stop) -> Exit:
 
 def _cause_in_helper(request: AttemptRequest, end: Exit) -> Exit:
     """The error that a helper recorded before it died, if any; this process only sees that it is gone."""
-    try:
-        return replace(Exit.load(request.attempt.helper_exit), phase=end.phase)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return end
+    cause = Exit.load(request.attempt.helper_exit)
+    return replace(cause, phase=end.phase) if cause else end
 
 
 def prepare(request: AttemptRequest, stop: Stop) -> None:

@@ -98,7 +98,7 @@ def test_a_worker_that_could_not_say_how_it_ended(
     request = AttemptRequest("train", "mmbt", "mmf", str(tmp_path / "attempts" / "1"))
     request.attempt.path.mkdir(parents=True)
     assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
-    assert Run(tmp_path).exit() is not None, "the run remembers it"
+    assert Exit.load(Run(tmp_path).exit_file) is not None, "the run remembers it"
 
 
 @pytest.mark.parametrize("outcome", ["cuda_oom", "host_oom"])
@@ -110,5 +110,5 @@ def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhi
     Exit(outcome, "no memory").save(request.attempt.exit)
     stopped = Ended(1, stop_requested=True, killed=False)
     assert exit_of(request, stopped, memory_ran_out=False).outcome == "interrupted"
-    end = Run(tmp_path).exit()
+    end = Exit.load(Run(tmp_path).exit_file)
     assert end is not None and end.outcome == "interrupted", "the run remembers it"
