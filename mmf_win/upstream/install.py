@@ -5,8 +5,8 @@
     <tool home>/mmf/
         installed.json          which copy is used; written last
         pypi-1.0.0rc10/         holds the packages mmf and mmf_cli; goes on the worker's sys.path
-        incoming-…/             a copy being fetched; renamed once every file is verified
-        lock                    held by the process that changes any of this
+        .mmfw-staging/          a copy being fetched; renamed once every file is verified
+        .mmfw-lock              held by the process that changes any of this
 
 MMF lives beside the environment's packages rather than among them, because its own requirements (torch 1.5
 among them) can no longer be met and must not meet pip's resolver.
@@ -15,25 +15,19 @@ among them) can no longer be met and must not meet pip's resolver.
 from __future__ import annotations
 
 import errno
-import logging
-import math
-import shutil
 import sys
 import tempfile
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from mmf_win.errors import BrokenMmf, MmfError, UsageError
-from mmf_win.files import read_json, rename, write_json
-from mmf_win.locking import locked
+from mmf_win.files import read_json, write_json
 from mmf_win.paths import tool_home
+from mmf_win.unpacking.staging import staging
 from mmf_win.upstream.sources import SOURCES, MmfSource
 from mmf_win.upstream.versions import read_version
-
-_log = logging.getLogger(__name__)
 
 Origin = Literal["pypi", "github", "path", "environment"]
 
@@ -123,11 +117,8 @@ def chosen() -> Installed | None:
 
 
 def was_set_up() -> bool:
-    """Whether ``mmfw setup`` ever ran, as far as can be told."""
-    try:
-        return chosen() is not None
-    except MmfError:  # the note of it cannot be read
-        return True
+    """Whether ``mmfw setup`` ever ran."""
+    return _note().exists()
 
 
 def set_up(wanted: str | None = None, *, force: bool = False) -> Installed:
@@ -164,9 +155,16 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
         OSError: the disk is full, or files are in use.
     """
     root = _home() / source.folder
-    with _alone():
+    with staging(_writable_home(), wait=True) as here:
         if force or not root.is_dir() or any(source.differences(root)):
-            _replace(root, source)
+            new = here.new / "mmf"
+            source.fetch(new, here.folder)
+            if damage := next(source.differences(new), None):
+                raise MmfError(
+                    f"MMF {source.version} did not arrive intact ({damage})",
+                    hint="try again; if that does not help, suspect the disk or a virus scanner",
+                )
+            here.install([(new, root)])
         return _remember(Installed(root, source.version, source.name, source.commit))
 
 
@@ -184,7 +182,7 @@ def use_checkout(checkout: Path) -> Installed:
             f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
             hint="name the folder that `git clone https://github.com/facebookresearch/mmf` made",
         )
-    with _alone():
+    with staging(_writable_home(), wait=True):
         return _remember(Installed(root, read_version(root), "path"))
 
 
@@ -204,30 +202,9 @@ def source_of(installed: Installed) -> MmfSource | None:
     )
 
 
-def _replace(root: Path, source: MmfSource) -> None:
-    home = _writable_home()
-    for leftover in home.glob("incoming-*"):  # of a setup that was killed
-        shutil.rmtree(leftover)
-    with tempfile.TemporaryDirectory(prefix="incoming-", dir=home) as incoming:
-        new = Path(incoming, "mmf")
-        source.fetch(new, Path(incoming))
-        if damage := next(source.differences(new), None):
-            raise MmfError(
-                f"MMF {source.version} did not arrive intact ({damage})",
-                hint="try again; if that does not help, suspect the disk or a virus scanner",
-            )
-        with ExitStack() as undo:
-            if root.exists():
-                old = Path(incoming, "old")
-                rename(root, old)
-                undo.callback(rename, old, root)
-            rename(new, root)
-            undo.pop_all()
-
-
 def _remember(installed: Installed) -> Installed:
     # Relative where it can be, so that a moved environment still finds its copy.
-    inside = installed.root.parent == _writable_home()
+    inside = installed.root.parent == _home()
     note = asdict(installed) | {"root": installed.root.name if inside else str(installed.root)}
     write_json(_note(), note)
     return installed
@@ -247,12 +224,6 @@ def _holds_mmf(root: Path) -> bool:
 
 def _home() -> Path:
     return tool_home() / "mmf"
-
-
-def _alone() -> AbstractContextManager[None]:
-    """Let no other process change which copy is used during the block."""
-    waiting = f"another mmfw is at work in {_home()}; waiting for it"
-    return locked(_writable_home() / "lock", math.inf, lambda: _log.info(waiting))
 
 
 def _writable_home() -> Path:

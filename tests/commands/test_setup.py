@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
+from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.upstream import install, sources
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
@@ -62,7 +63,7 @@ def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "mmf_win", "setup", "--mmf", str(checkout)]
     utf8 = {**os.environ, "PYTHONUTF8": "1"}
-    with locked(folder / "lock"):
+    with locked(folder / LOCK):
         second = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -17,6 +17,8 @@ import pytest
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.errors import MmfError, UsageError
+from mmf_win.integrity.verify import LOCK
+from mmf_win.unpacking.staging import staging_folder
 from mmf_win.upstream import sources
 from mmf_win.upstream.download import download
 from mmf_win.upstream.install import Installed, find, install, require_packages, use_checkout, verify
@@ -104,7 +106,7 @@ class TestGithub:
                 install(github(server.url))
             assert server.asked == asked
         assert hint_for(raised.value)
-        assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == ["lock"]
+        assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == [LOCK]
         with pytest.raises(MmfError, match="MMF is not installed"):
             find()
 
@@ -144,20 +146,20 @@ class TestGithub:
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         installed = _fetch(monkeypatch)
-        real = Path.rename
+        real = Path.replace
 
         def refuse_the_new_one(path: Path, target: Path) -> Path:
             if path.name == "mmf" and target == installed.root:
                 raise PermissionError(13, "in use", str(path))
             return real(path, target)
 
-        monkeypatch.setattr(Path, "rename", refuse_the_new_one)
+        monkeypatch.setattr(Path, "replace", refuse_the_new_one)
         monkeypatch.setattr("mmf_win.files._PAUSE", 0.0)
         with Server.answering(send(ARCHIVE)) as server, pytest.raises(PermissionError):
             install(github(server.url), force=True)
         assert find() == installed
         assert verify(installed) == []
-        assert not list((home / "mmf").glob("incoming-*"))
+        assert not staging_folder(home / "mmf").exists()
 
     def test_a_fake_disk_that_may_only_be_read_is_said_before_anything_is_fetched(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,12 +195,12 @@ class TestGithub:
                 capture_output=True,
             )
             assert died.returncode == 9
-            assert list((home / "mmf").glob("incoming-*/mmf/mmf/version.py"))
+            assert staging_folder(home / "mmf").joinpath("new", "mmf", "mmf", "version.py").is_file()
             with pytest.raises(MmfError, match="MMF is not installed"):
                 find()
             install(github(server.url))
         assert find().version == VERSION
-        assert not list((home / "mmf").glob("incoming-*"))
+        assert not staging_folder(home / "mmf").exists()
 
     def test_an_environment_can_be_moved(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _fetch(monkeypatch)
