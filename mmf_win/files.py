@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,21 @@ _PAUSE = 0.1
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename a file or folder to a name that is free.
+    """Rename a folder to a name that is free, or a file; a reader of a name that is taken sees either file.
 
     On Windows a virus scanner may hold a fresh file for a moment, which refuses that; hence two seconds of
     patience there.
 
     Raises:
-        OSError: it cannot be renamed.
-    """
-    _patiently(lambda: old.rename(new))
-
-
-def replace(old: Path, new: Path) -> None:
-    """Rename a file to a name that may be taken; a reader of that sees the one file or the other.
-
-    Raises:
         OSError: it cannot be renamed; on Windows also where somebody has ``new`` open.
     """
-    _patiently(lambda: old.replace(new))
+    for _ in range(_TRIES - 1):
+        try:
+            old.replace(new)
+            return
+        except PermissionError:
+            time.sleep(_PAUSE)
+    old.replace(new)
 
 
 @contextmanager
@@ -47,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(path.name + ".part")
     try:
         yield temporary
-        replace(temporary, path)
+        rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -105,14 +102,3 @@ def read_json(path: Path) -> Any:
         ValueError: it holds no JSON.
     """
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _patiently(move: Callable[[], object]) -> None:
-    for _ in range(_TRIES - 1):
-        try:
-            move()
-        except PermissionError:
-            time.sleep(_PAUSE)
-        else:
-            return
-    move()

@@ -47,12 +47,12 @@ def test_what_is_no_json_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 class Scanner:
-    """In the place of Path.rename: refuses as a virus scanner does that holds the file, some times."""
+    """In the place of Path.replace: refuses as a virus scanner does that holds the file, some times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
         self.refusals = refusals
         self.asked = 0
-        real = Path.rename
+        real = Path.replace
 
         def refuse(path: Path, target: Path) -> Path:
             self.asked += 1
@@ -60,7 +60,7 @@ class Scanner:
                 raise PermissionError(13, "in use", str(path))
             return real(path, target)
 
-        monkeypatch.setattr(Path, "rename", refuse)
+        monkeypatch.setattr(Path, "replace", refuse)
         monkeypatch.setattr(files, "_PAUSE", 0.0)
         monkeypatch.setattr(files, "_TRIES", 3)
 

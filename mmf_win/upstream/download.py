@@ -144,7 +144,6 @@ class _Part:
         """Give the file its name."""
         with self._path.open("rb+") as file:
             os.fsync(file.fileno())
-        self._target.unlink(missing_ok=True)
         rename(self._path, self._target)
         self._note.unlink(missing_ok=True)
 

@@ -241,14 +241,14 @@ def test_a_move_that_fails_puts_everything_back(
 ) -> None:
     old = memes(PHASE_1)
     convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
-    rename = Path.rename
+    rename = Path.replace
 
     def refuse_one(self: Path, target: Path) -> Path:
         if self.name == "dev_unseen.jsonl":
             raise OSError("no")
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", refuse_one)
+    monkeypatch.setattr(Path, "replace", refuse_one)
     with pytest.raises(OSError, match="no"):
         convert(archive, places, ask=lambda: PASSWORD, force=True)
     assert tree(places.dataset.root) == laid_out(old)

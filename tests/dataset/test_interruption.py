@@ -155,10 +155,10 @@ def noting(self, done):
 def rename(self, target):
     if {when!r} == "moving" and target.name == "images":
         die()
-    os.rename(self, target)
+    os.replace(self, target)
 
 Journal.note = noting
-Path.rename = rename
+Path.replace = rename
 convert(Path({archive!r}), Places.resolve(Path({data!r}), Path("save")), ask=lambda: {password!r})
 """
 

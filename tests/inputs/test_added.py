@@ -258,7 +258,7 @@ if when == "building":
 if when == "built":
     added._install = die
 if when == "replacing":
-    added.rename_over = die
+    added.rename = die
 if when == "recording":
     Manifest.save = die
 if when == "noting":

@@ -281,14 +281,14 @@ def noting(self, done):
     noted.append(done)
     note(self, done)
 
-rename = Path.rename
+rename = Path.replace
 
 def renaming(self, target):
     if when == "moving" and target.name == "fc7_w.pkl":
         die()
     return rename(self, target)
 
-Journal.note, Path.rename = noting, renaming
+Journal.note, Path.replace = noting, renaming
 extract_verified(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
