@@ -27,8 +27,7 @@ from mmf_win.runs import history, presets
 from mmf_win.runs.needs import needs_of_presets, needs_of_run
 from mmf_win.runs.overrides import about_files
 from mmf_win.upstream.install import find
-from mmf_win.upstream.versions import dataset_version
-from mmf_win.upstream.zoo import Version
+from mmf_win.upstream.zoo import Version, Zoo
 
 
 @click.group(
@@ -162,19 +161,21 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     Nothing looks finished before all of it is there and verified; extracting the same archive again takes a
     second.
     """
-    version = _version_mmf_expects()
-    target = extract_features(archive, Places.resolve(data_dir), version=version, ask=ask, force=force)
+    places = Places.resolve(data_dir)
+    version = _version_mmf_expects(places)
+    target = extract_features(archive, places, version=version, ask=ask, force=force)
     say(f"features: {target}")
     if version is None:
         say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")
 
 
-def _version_mmf_expects() -> Version | None:
+def _version_mmf_expects(places: Places) -> Version | None:
     """The version that the installed MMF looks for; None when there is no MMF yet."""
     try:
-        return dataset_version(find().root)
+        entry = Zoo(find().root, places).dataset("features")
     except MmfError:
         return None
+    return entry.version if entry else None
 
 
 @dataclass(frozen=True)

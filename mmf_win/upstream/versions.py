@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
 
 from mmf_win.errors import BrokenMmf, MmfError
 
@@ -21,34 +20,32 @@ _MAX_LINKS = 40
 _MAX_LINK_TEXT = 1024
 
 
-ONLY_IN: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "1.0.0rc10": frozenset({"training.stdout_capture"}),
-        "1.0.0rc12": frozenset(
-            {
-                "checkpoint.max_to_keep",
-                "checkpoint.reset.fp16_scaler",
-                "env.wandb_logdir",
-                "evaluation.reporter",
-                "evaluation.use_cpu",
-                "multitasking",
-                "optimizer.allow_unused_parameters",
-                "optimizer.enable_state_sharding",
-                "trainer",
-                "training.batch_size_per_device",
-                "training.callbacks",
-                "training.colored_logs",
-                "training.cudnn_benchmark",
-                "training.detect_anomaly",
-                "training.exit_on_nan_losses",
-                "training.fp16",
-                "training.persistent_workers",
-                "training.update_frequency",
-                "training.wandb",
-            }
-        ),
-    }
-)
+ONLY_IN: Mapping[str, frozenset[str]] = {
+    "1.0.0rc10": frozenset({"training.stdout_capture"}),
+    "1.0.0rc12": frozenset(
+        {
+            "checkpoint.max_to_keep",
+            "checkpoint.reset.fp16_scaler",
+            "env.wandb_logdir",
+            "evaluation.reporter",
+            "evaluation.use_cpu",
+            "multitasking",
+            "optimizer.allow_unused_parameters",
+            "optimizer.enable_state_sharding",
+            "trainer",
+            "training.batch_size_per_device",
+            "training.callbacks",
+            "training.colored_logs",
+            "training.cudnn_benchmark",
+            "training.detect_anomaly",
+            "training.exit_on_nan_losses",
+            "training.fp16",
+            "training.persistent_workers",
+            "training.update_frequency",
+            "training.wandb",
+        }
+    ),
+}
 """The versions that mmfw knows → the keys of ``mmf/configs/defaults.yaml``, and groups of keys, that each has
 alone."""
 
@@ -86,28 +83,14 @@ def read_version(root: Path) -> str:
         MmfError: there is no such file, or no version in it.
     """
     path = root / "mmf" / "version.py"
-    match = re.search(r'^__version__ = "([^"]+)"', _read(path), re.MULTILINE)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BrokenMmf(f"{path} cannot be read: {error.strerror}") from error
+    match = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
     if match is None:
         raise BrokenMmf(f"no version can be found in {path}")
     return match[1]
-
-
-def dataset_version(root: Path) -> str | float:
-    """The version of Hateful Memes that this MMF expects, from its ``mmf/configs/zoo/datasets.yaml``.
-
-    MMF writes it into ``.built.json`` and downloads everything again when another one stands there. In YAML
-    ``1.0_2020_10_01`` is the number 1.020201001, so that is what MMF reads, writes and compares.
-
-    Raises:
-        MmfError: the file is missing, or knows no Hateful Memes.
-    """
-    from omegaconf import OmegaConf
-
-    path = follow_text_links(root / "mmf" / "configs" / "zoo" / "datasets.yaml")
-    version = OmegaConf.select(OmegaConf.create(_read(path)), "hateful_memes.defaults.version")
-    if version is None:
-        raise BrokenMmf(f"{path} lists no Hateful Memes dataset")
-    return version if isinstance(version, float) else str(version)
 
 
 def config_path(root: Path, name: str) -> Path:
@@ -167,15 +150,6 @@ def _link_target(path: Path) -> str | None:
 
 
 def _config_names(root: Path) -> list[str]:
-    names: set[str] = set()
-    for folder in (root / "mmf" / "configs", root / "mmf" / "projects", root / "projects"):
-        base = root if folder.parent == root else root / "mmf"
-        names.update(path.relative_to(base).as_posix() for path in folder.rglob("*.yaml"))
-    return sorted(names)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BrokenMmf(f"{path} cannot be read: {error.strerror}") from error
+    areas = [(root, "projects"), (root / "mmf", "projects"), (root / "mmf", "configs")]
+    found = {path.relative_to(base) for base, area in areas for path in (base / area).rglob("*.yaml")}
+    return sorted(path.as_posix() for path in found)

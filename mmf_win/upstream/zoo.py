@@ -22,8 +22,8 @@ from mmf_win.upstream.versions import follow_text_links
 # mmf.utils.download.DownloadableFile
 _PREFIX, _REPLACEMENT = "mmf://", "https://dl.fbaipublicfiles.com/mmf/data/"
 Version: TypeAlias = str | float
-"""What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML, some
-look like numbers."""
+"""What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML
+``1.0_2020_10_01`` is the number 1.020201001, so that is what MMF reads, writes and compares."""
 
 DATASETS, MODELS = "configs/zoo/datasets.yaml", "configs/zoo/models.yaml"
 """MMF's own zoos, as its configuration names them."""

@@ -7,15 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import MmfError
-from mmf_win.upstream.versions import (
-    config_path,
-    dataset_version,
-    follow_text_links,
-    has_key,
-    read_version,
-)
-
-ZOO = "hateful_memes:\n  defaults:\n    version: {}\n"
+from mmf_win.upstream.versions import config_path, follow_text_links, has_key, read_version
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -35,7 +27,6 @@ def wheel(user_dir: Path) -> Path:
         {
             "mmf/version.py": '__version__ = "1.0.0rc10"\n',
             "mmf/configs/models/mmbt/pretrain.yaml": "a: 1\n",
-            "mmf/configs/zoo/datasets.yaml": ZOO.format("1.0_2020_05_11"),
             "mmf/projects/hateful_memes/configs/mmbt/defaults.yaml": "b: 1\n",
             "mmf/projects/mmbt/configs/hateful_memes/defaults.yaml": "b: 2\n",
         },
@@ -51,7 +42,6 @@ def unpacked(user_dir: Path) -> Path:
         {
             "mmf/version.py": '\n__version__ = "1.0.0rc12"\n',
             "mmf/projects": "../projects",
-            "mmf/configs/zoo/datasets.yaml": ZOO.format("one"),
             "projects/hateful_memes/configs/mmbt/defaults.yaml": f"../../../{real}",
             f"projects/{real}": "includes:\n- ./other.yaml\n",
         },
@@ -123,16 +113,6 @@ class TestVersions:
         tree(tmp_path, {"mmf/version.py": "version = 1\n"})
         with pytest.raises(MmfError, match="no version"):
             read_version(tmp_path)
-
-    def test_of_the_dataset_is_what_mmf_itself_reads(self, wheel: Path, unpacked: Path) -> None:
-        # YAML takes 1.0_2020_05_11 for a number, and so do MMF's .built.json files.
-        assert dataset_version(wheel) == 1.020200511
-        assert dataset_version(unpacked) == "one"
-
-    def test_a_zoo_without_hateful_memes_is_an_error(self, wheel: Path) -> None:
-        tree(wheel, {"mmf/configs/zoo/datasets.yaml": "coco: {}\n"})
-        with pytest.raises(MmfError, match="no Hateful Memes"):
-            dataset_version(wheel)
 
     def test_an_unknown_one_is_an_error_that_names_the_known_ones(self) -> None:
         with pytest.raises(MmfError, match=r"0\.9 is unknown.*1\.0\.0rc10 and 1\.0\.0rc12"):

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from mmf_win.paths import Places
 from mmf_win.upstream.install import find
-from mmf_win.upstream.versions import dataset_version, read_version
+from mmf_win.upstream.versions import read_version
+from mmf_win.upstream.zoo import Zoo
 from mmf_win.worker import compat
 from mmf_win.worker.compat.patch import Patch
 from tests.worker.compat import probe
@@ -141,7 +143,9 @@ def test_options_may_come_as_keys_and_values_in_turn(answers: dict[str, Any], wo
 
 
 def test_mmf_reads_the_same_version_of_the_dataset(answers: dict[str, Any], root: Path) -> None:
-    assert answers["dataset_version"] == dataset_version(root)
+    entry = Zoo(root, Places.resolve()).dataset("features")
+    assert entry is not None
+    assert answers["dataset_version"] == entry.version
 
 
 def test_anomaly_detection_is_off(answers: dict[str, Any], root: Path) -> None:
