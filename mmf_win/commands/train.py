@@ -219,7 +219,7 @@ def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str
     paper = published(numbers, split, "auroc")
     if paper is None:
         return why_none(split)
-    apart = "" if rows is None or paper.is_comparable(rows) else ", so the two are not comparable"
+    apart = "" if rows in (None, paper.rows) else ", so the two are not comparable"
     return f"published: {paper.value:.4f} on the {paper.rows:,} rows of {split}{apart}"
 
 

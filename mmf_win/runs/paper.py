@@ -30,17 +30,13 @@ class Published:
         value: 0 to 1.
         spread: the standard deviation over seeds; None where the paper has none.
         split: the annotation file that it was measured on, as it is called here.
-        rows: how many memes the paper measured it on.
+        rows: how many memes the paper measured it on; a score on another number is not comparable.
     """
 
     value: float
     spread: float | None
     split: str
     rows: int
-
-    def is_comparable(self, rows: int) -> bool:
-        """Whether a score on so many memes of the split is one on the same memes."""
-        return rows == self.rows
 
 
 def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published | None:

@@ -94,9 +94,8 @@ def merge(*trees: Mapping[str, Any]) -> dict[str, Any]:
     """Settings merged key by key; later ones win."""
     from omegaconf import OmegaConf
 
-    merged = OmegaConf.to_container(OmegaConf.merge(*(OmegaConf.create(dict(tree)) for tree in trees)))
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(*(OmegaConf.create(dict(tree)) for tree in trees)))
+    return dict(merged)
 
 
 def _find(name: str) -> Path:
@@ -127,9 +126,7 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     own = {str(key): value for key, value in values.items()}
     for key in own:
         if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, n=1)
-            known = f"did you mean {near[0]}?" if near else f"a preset has the keys {', '.join(_KEYS)}"
-            raise UsageError(f"{path}: unknown key '{key}'", hint=known)
+            raise UsageError(f"{path}: unknown key '{key}'", hint=f"a preset has the keys {', '.join(_KEYS)}")
     for key in ("settings", "published"):
         own[key] = {} if own.get(key) is None else own[key]
         if not isinstance(own[key], dict):

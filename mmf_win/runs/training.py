@@ -96,6 +96,7 @@ def resume(
     if run is not None:
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
+        require_idle(run)
         checkpoint = checkpoints.choose(run, which)
         request, places = _with_data(asked.over(run.request()), data_dir, places)
         _log.info("resuming run %s from %s", run.id, checkpoint.name)
@@ -164,8 +165,6 @@ def _train(
 ) -> Run:
     """Train to the end of ``run``; without one, of a new run named ``name`` or after its preset."""
     mmf = needs.mmf_for(request)
-    if run is not None:
-        require_idle(run)
     first = plan.training(mmf, request, places, checkpoint, weights_alone=weights_alone)
     inputs = needs.check_training(first, request, places)  # before there is a folder
     first = replace(

@@ -190,7 +190,7 @@ def test_without_a_preset_repair_mends_what_the_newest_run_has_not_read_too(
     config = "projects/others/unimodal/configs/hateful_memes/image.yaml"
     run = Run(places.save_dir / "image_grid" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    run.save_request(RunRequest("image_grid", "unimodal_image", config, {}, [], {}, str(places.data_dir)))
+    run.save_request(RunRequest("unimodal_image", config, preset="image_grid", data_dir=str(places.data_dir)))
     hostile.cut(places.dataset.features / "detectron.lmdb" / "data.mdb")
     capsys.readouterr()
     where = ["--data-dir", str(places.data_dir), "--save-dir", str(places.save_dir)]
@@ -207,7 +207,8 @@ def test_a_newest_run_whose_overrides_this_mmf_has_not_is_named_with_a_way_out(
     run = Run(shop.places.save_dir / "other" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
     words = ["training.of_another_mmf=True"]
-    run.save_request(RunRequest("other", "mmbt", None, {}, words, {}, str(shop.places.data_dir)))
+    data = str(shop.places.data_dir)
+    run.save_request(RunRequest("mmbt", preset="other", overrides=words, data_dir=data))
     where = ["--data-dir", str(shop.places.data_dir), "--save-dir", str(shop.places.save_dir)]
     assert main(["features", "status", *where]) == 2
     said = capsys.readouterr().err

@@ -24,7 +24,7 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
     (run.checkpoints).mkdir(parents=True)
     (run.checkpoints / "best.ckpt").write_bytes(b"cut off")
-    run.save_request(RunRequest("mmbt_grid", "mmbt", None, {}, [], splits, str(user_dir / "data")))
+    run.save_request(RunRequest("mmbt", preset="mmbt_grid", splits=splits, data_dir=str(user_dir / "data")))
     return user_dir
 
 

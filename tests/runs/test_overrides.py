@@ -7,7 +7,7 @@ from mmf_win.runs.request import RunRequest
 
 
 def request(*words: str, **values: int) -> RunRequest:
-    return RunRequest("mmbt", "mmbt", None, {}, list(words), {}, "data", **values)  # type: ignore[arg-type]
+    return RunRequest("mmbt", preset="mmbt", overrides=list(words), data_dir="data", **values)  # type: ignore[arg-type]
 
 
 def test_what_started_a_run_does_not_steer_how_it_goes_on() -> None:

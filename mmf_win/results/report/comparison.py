@@ -84,7 +84,7 @@ class PresetGroup:
 
     def is_comparable(self, paper: Published) -> bool:
         """Whether all of the runs predicted as many rows as the paper did."""
-        return all(paper.is_comparable(len(e.scored.memes)) for e in self.entries if e.scored is not None)
+        return all(paper.rows == len(e.scored.memes) for e in self.entries if e.scored is not None)
 
 
 @dataclass(frozen=True)
