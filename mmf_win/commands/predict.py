@@ -20,6 +20,7 @@ from mmf_win.paths import Places
 from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
+from mmf_win.results.record import METRICS
 from mmf_win.runs import history
 from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES
 from mmf_win.runs.paper import splits_of_paper
@@ -269,19 +270,9 @@ def _tell(result: Result) -> None:
     say(where)
     if record["auroc"] is None:
         say("  AUROC is not defined, since all labels are of one class")
-    for name, title in _TITLES.items():
+    for name, title in METRICS.items():
         if record[name] is not None:
             low, high = record["intervals"][name]
             say(f"  {title:<17} {record[name]:.4f}  (95 %: {low:.4f} to {high:.4f})")
     if record["threshold_from"] != "default":
         say(f"  labelled hateful above {record['threshold']:.4f}, for {record['threshold_from']}")
-
-
-_TITLES: dict[str, Any] = {
-    "auroc": "AUROC",
-    "accuracy": "accuracy",
-    "average_precision": "average precision",
-    "f1": "F1",
-    "brier": "Brier score",
-    "calibration_error": "calibration error",
-}

@@ -29,8 +29,15 @@ from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
 from mmf_win.results.probabilities import NO_PROBABILITIES
 
-METRICS = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration_error")
-"""In the order of their weight in the challenge."""
+METRICS = {
+    "auroc": "AUROC",
+    "accuracy": "accuracy",
+    "average_precision": "average precision",
+    "f1": "F1",
+    "brier": "Brier score",
+    "calibration_error": "calibration error",
+}
+"""Their names for people, in the order of their weight in the challenge."""
 
 
 def path_beside(csv: Path) -> Path:

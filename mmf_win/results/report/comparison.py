@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
+from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.protocol import read_events
 from mmf_win.results.metrics import SAMPLES, AurocDifference, auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
-from mmf_win.results.report.render import write_page
 from mmf_win.results.report.scored import Scored
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
@@ -26,23 +25,28 @@ class ComparedRun:
     """One of the runs.
 
     Attributes:
-        run, request, curves: what its folder says.
-        state: how it stands.
-        best: its best validation AUROC.
-        best_on: what that was measured on; None where there is none.
+        run, request, summary, curves: what its folder says.
         scored: its predictions of the split that is compared; None where there are none with labels.
         auroc, accuracy: of these predictions.
     """
 
     run: Run
     request: RunRequest
+    summary: history.Summary
     curves: TrainingCurves
-    state: str
-    best: float | None
-    best_on: str | None
     scored: Scored | None
     auroc: float | None
     accuracy: float | None
+
+    @property
+    def best(self) -> float | None:
+        """Its best validation AUROC."""
+        return self.summary.best_auroc
+
+    @property
+    def best_on(self) -> str | None:
+        """What that was measured on; None where there is none."""
+        return None if self.best is None else self.summary.validated_on
 
     @property
     def rows(self) -> str | None:
@@ -61,7 +65,7 @@ class PresetGroup:
     """The runs of one preset."""
 
     preset: str
-    entries: tuple[ComparedRun, ...]
+    entries: Sequence[ComparedRun]
 
     def spread(self, metric: str) -> tuple[float | None, float | None]:
         """Mean of ``best``, ``auroc`` or ``accuracy``, and standard deviation where two or more are known."""
@@ -78,10 +82,6 @@ class PresetGroup:
             return "different rows"
         return next(iter(values), None)
 
-    def published(self, split: str) -> Published | None:
-        """The AUROC that the paper reports for a split."""
-        return published(self.entries[0].request.published, split, "auroc")
-
     def is_comparable(self, paper: Published) -> bool:
         """Whether all of the runs predicted as many rows as the paper did."""
         return all(paper.rows == len(e.scored.memes) for e in self.entries if e.scored is not None)
@@ -97,42 +97,38 @@ class Contrast:
     difference: AurocDifference | None
 
 
-def write(runs: Sequence[tuple[Run, Scored | None]], split: str | None, output: Path) -> Path:
-    """Write the page that compares runs.
+def of_runs(runs: Sequence[tuple[Run, Scored | None]], split: str | None) -> dict[str, Any]:
+    """What the page shows.
 
     Args:
         runs: each with its predictions of ``split``.
         split: what the runs are compared on; None where none of them has predicted anything.
-        output: the page.
 
     Raises:
         DataError: a run's request cannot be read.
     """
     entries = [entry_of(run, scored) for run, scored in runs]
-    groups = list(grouped(entries))
+    groups = grouped(entries)
     colours = coloured(entries)
-    papers = {} if split is None else {group.preset: group.published(split) for group in groups}
-    return write_page(
-        "compare.html",
-        output,
-        groups=groups,
-        entries=entries,
-        split=split,
-        papers=papers if any(papers.values()) else {},
-        paper=PAPER,
-        why_none=why_none(split) if split and any(entry.request.published for entry in entries) else None,
-        contrasts=contrasts(entries),
-        samples=SAMPLES,
-        plots=[
+    published_of = {group.preset: group.entries[0].request.published for group in groups}
+    papers = {name: split and published(of, split, "auroc") for name, of in published_of.items()}
+    curves = (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss"))
+    return {
+        "groups": groups,
+        "entries": entries,
+        "split": split,
+        "papers": papers if any(papers.values()) else {},
+        "paper": PAPER,
+        "why_none": why_none(split) if split and any(entry.request.published for entry in entries) else None,
+        "contrasts": contrasts(entries),
+        "samples": SAMPLES,
+        "plots": [
             plots.overlaid(name, title, [(e.curves.series(key), _colour(e, colours)) for e in entries])
-            for name, title, key in (
-                ("validation", "Validation AUROC", "auroc"),
-                ("loss", "Training loss", "loss"),
-            )
+            for name, title, key in curves
             if any(e.curves.series(key) for e in entries)
         ],
-        colours=colours,
-    )
+        "colours": colours,
+    }
 
 
 def coloured(entries: Sequence[ComparedRun]) -> dict[str, str]:
@@ -146,10 +142,10 @@ def _colour(entry: ComparedRun, colours: Mapping[str, str]) -> str:
     return colours.get(entry.run.id) or colours[entry.group]
 
 
-def grouped(entries: Sequence[ComparedRun]) -> Iterator[PresetGroup]:
+def grouped(entries: Sequence[ComparedRun]) -> list[PresetGroup]:
     """The runs by preset, in the order in which the presets were first named."""
-    for name in dict.fromkeys(entry.group for entry in entries):
-        yield PresetGroup(name, tuple(entry for entry in entries if entry.group == name))
+    names = dict.fromkeys(entry.group for entry in entries)
+    return [PresetGroup(name, [entry for entry in entries if entry.group == name]) for name in names]
 
 
 def contrasts(entries: Sequence[ComparedRun]) -> list[Contrast]:
@@ -176,12 +172,9 @@ def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
     Raises:
         DataError: its request cannot be read.
     """
-    summary = history.summarize(run)
     auroc = accuracy = None
     if scored is not None and scored.labels is not None:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold, samples=0)
         auroc, accuracy = metrics["auroc"].value, metrics["accuracy"].value
     curves = read_curves(read_events(run.events))
-    best = summary.best_auroc
-    on = None if best is None else summary.validated_on
-    return ComparedRun(run, run.request(), curves, summary.state, best, on, scored, auroc, accuracy)
+    return ComparedRun(run, run.request(), history.summarize(run), curves, scored, auroc, accuracy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
 from mmf_win.results.metrics import Score, measure
+from mmf_win.results.record import METRICS
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.pictures import PictureMatcher, thumbnail
-from mmf_win.results.report.render import write_page
-from mmf_win.results.report.scored import Meme, Scored, ranked, worst
+from mmf_win.results.report.scored import Scored, ranked, worst
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
@@ -89,20 +89,15 @@ class Tile:
         return round(100 * (value - low) / (high - low or 1.0), 2)
 
 
-def write(
-    run: Run,
-    scored: Scored | None,
-    dataset: DatasetPaths,
-    output: Path,
-    matcher: PictureMatcher | None,
-) -> Path:
-    """Write the page of a run.
+def of_run(
+    run: Run, scored: Scored | None, dataset: DatasetPaths, matcher: PictureMatcher | None
+) -> dict[str, Any]:
+    """What the page of a run shows.
 
     Args:
         run: what it is about.
         scored: its predictions; None for a page about training alone.
         dataset: where the memes are.
-        output: the page.
         matcher: of the memes' pictures; None for a page without small copies of them.
 
     Raises:
@@ -110,109 +105,81 @@ def write(
     """
     request, summary = run.request(), history.summarize(run)
     curves = read_curves(read_events(run.events))
-    return write_page(
-        "run.html",
-        output,
-        id=run.id,
-        name=request.preset,
-        summary=summary,
-        curves=None if request.published_weights else curves,
-        published=request.published,
-        facts=_facts(run, request, summary, curves, scored),
-        training=plots.training(curves),
-        resources=plots.resources(curves),
-        **_about(scored, request.published, dataset, matcher),
-    )
-
-
-def write_blended(
-    scored: Scored, dataset: DatasetPaths, output: Path, matcher: PictureMatcher | None
-) -> Path:
-    """Write the page of an ensemble: everything on a run's page but its training.
-
-    Args:
-        scored: its predictions.
-        dataset: where the memes are.
-        output: the page.
-        matcher: of the memes' pictures; None for a page without small copies of them.
-    """
-    facts = scored.record
-    members = facts.get("members", [])
-    return write_page(
-        "run.html",
-        output,
-        id=f"{output.parent.parent.name}/{output.parent.name}",
-        name=f"{facts.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
-        summary=None,
-        curves=None,
-        published={},
-        facts=[
-            *(Fact.above("Member", member["run"]) for member in members),
-            *_versions(facts.get("versions", {})),
-            *_facts_of(scored),
-            Fact("Folder", str(scored.csv.parent)),
-        ],
-        training=[],
-        resources=[],
-        **_about(scored, {}, dataset, matcher),
-    )
-
-
-def _about(
-    scored: Scored | None, numbers: dict[str, Any], dataset: DatasetPaths, matcher: PictureMatcher | None
-) -> dict[str, Any]:
-    """What there is to say of predictions; ``numbers`` are those published of the preset."""
-    images = matcher is not None
-    always = {"scored": scored, "paper": PAPER, "images": images, "metrics": None}
-    if scored is None:
-        return {**always, "decisions": []}
-    labels = scored.labels
-    if labels is None:
-        gallery = ranked(scored.memes, GALLERY)
-        return {
-            **always,
-            "decisions": [plots.histogram(scored.probas, scored.threshold)],
-            "gallery": gallery,
-            **_pictures(gallery, dataset, images),
-        }
-    metrics = measure(labels, scored.probas, threshold=scored.threshold, calibrated=scored.are_probabilities)
-    decisions = plots.decisions(labels, scored.probas, metrics, scored.threshold)
-    found = pairs(scored.memes, {} if matcher is None else matcher.alike())
-    shown = _shown(found)
-    counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
-    alarms, misses = (worst(scored.memes, label, MISTAKES) for label in (0, 1))
     return {
-        **always,
-        "metrics": metrics,
-        "tiles": _tiles(metrics, scored, numbers),
-        "why_none": why_none(scored.title),
-        "kept": counts[0, 0],
-        "false_alarms": counts[0, 1],
-        "missed": counts[1, 0],
-        "caught": counts[1, 1],
-        "decisions": decisions,
-        "alarms": alarms,
-        "misses": misses,
-        "pairs": shown,
-        "pair_count": len(found),
-        "pairs_in_order": sum(pair.margin > 0 for pair in found),
-        **_pictures(
-            [*alarms, *misses, *(meme for pair in shown for meme in (pair.hateful, pair.benign))],
-            dataset,
-            images,
-        ),
+        "id": run.id,
+        "name": request.preset,
+        "summary": summary,
+        "curves": None if request.published_weights else curves,
+        "training": plots.training(curves),
+        "resources": plots.resources(curves),
+        "facts": _facts(run, request, summary, curves, scored),
+        **_predictions(scored, request.published, dataset, matcher),
     }
 
 
-def _pictures(memes: Iterable[Meme], dataset: DatasetPaths, images: bool) -> dict[str, Any]:
-    """Small copies of the memes' pictures by their ids, each made once, and how many cannot be read."""
+def of_ensemble(scored: Scored, dataset: DatasetPaths, matcher: PictureMatcher | None) -> dict[str, Any]:
+    """What the page of an ensemble shows: as that of a run, without its training."""
+    members, folder = scored.record.get("members", []), scored.csv.parent
+    return {
+        "id": f"{folder.parent.name}/{folder.name}",
+        "name": f"{scored.record.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
+        "summary": None,
+        "curves": None,
+        "training": [],
+        "resources": [],
+        "facts": [
+            *(Fact.above("Member", member["run"]) for member in members),
+            *_versions(scored.record.get("versions", {})),
+            *_facts_of(scored),
+            Fact("Folder", str(folder)),
+        ],
+        **_predictions(scored, {}, dataset, matcher),
+    }
+
+
+def _predictions(
+    scored: Scored | None, numbers: dict[str, Any], dataset: DatasetPaths, matcher: PictureMatcher | None
+) -> dict[str, Any]:
+    """What there is to show of predictions; ``numbers`` are those published of the preset."""
+    images = matcher is not None
+    shown: dict[str, Any] = {"scored": scored, "published": numbers, "paper": PAPER, "images": images}
+    shown |= {"metrics": None, "decisions": []}
+    if scored is None:
+        return shown
+    labels, probas, threshold = scored.labels, scored.probas, scored.threshold
+    if labels is None:
+        memes = ranked(scored.memes, GALLERY)
+        shown |= {"gallery": memes, "decisions": [plots.histogram(probas, threshold)]}
+    else:
+        metrics = measure(labels, probas, threshold=threshold, calibrated=scored.are_probabilities)
+        decisions = plots.decisions(labels, probas, metrics, threshold)  # while the pictures are compared
+        found = pairs(scored.memes, {} if matcher is None else matcher.alike())
+        worst_pairs = _without_repeats(found)
+        counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
+        alarms, misses = (worst(scored.memes, label, MISTAKES) for label in (0, 1))
+        memes = [*alarms, *misses, *(meme for pair in worst_pairs for meme in (pair.hateful, pair.benign))]
+        shown |= {
+            "metrics": metrics,
+            "tiles": _tiles(metrics, scored, numbers),
+            "why_none": why_none(scored.title),
+            "kept": counts[0, 0],
+            "false_alarms": counts[0, 1],
+            "missed": counts[1, 0],
+            "caught": counts[1, 1],
+            "decisions": decisions,
+            "alarms": alarms,
+            "misses": misses,
+            "pairs": worst_pairs,
+            "pair_count": len(found),
+            "pairs_in_order": sum(pair.margin > 0 for pair in found),
+        }
     files = {meme.row.id: dataset.images / meme.row.img for meme in memes if images}
-    pictures = {id_: thumbnail(file) for id_, file in files.items()}
-    return {"pictures": pictures, "missing": sum(picture is None for picture in pictures.values())}
+    pictures = {id_: thumbnail(file) for id_, file in files.items()}  # each made once
+    return {**shown, "pictures": pictures, "missing": sum(picture is None for picture in pictures.values())}
 
 
-def _shown(found: list[Pair]) -> list[Pair]:
-    """The worst pairs, in which no meme comes twice."""
+def _without_repeats(found: list[Pair]) -> list[Pair]:
+    """The first pairs, in which no meme comes twice."""
     shown: list[Pair] = []
     seen: set[int] = set()
     for pair in found:
@@ -225,17 +192,20 @@ def _shown(found: list[Pair]) -> list[Pair]:
 
 def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]) -> list[Tile]:
     about = {
-        "auroc": ("AUROC", "what the challenge ranked by"),
-        "accuracy": ("Accuracy", f"at the threshold {scored.threshold:.3g}"),
-        "average_precision": ("Average precision", "of the hateful class"),
-        "f1": ("F1", "of the hateful class"),
-        "brier": ("Brier score", "less is better"),
-        "calibration_error": ("Calibration error", "less is better"),
+        "auroc": "what the challenge ranked by",
+        "accuracy": f"at the threshold {scored.threshold:.3g}",
+        "average_precision": "of the hateful class",
+        "f1": "of the hateful class",
     }
     return [
-        Tile(name, word, metrics[key], published(numbers, scored.split, key))
-        for key, (name, word) in about.items()
-        if metrics[key].value is not None or key not in ("brier", "calibration_error")
+        Tile(
+            name[0].upper() + name[1:],
+            about.get(key, "less is better"),
+            metrics[key],
+            published(numbers, scored.split, key),
+        )
+        for key, name in METRICS.items()
+        if metrics[key].value is not None or key in about
     ]
 
 

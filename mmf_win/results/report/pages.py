@@ -1,13 +1,17 @@
-"""Chooses what a page is about and where it goes."""
+"""Chooses what a page is about, fills its template, and writes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from mmf_win import __version__
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import NotPredicted, UsageError
+from mmf_win.files import replacing
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.results import record
 from mmf_win.results.report.pictures import PictureMatcher
@@ -50,7 +54,8 @@ def of_run(
     with _matching(scored, dataset, images) as matcher:
         from mmf_win.results.report import page
 
-        return page.write(run, scored, dataset, output or run.reports / "report.html", matcher)
+        about = page.of_run(run, scored, dataset, matcher)
+    return _write("run.html", output or run.reports / "report.html", about)
 
 
 def of_ensemble(csv: Path) -> Path:
@@ -69,7 +74,8 @@ def of_ensemble(csv: Path) -> Path:
     with _matching(scored, dataset, images=True) as matcher:
         from mmf_win.results.report import page
 
-        return page.write_blended(scored, dataset, csv.with_name("report.html"), matcher)
+        about = page.of_ensemble(scored, dataset, matcher)
+    return _write("run.html", csv.with_name("report.html"), about)
 
 
 def of_runs(
@@ -102,7 +108,38 @@ def of_runs(
         raise NotPredicted(f"none of these runs has predictions for {split}", split=split)
     from mmf_win.results.report import comparison
 
-    return comparison.write(scored, chosen, output or save_dir / "comparison.html")
+    return _write("compare.html", output or save_dir / "comparison.html", comparison.of_runs(scored, chosen))
+
+
+def _write(template: str, output: Path, about: dict[str, Any]) -> Path:
+    """Write a page, complete or not at all.
+
+    Everything that comes from runs and datasets is escaped, and a content security policy forbids the page to
+    load anything, so that neither a meme's text nor a run's name can make it do something.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("mmf_win.results.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["score"] = _score
+    made = datetime.now().strftime("%Y-%m-%d %H:%M")
+    page = environment.get_template(template).render(version=__version__, made=made, **about)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(output.resolve()) as temporary:  # a link stays one
+        temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
+    return output
+
+
+def _score(value: float | None, digits: int = 4, sign: bool = False) -> str:
+    """A metric, or that there is none; a real minus sign before negative ones."""
+    if value is None:
+        return "undefined"
+    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
 def _matching(

@@ -28,7 +28,6 @@ _AREA = (0.15, 0.17, 0.83, 0.78)
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mmfw",
-    "path.simplify": True,
     "font.size": 8.5,
     "axes.edgecolor": COLOURS["rule"],
     "axes.labelcolor": COLOURS["muted"],
