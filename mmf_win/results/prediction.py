@@ -133,9 +133,7 @@ def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: Predictio
     """
     team = _Team(members, save_dir, options)
     first = members[0].run.request()
-    validation = first.splits["val"] if options.best_threshold else None
-    if validation is not None:
-        team.require(validation)
+    validation = team.require(first.splits["val"]) if options.best_threshold else None
     with TemporaryDirectory(prefix="mmfw-memes-") as scratch:
         if options.memes is not None:
             targets = [Target.of_table(options.memes, Path(scratch))]
@@ -200,44 +198,44 @@ class _Team:
             )
         return targets[0]
 
-    def results(self, target: Target, validation: str | None) -> Iterator[Result]:
+    def results(self, target: Target, validation: Target | None) -> Iterator[Result]:
         """Of every member, then of the ensemble; the threshold is chosen on ``validation``."""
         alone = self.options.kind is None
         # The validation split comes first, so that the newest predictions of a run are those asked for.
-        blended = self._threshold(self.members, validation) if validation and not alone else None
+        blended = self._threshold(self.members, None if alone else validation)
         for member in self.members:
-            threshold = self._threshold([member], validation) if alone and validation else None
-            yield self._finished(self.csv(member, target), [member], target, threshold)
+            threshold = self._threshold([member], validation if alone else None)
+            yield self._finished(self.csv(member, target), [member], target, *threshold)
         if not alone:
-            yield self._finished(self._blended_csv(target), self.members, target, blended)
+            yield self._finished(self._blended_csv(target), self.members, target, *blended)
 
-    def _threshold(self, members: Sequence[RunCheckpoint], split: str) -> float:
-        """The threshold that is best on the validation split.
+    def _threshold(self, members: Sequence[RunCheckpoint], validation: Target | None) -> tuple[float, str]:
+        """The threshold that is best on the validation split, and where it is from.
 
         Raises:
             DatasetError: the split has no labels to choose by.
         """
-        target = self._of(members[0], split)
+        if validation is None:
+            return DEFAULT_THRESHOLD, "default"
+        target = self._of(members[0], validation)
         labels = labels_of(target.rows)
         if labels is None:
             raise DatasetError(f"{target.source}: without labels no threshold can be chosen on it")
-        return best_accuracy(labels, self._probas(members, target))
+        return best_accuracy(labels, self._probas(members, target)), f"best accuracy on {target.name}"
 
     def _finished(
-        self, csv: Path, members: Sequence[RunCheckpoint], target: Target, threshold: float | None
+        self, csv: Path, members: Sequence[RunCheckpoint], target: Target, threshold: float, origin: str
     ) -> Result:
         """Label, score and record the predictions in ``csv``."""
-        value = DEFAULT_THRESHOLD if threshold is None else threshold
         predictions = read_predictions(csv)
-        labelled = [replace(row, label=label(row.proba, value)) for row in predictions]
+        labelled = [replace(row, label=label(row.proba, threshold)) for row in predictions]
         if labelled != predictions:
             write_predictions(csv, labelled)
         target = self._of(members[0], target)
-        validation = members[0].run.request().splits["val"]
         kind = self.options.kind if len(members) > 1 else None
         dataset = self._places(members[0]).dataset
-        facts = record.scores(target.rows, labelled, value, kind) | {
-            "threshold_from": "default" if threshold is None else f"best accuracy on {validation}",
+        facts = record.scores(target.rows, labelled, threshold, kind) | {
+            "threshold_from": origin,
             "split": target.name,
             "full_rows": None if target.is_own else coverage(dataset, target.name).full_rows,
             "annotations": str(target.source),
@@ -294,12 +292,11 @@ class _Team:
     def _places(self, member: RunCheckpoint) -> Places:
         return Places.resolve(self.options.data_dir or Path(member.run.request().data_dir), self.save_dir)
 
-    def _of(self, member: RunCheckpoint, target: Target | str) -> Target:
+    def _of(self, member: RunCheckpoint, target: Target) -> Target:
         """The target as a member has it: a split lies in its own data folder."""
-        if isinstance(target, Target) and target.is_own:
+        if target.is_own:
             return target
-        split = target if isinstance(target, str) else target.name
-        return Target(split, self._places(member).dataset.split(split))
+        return replace(target, annotations=self._places(member).dataset.split(target.name))
 
     def _sha256(self, path: Path) -> str:
         if path not in self._digests:
@@ -312,6 +309,7 @@ def _versions(member: RunCheckpoint) -> dict[str, str]:
     """What the worker that predicted said of itself; the members are all predicted with the same."""
     started = [event for event in read_events(member.run.events) if event["kind"] == "run_started"]
     said = started[-1] if started else {}
-    named = ("python", "torch", "transformers")
-    known: dict[str, str] = {key: str(said[key]) for key in named if key in said}
+    known: dict[str, str] = {
+        key: str(said[key]) for key in ("python", "torch", "transformers") if key in said
+    }
     return {"mmfw": __version__, "mmf": usable_mmf().version, **known}
