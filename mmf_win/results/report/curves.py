@@ -126,7 +126,18 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
             versions = {key: value for key, value in event.items() if isinstance(value, str)}
         elif kind == "train_started":
             spent, began, current = seconds, time, event.get("attempt")
-            attempts.append(_attempt(event, len(attempts) + 1, outcome))
+            why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
+            attempts.append(
+                TrainedAttempt(
+                    number=len(attempts) + 1,
+                    update=event.get("update") or 0,
+                    batch=event.get("batch"),
+                    micro_batch=event.get("micro_batch"),
+                    device=event.get("device"),
+                    why=why if attempts else "",
+                    data=Coverage.read(event.get("data")),
+                )
+            )
             outcome = None
             first = attempts[-1].update
             undone += [sample for sample in samples if sample.update > first]
@@ -136,25 +147,12 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
         elif not attempts or event.get("attempt") != current or event.get("final"):
             continue
         elif values := _values(event):
-            update = _integer(event.get("update")) or 0
             seconds = spent + max(0.0, time - began)
-            samples.append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
+            samples.append(
+                Sample(event.get("update") or 0, seconds, values, Coverage.read(event.get("data")))
+            )
     undone.sort(key=lambda sample: sample.seconds)
     return TrainingCurves(tuple(attempts), tuple(samples), tuple(undone), versions)
-
-
-def _attempt(event: Event, number: int, outcome: str | None) -> TrainedAttempt:
-    device = event.get("device")
-    why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
-    return TrainedAttempt(
-        number=number,
-        update=_integer(event.get("update")) or 0,
-        batch=_integer(event.get("batch")),
-        micro_batch=_integer(event.get("micro_batch")),
-        device=device if isinstance(device, str) else None,
-        why=why if number > 1 else "",
-        data=Coverage.read(event.get("data")),
-    )
 
 
 def _values(event: Event) -> dict[str, float]:
@@ -171,7 +169,3 @@ def _values(event: Event) -> dict[str, float]:
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
