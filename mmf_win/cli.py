@@ -44,19 +44,12 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            if near := get_close_matches(cmd_name, COMMANDS, n=1):
+                raise UsageError(f"there is no command {cmd_name}", hint=f"did you mean mmfw {near[0]}?")
             return None
         command = importlib.import_module(f"mmf_win.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command, or an error that names the nearest."""
-        near = get_close_matches(args[0], COMMANDS, n=1)
-        if args[0] not in COMMANDS and near:
-            raise UsageError(f"there is no command {args[0]}", hint=f"did you mean mmfw {near[0]}?")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
