@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mmf_win.commands import convert, features, options, predict, train
+from mmf_win.commands import options
 from mmf_win.console import as_typed, colour, duration, print_json, say
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
@@ -21,13 +22,8 @@ from mmf_win.files import replacing
 from mmf_win.paths import timestamp
 from mmf_win.results import record
 from mmf_win.runs import history
+from mmf_win.upstream.install import require_packages, usable_mmf
 
-_COMMANDS = {
-    "convert": convert.command,
-    "features": features.command,
-    "train": train.command,
-    "predict": predict.command,
-}
 _SEED = 1
 _GOOD = 0.8
 
@@ -55,7 +51,8 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
     together, and then does with the real commands what one does with the real archive: convert it, put region
     features in their place, train a ViLBERT (a tiny one), predict the test set and make the report.
     """
-    _require_packages()
+    usable_mmf()
+    require_packages("pillow", "lmdb", "numpy", "safetensors", "jinja2", "matplotlib")
     start = time.monotonic()
     if keep and chosen is None:
         chosen = Path("mmfw-demo")
@@ -72,13 +69,6 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
             f"an AUROC of {result['auroc']:.4f} is less than the {_GOOD} that this demo has to reach",
             hint="`mmfw doctor` may show why",
         )
-
-
-def _require_packages() -> None:
-    from mmf_win.upstream.install import require_packages, usable_mmf
-
-    usable_mmf()
-    require_packages("pillow", "lmdb", "numpy", "safetensors", "jinja2", "matplotlib")
 
 
 @contextmanager
@@ -145,7 +135,8 @@ def _run(*words: str) -> None:
     """Run a command of mmfw, and show it as one would type it."""
     say(f"\n{colour('$ ' + as_typed('mmfw', *words), 1)}")
     name, *arguments = words
-    _COMMANDS[name].main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
+    command = import_module(f"mmf_win.commands.{name}").command
+    command.main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
 
 
 def _say_end(result: dict[str, Any]) -> None:

@@ -134,7 +134,7 @@ def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_e
     def missing() -> NoReturn:
         raise MmfError("MMF is not installed", hint="mmfw setup")
 
-    monkeypatch.setattr(install, "usable_mmf", missing)
+    monkeypatch.setattr(demo, "usable_mmf", missing)
     assert main(["demo", "--dir", "here"]) == MmfError.exit_code
     assert "mmfw setup" in capsys.readouterr().err
     assert not (in_tmp_path / "here").exists()
@@ -143,7 +143,7 @@ def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_e
 def test_a_missing_package_is_named_with_its_hint_fake_environment(
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(install, "usable_mmf", lambda: None)
+    monkeypatch.setattr(demo, "usable_mmf", lambda: None)
     monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
     assert main(["demo"]) == MmfError.exit_code
     errors = capsys.readouterr().err
@@ -167,7 +167,8 @@ def go_fake(path: Path) -> dict[str, Any]:
 @pytest.fixture
 def fake_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the workflow, so that only what is around it is tested."""
-    monkeypatch.setattr(demo, "_require_packages", lambda: None)
+    monkeypatch.setattr(demo, "usable_mmf", lambda: None)
+    monkeypatch.setattr(demo, "require_packages", lambda *_: None)
     monkeypatch.setattr(demo, "_go", go_fake)
 
 
