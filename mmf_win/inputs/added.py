@@ -20,7 +20,7 @@ from mmf_win.files import read_json, rename, write_json
 from mmf_win.inputs.keys import answer_of, image_keys, key_of, mistaken, without_features
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry, Manifest, manifest_files
-from mmf_win.integrity.verify import verify, write_manifest
+from mmf_win.integrity.verify import mark_intact, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import flush, staging
 from mmf_win.upstream.install import require_packages
@@ -160,11 +160,14 @@ def _install(data: Path, lmdb: Path, folders: list[str] | None) -> None:
     flush(data)
     with Progress("Hashing", size) as bar:
         sha256 = file_digest(data, progress=bar.advance).hex()
-    before = Manifest.load(folder)
+    before = Manifest.load(folder) or Manifest(folder, {})
     for path in manifest_files(folder):  # it must not speak of the file that comes
         path.unlink(missing_ok=True)
     lmdb.mkdir(exist_ok=True)
     rename(data, lmdb / _DATA)
     write_json(lmdb / _NOTE, folders)
-    files = {**(before.files if before else {}), f"{lmdb.name}/{_DATA}": Entry(sha256, size)}
-    write_manifest(folder, files, "built")
+    name = f"{lmdb.name}/{_DATA}"
+    files = sorted({**before.files, name: Entry(sha256, size)}.items())
+    manifest = Manifest(folder, dict(files), "built", checks=before.checks)
+    manifest.save()
+    mark_intact(manifest, [name])

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from mmf_win.console import Progress
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import SUMS, Basis, Check, Entry, Manifest
+from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest
 from mmf_win.locking import locked
 from mmf_win.threads import ThreadGroup, share_out, worker_count
 
@@ -106,18 +106,6 @@ def record(folder: Path, names: Iterable[str], *, title: str = "Recording") -> M
             checks[name] = check
     manifest = Manifest(folder, {name: files[name] for name in paths}, checks=checks)
     manifest.save()
-    return manifest
-
-
-def write_manifest(folder: Path, files: Mapping[str, Entry], basis: Basis) -> Manifest:
-    """Write the manifest of files that were hashed while written, and are in place now.
-
-    Raises:
-        OSError: the manifest cannot be written.
-    """
-    manifest = Manifest(folder, dict(sorted(files.items())), basis)
-    manifest.save()
-    mark_intact(manifest, files)
     return manifest
 
 

@@ -29,7 +29,6 @@ from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.manifest import Entry, Manifest
-from mmf_win.integrity.verify import write_manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds import hostile, npy
@@ -372,9 +371,20 @@ def test_a_cut_off_lmdb_of_unknown_origin_is_not_extended(
 def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, places: Places) -> None:
     (user_dir / "own").mkdir()
     (user_dir / "own" / "a.txt").write_bytes(b"a")
-    write_manifest(user_dir / "own", {"a.txt": Entry("0" * 64, 1)}, "archive")
+    Manifest(user_dir / "own", {"a.txt": Entry("0" * 64, 1)}, "archive").save()
     with pytest.raises(UsageError, match=r"a\.txt"):
         add_features([npy.write_pairs(user_dir / "npy", ["1"])], user_dir / "own" / "b.lmdb", places)
+
+
+def test_a_damaged_lmdb_is_not_taken_for_intact_when_another_comes_beside_it(
+    user_dir: Path, places: Places
+) -> None:
+    one, two = (user_dir / "own" / f"{name}.lmdb" for name in ("one", "two"))
+    add_features([npy.write_pairs(user_dir / "1", ["1"])], one, places)
+    hostile.flip_byte(one / "data.mdb", 5000)
+    os.utime(one / "data.mdb", (1, 1))
+    add_features([npy.write_pairs(user_dir / "2", ["2"])], two, places)
+    assert [verify_need(need_of(lmdb), places).state for lmdb in (one, two)] == ["damaged", "intact"]
 
 
 def test_two_lmdbs_in_a_folder_share_a_manifest(user_dir: Path, places: Places) -> None:
