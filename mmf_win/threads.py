@@ -97,9 +97,14 @@ def result_of(future: Future[T]) -> T:
 
 def worker_count() -> int:
     """How many threads are worth starting on this machine, as far as this process may use it."""
+    return min(processors(), _MOST_WORKERS)
+
+
+def processors() -> int:
+    """How many processors this process may use."""
     if sys.platform == "linux":
-        return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
-    return min(os.cpu_count() or 1, _MOST_WORKERS)
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def share_out(tasks: Iterable[T], count: int, size: Callable[[T], int]) -> list[list[T]]:

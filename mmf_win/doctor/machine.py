@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from mmf_win.runs import gpus
+from mmf_win.threads import processors
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,7 @@ class Machine:
 
 def survey_machine() -> Machine:
     """Look at this machine."""
-    return Machine(_cpus(), _memory(), tuple(gpus.installed()))
-
-
-def _cpus() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return Machine(processors(), _memory(), tuple(gpus.installed()))
 
 
 def _memory() -> int | None:

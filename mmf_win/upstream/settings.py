@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.paths import Places, no_datasets
+from mmf_win.threads import processors
 from mmf_win.upstream.versions import has_key
 
 Settings = dict[str, Any]
@@ -199,7 +200,7 @@ def worker_count() -> int:
     """
     if sys.platform == "win32":
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = processors()
     return 0 if cores <= 2 else min(4, cores // 2)
 
 
