@@ -27,11 +27,13 @@ def require_folders(*named: Path | None) -> None:
 
 def to_json(finding: Finding) -> dict[str, Any]:
     """Plain values, for scripts."""
-    error = finding.error
+    named = ("part", "what", "folder", "state", "problems", "repaired", "verified")
     return {
-        **finding.to_json(),
-        "error": str(error) if error else None,
-        "hint": hint_for(error) if error else None,
+        **{name: getattr(finding, name) for name in named},
+        "against": finding.against or None,
+        "bytes": finding.size,
+        "error": str(finding.error) if finding.error else None,
+        "hint": hint_for(finding.error) if finding.error else None,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from mmf_win.errors import MmfwError
 
@@ -74,20 +74,6 @@ class Finding:
     def is_usable(self) -> bool:
         """Whether the files are there, and as they should be as far as anybody knows."""
         return self.state in ("intact", "recorded")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "part": self.part,
-            "what": self.what,
-            "folder": str(self.folder),
-            "state": self.state,
-            "against": self.against or None,
-            "problems": list(self.problems),
-            "repaired": list(self.repaired),
-            "bytes": self.size,
-            "verified": self.verified,
-        }
 
 
 def differences(
