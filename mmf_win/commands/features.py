@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -27,7 +28,7 @@ from mmf_win.runs import history, presets
 from mmf_win.runs.needs import needs_of_presets, needs_of_run
 from mmf_win.runs.overrides import about_files
 from mmf_win.upstream.install import find
-from mmf_win.upstream.zoo import Version, Zoo
+from mmf_win.upstream.zoo import Zoo
 
 
 @click.group(
@@ -161,21 +162,14 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     Nothing looks finished before all of it is there and verified; extracting the same archive again takes a
     second.
     """
-    places = Places.resolve(data_dir)
-    version = _version_mmf_expects(places)
+    places, entry = Places.resolve(data_dir), None
+    with suppress(MmfError):  # there is no MMF yet
+        entry = Zoo(find().root, places).dataset("features")
+    version = entry.version if entry else None
     target = extract_features(archive, places, version=version, ask=ask, force=force)
     say(f"features: {target}")
     if version is None:
         say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")
-
-
-def _version_mmf_expects(places: Places) -> Version | None:
-    """The version that the installed MMF looks for; None when there is no MMF yet."""
-    try:
-        entry = Zoo(find().root, places).dataset("features")
-    except MmfError:
-        return None
-    return entry.version if entry else None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ splits. Whatever shows a score says so, in the words of :class:`Coverage`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ from mmf_win.dataset.annotations import Row, count_rows
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DataError
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths
 
 
@@ -116,29 +116,19 @@ def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
     Returns:
         None where no conversion wrote the annotation file, or it was changed since then.
     """
-    manifest, file = _manifest(paths), paths.split(split)
-    try:
-        if manifest is None or manifest.files[f"annotations/{file.name}"].sha256 != file_digest(file).hex():
-            return None
-        return SplitSummary.from_json(manifest.result["splits"][split])
-    except (OSError, KeyError, TypeError, AttributeError):
-        return None
+    with suppress(DataError, OSError, KeyError, TypeError, AttributeError):
+        manifest, file = load_manifest(paths), paths.split(split)
+        if manifest and manifest.files[f"annotations/{file.name}"].sha256 == file_digest(file).hex():
+            return SplitSummary.from_json(manifest.result["splits"][split])
+    return None
 
 
 def is_own_set(paths: DatasetPaths) -> bool:
     """Whether the dataset was converted from tables of the user's own, whatever its splits are called."""
-    manifest = _manifest(paths)
-    try:
+    with suppress(DataError, KeyError, TypeError, AttributeError):
+        manifest = load_manifest(paths)
         return manifest is not None and any(s.get("own") for s in manifest.result["splits"].values())
-    except (KeyError, TypeError, AttributeError):
-        return False
-
-
-def _manifest(paths: DatasetPaths) -> Manifest | None:
-    try:
-        return load_manifest(paths)
-    except DataError:
-        return None
+    return False
 
 
 def coverage(paths: DatasetPaths, split: str) -> Coverage:

@@ -39,21 +39,15 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
             remembered = read_json(note)
             if (remembered["lmdb"], remembered["state"]) == (folder.name, state):
                 return frozenset(remembered["keys"])
-    keys = _ask(folder, walk)
-    with suppress(OSError):
-        write_json(note, {"lmdb": folder.name, "state": state, "keys": keys})
-    return frozenset(keys)
-
-
-def _ask(folder: Path, walk: bool) -> list[str]:
     require_packages("lmdb")
-    words = [str(folder), *(["--walk"] if walk else [])]
-    found, code = answer_of("mmf_win.worker.feature_lmdb", *words)
+    found, code = answer_of("mmf_win.worker.feature_lmdb", str(folder), *(["--walk"] if walk else []))
     if found is None:  # reading what is not there ends the process
         found = {"problem": f"it cannot be read to its end (exit code {code})"}
     if "problem" in found:
         raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", lmdb=folder)
-    return [str(key) for key in found["keys"]]
+    with suppress(OSError):
+        write_json(note, {"lmdb": folder.name, "state": state, "keys": found["keys"]})
+    return frozenset(found["keys"])
 
 
 def answer_of(module: str, *words: str) -> tuple[Any, int]:
