@@ -35,7 +35,6 @@ _READ_AT_ONCE = (
 )
 _MOST_HEADER = 1 << 20
 
-_GZIP_LEAST = 18  # a header of ten bytes and eight at the end
 # For bz2, damage is an OSError; unlike those of the system it has no number.
 _DAMAGE: tuple[type[Exception], ...] = (
     tarfile.TarError,
@@ -122,17 +121,6 @@ class TarArchive(Archive):
                     sha256.update(block)
                     size += len(block)
                 yield chosen, size, sha256.hexdigest()
-
-    def least_size(self) -> int:
-        """Bytes that its content takes at least, which is all that is known before it is read."""
-        size = self.path.stat().st_size
-        if self._compression != "gz" or size < _GZIP_LEAST:
-            return size
-        with self.path.open("rb") as file:
-            file.seek(-4, os.SEEK_END)
-            return max(
-                size, int.from_bytes(file.read(), "little")
-            )  # of 14 GB it says 2: it counts in 32 bits
 
     def _listed(self, progress: Advance) -> Iterator[Member]:
         if self._compression is not None:
