@@ -26,37 +26,27 @@ _CRC = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in ra
 
 
 class Cipher:
-    """The cipher in pure Python, which is slow. Encrypts or decrypts one member, from its first byte on.
+    """The cipher in pure Python, which is slow. Encrypts one member, from its first byte on.
 
     Args:
         password: what the member is encrypted with.
-        keys: the state to begin with, before the password.
 
     Attributes:
         keys: the state now.
     """
 
-    def __init__(self, password: bytes = b"", keys: Keys = (0x12345678, 0x23456789, 0x34567890)) -> None:
-        self.keys = keys
-        self._run(password, encrypting=True)
+    def __init__(self, password: bytes = b"") -> None:
+        self.keys: Keys = (0x12345678, 0x23456789, 0x34567890)
+        self.encrypt_bytes(password)
 
     def encrypt_bytes(self, data: bytes) -> bytes:
         """The next bytes of the member, encrypted."""
-        return self._run(data, encrypting=True)
-
-    def decrypt_bytes(self, data: bytes, /) -> bytes:
-        """The next bytes of the member, plain."""
-        return self._run(data, encrypting=False)
-
-    def _run(self, data: bytes, *, encrypting: bool) -> bytes:
         key0, key1, key2 = self.keys
         out = bytearray()
         for byte in data:
             k = key2 & 0xFFFF | 2
-            other = byte ^ (k * (k ^ 1) >> 8 & 0xFF)
-            out.append(other)
-            plain = byte if encrypting else other  # the keys advance with the plain byte both ways
-            key0 = key0 >> 8 ^ _CRC[(key0 ^ plain) & 0xFF]
+            out.append(byte ^ (k * (k ^ 1) >> 8 & 0xFF))
+            key0 = key0 >> 8 ^ _CRC[(key0 ^ byte) & 0xFF]
             key1 = ((key1 + (key0 & 0xFF)) * 134775813 + 1) & 0xFFFFFFFF
             key2 = key2 >> 8 ^ _CRC[(key2 ^ key1 >> 24) & 0xFF]
         self.keys = key0, key1, key2
