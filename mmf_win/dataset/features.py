@@ -25,7 +25,6 @@ def extract_features(
     *,
     version: Version | None,
     ask: Ask | None = None,
-    expected_sha256: str | None = None,
     force: bool = False,
 ) -> Path:
     """Unpack an LMDB of region features and return its folder.
@@ -35,7 +34,6 @@ def extract_features(
         places: where MMF's data folder is.
         version: of MMF's download; with it MMF's own marker is written, so that it downloads nothing.
         ask: answers with the password; called only for an encrypted archive.
-        expected_sha256: of the archive, if its publisher has made that known.
         force: replace features that came from elsewhere.
 
     Raises:
@@ -50,13 +48,12 @@ def extract_features(
     target = (features / _DATA).parent
     marker = features / ".built.json"
     if not force and (features / _DATA).exists() and not was_killed_while_installing(features):
-        _require_same(archive, features, expected_sha256)
+        _require_same(archive, features)
     extract_verified(
         archive,
         features,
         ask=ask,
         choose=choose_features,
-        expected_sha256=expected_sha256,
         check=lambda files: _require_data(archive, files),
         replaces=[marker],
     )
@@ -95,7 +92,7 @@ def find_lmdb(path: Path) -> Path:
     return lmdb
 
 
-def _require_same(archive: Path, features: Path, expected_sha256: str | None) -> None:
+def _require_same(archive: Path, features: Path) -> None:
     """Refuse to touch features that are not those of this archive, whoever has unpacked them.
 
     Raises:
@@ -103,9 +100,7 @@ def _require_same(archive: Path, features: Path, expected_sha256: str | None) ->
     """
     manifest = Manifest.load(features)
     if manifest is None:
-        manifest = manifest_of(
-            archive, features, choose=choose_features, expected_sha256=expected_sha256, title="Comparing"
-        )
+        manifest = manifest_of(archive, features, choose=choose_features, title="Comparing")
         if not verify(manifest):
             manifest.save()
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,33 +11,12 @@ from typing import Any
 from mmf_win.console import Progress
 from mmf_win.fast_zlib import crc32
 from mmf_win.files import read_json
-from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import UNKNOWN, Entry, Manifest, Source
-from mmf_win.integrity.verify import LOCK, verify
+from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths
 
 _PIECE = 1 << 20
-
-
-def verify_dataset(
-    paths: DatasetPaths, *, full: bool = False, only: Callable[[str], bool] = lambda name: True
-) -> list[Difference] | None:
-    """What is wrong with the dataset that was converted; None where no conversion has finished.
-
-    Args:
-        paths: where it is.
-        full: read every file.
-        only: which files matter, by their path below the root.
-
-    Raises:
-        DataError: the manifest cannot be understood.
-    """
-    manifest = load_manifest(paths)
-    if manifest is None:
-        return None
-    names = [name for name in manifest.files if only(name)]
-    return verify(manifest, full=full, only=names, title="Verifying the dataset")
 
 
 def load_manifest(paths: DatasetPaths) -> Manifest | None:

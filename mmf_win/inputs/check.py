@@ -12,7 +12,7 @@ from mmf_win.console import first_few
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.layout import other_name
-from mmf_win.dataset.manifest import verify_dataset
+from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import (
     CheckpointError,
     DamagedFeatures,
@@ -27,6 +27,7 @@ from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of, tell_mmf
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.verify import verify
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.config import DATASET, Tree
 
@@ -182,8 +183,11 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
     wanted = {_below(path, root) for path in paths_of(dataset, "annotations", slots) if path.is_file()}
     folders = paths_of(dataset, "images", slots) if dataset.get("use_images") else []
     prefixes = tuple(f"{_below(path, root)}/" for path in folders)
-    wrong = verify_dataset(places.dataset, only=lambda name: name in wanted or name.startswith(prefixes))
-    if wrong:
+    manifest = load_manifest(places.dataset)
+    if manifest is None:
+        return
+    names = [name for name in manifest.files if name in wanted or name.startswith(prefixes)]
+    if wrong := verify(manifest, only=names, title="Verifying the dataset"):
         shown = "\n".join(str(difference) for difference in wrong[:_SHOWN])
         more = f"\n… and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         own = "annotations of your own need a name of their own"

@@ -14,10 +14,10 @@ import pytest
 from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.dataset.coverage import SplitSummary
-from mmf_win.dataset.manifest import verify_dataset
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging
+from tests.worlds.converted import verify_dataset
 from tests.worlds.memes import (
     PASSWORD,
     PHASE_1,

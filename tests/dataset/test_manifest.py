@@ -12,7 +12,7 @@ import pytest
 
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage, coverage
-from mmf_win.dataset.manifest import load_manifest, verify_dataset
+from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.errors import ArchiveError
 from mmf_win.files import read_json, write_json
@@ -20,6 +20,7 @@ from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
+from tests.worlds.converted import verify_dataset
 from tests.worlds.memes import PHASE_1, laid_out, lay_out, memes, tree, without_images
 from tests.worlds.old_record import converted_by_0_1_0
 from tests.worlds.tools import call, requires_tool

@@ -10,9 +10,9 @@ import pytest
 
 from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.manifest import verify_dataset
 from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
+from tests.worlds.converted import verify_dataset
 from tests.worlds.hostile import plain_zip
 from tests.worlds.memes import PHASE_1, Files, image, jsonl, lay_out, memes, tar_gz, tree
 

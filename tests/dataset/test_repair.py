@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.manifest import verify_dataset
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.errors import ArchiveError, DatasetError, MissingArchive, PasswordError
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
+from tests.worlds.converted import verify_dataset
 from tests.worlds.journals import noted
 from tests.worlds.memes import (
     PASSWORD,
