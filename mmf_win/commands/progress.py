@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mmf_win.console import Progress, Unit, say
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event, read_events
+from mmf_win.runs import gpus
 from mmf_win.runs.folder import Run
-from mmf_win.runs.gpus import GpuMonitor
 from mmf_win.runs.history import val_auroc
 
 
@@ -24,7 +24,7 @@ class RunDisplay:
         self._best = max((score for event in events if (score := val_auroc(event)) is not None), default=None)
         self._progress: Progress | None = None
         self._notes: dict[str, str] = {}
-        self._gpu: GpuMonitor | None = None
+        self._gpu: Iterator[str] = iter(())
         self._cpu = False
 
     def __enter__(self) -> Callable[[Event], None]:
@@ -45,7 +45,7 @@ class RunDisplay:
             f"batch {event['batch']}, seed {event['seed']}{_part(event, ', ')}"
         )
         if event["device"].startswith("cuda"):
-            self._gpu = GpuMonitor()
+            self._gpu = gpus.figures()
         if event.get("remembered"):
             say(f"micro-batch {event['micro_batch']}, which fitted before (--no-memory forgets it)")
         self._cpu = event["device"] == "cpu"
@@ -89,7 +89,7 @@ class RunDisplay:
     def _advance_to(self, amount: int) -> None:
         if self._progress is not None:
             notes = [f"{key} {value}" for key, value in self._notes.items()]
-            if self._gpu is not None and (figures := self._gpu.figures()):
+            if figures := next(self._gpu, None):
                 notes.append(figures)
             self._progress.annotate(", ".join(notes))
             self._progress.advance(max(0, amount - self._progress.done))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from mmf_win.console import size
@@ -49,28 +50,20 @@ def free_memory(environ: Mapping[str, str] = os.environ) -> list[int]:
     return free
 
 
-class GpuMonitor:
-    """What the first GPU that the worker may use is doing, for the live display."""
+def figures(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """What the first GPU that the worker may use is doing, for the live display.
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        first: tuple[Any, Any] = next(_handles(environ), (None, None))
-        self._nvml, self._handle = first
-        self._figures = ""
-        self._next = time.monotonic()
-
-    def figures(self) -> str:
-        """``GPU 87 %, 10.2 of 24.0 GiB``, at most two seconds old; empty where nothing is known."""
-        if self._nvml is None or time.monotonic() < self._next:
-            return self._figures
-        self._next = time.monotonic() + _INTERVAL
-        try:
-            busy = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
-        except self._nvml.NVMLError:  # a driver of a virtual machine may know neither
-            self._nvml, self._figures = None, ""
-        else:
-            self._figures = f"GPU {busy} %, {size(memory.used)} of {size(memory.total)}"
-        return self._figures
+    Yields:
+        ``GPU 87 %, 10.2 of 24.0 GiB``, at most two seconds old, for as long as the driver knows it.
+    """
+    for nvml, handle in islice(_handles(environ), 1):
+        with suppress(nvml.NVMLError):  # a driver of a virtual machine may know neither
+            while True:
+                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                until = time.monotonic() + _INTERVAL
+                while time.monotonic() < until:
+                    yield f"GPU {busy} %, {size(memory.used)} of {size(memory.total)}"
 
 
 def _handles(environ: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:

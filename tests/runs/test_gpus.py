@@ -56,24 +56,23 @@ def test_all_gpus_are_listed_fake_nvml(nvml: FakeNvml, monkeypatch: pytest.Monke
 def test_the_first_gpu_that_may_be_used_is_watched_fake_nvml(
     nvml: FakeNvml, visible: str | None, handle: object
 ) -> None:
-    monitor = gpus.GpuMonitor({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert monitor.figures() == "GPU 87 %, 10.0 GiB of 24.0 GiB"
+    figures = gpus.figures({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert next(figures) == "GPU 87 %, 10.0 GiB of 24.0 GiB"
     assert nvml.asked == [handle]
-    monitor.figures()
+    next(figures)
     assert len(nvml.asked) == 1, "the GPU is not asked all the time"
 
 
 def test_a_gpu_that_is_not_there_or_says_nothing_is_passed_over_fake_nvml(nvml: FakeNvml) -> None:
-    assert gpus.GpuMonitor({"CUDA_VISIBLE_DEVICES": "7"}).figures() == ""
+    assert list(gpus.figures({"CUDA_VISIBLE_DEVICES": "7"})) == []
     nvml.knows = False
-    monitor = gpus.GpuMonitor({})
-    assert monitor.figures() == monitor.figures() == ""
+    assert list(gpus.figures({})) == []
     assert len(nvml.asked) == 1
 
 
 def test_without_nvidia_ml_py_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpus.GpuMonitor({}).figures() == ""
+    assert list(gpus.figures({})) == []
     assert gpus.free_memory() == gpus.installed() == []
 
 
