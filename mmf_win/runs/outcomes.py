@@ -43,9 +43,9 @@ def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exi
     """
     said = Exit.load(asked.attempt.exit)
     end = said or _died(ended, memory_ran_out)
-    if said is not None and end.outcome == "killed" and memory_ran_out:
+    if end.outcome == "killed" and memory_ran_out:
         end = Exit("host_oom", "memory ran out, and the system killed a rank")
-    if said is not None and ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):
+    if ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):
         # Whoever asked for the prompt must not get another attempt.
         end = Exit("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
     if end is not said:

@@ -88,6 +88,7 @@ def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
         (Ended(-9, stop_requested=False, killed=False), True, "host_oom"),
         (Ended(-9, stop_requested=False, killed=False), False, "killed"),
         (Ended(-9, stop_requested=True, killed=True), True, "interrupted"),
+        (Ended(-9, stop_requested=True, killed=False), True, "interrupted"),
         (Ended(-7, stop_requested=False, killed=False), False, "host_oom"),
         (Ended(1, stop_requested=False, killed=False), True, "internal"),
     ],
