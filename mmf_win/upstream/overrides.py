@@ -19,12 +19,6 @@ from mmf_win.upstream.versions import versions_with
 
 # A name, and the number of one of its items.
 _FIELD = re.compile(r"\A(.*?)(\[[^\[\]]*\])?\Z", re.DOTALL)
-_PYTHON = {
-    **dict.fromkeys(("true", "yes", "on"), "True"),
-    **dict.fromkeys(("false", "no", "off"), "False"),
-    **dict.fromkeys(("null", "~"), "None"),
-}
-"""YAML's spelling of a value → Python's, which MMF reads."""
 
 
 def assign(config: Any, overrides: Sequence[str], *, version: str, has_user_dir: bool = False) -> None:
@@ -94,17 +88,21 @@ def _require_apart(overrides: Sequence[str]) -> None:
 
 def _require_meant(override: str, before: Any, value: Any) -> None:
     """Refuse a text where something else is meant: MMF reads Python's values, not YAML's."""
+    from yaml import safe_load
+
     key, _, typed = override.partition("=")
     if not isinstance(value, str) or "${" in value:
         return
-    bare, python = typed == value, _PYTHON.get(value.lower())
+    bare = typed == value
     if bare and value[:1] in ("[", "{"):
         raise UsageError(
             f"{override}: not a list that MMF can read", hint=as_typed(f"{key}=['VALUE']") + ", with quotes"
         )
     if isinstance(before, (bool, int, float)) or (bare and value.lower() in ("true", "false", "null")):
         kind = "True or False" if isinstance(before, bool) else "a number"
-        hint = f"{key}={python}" if python else f"it takes {kind}, such as {key}={before}"
+        meant = safe_load(value) if value else value
+        same = meant is None or isinstance(meant, bool)
+        hint = f"{key}={meant}" if same else f"it takes {kind}, such as {key}={before}"
         raise UsageError(f"{override}: MMF would take {value!r} for a text", hint=hint)
 
 
