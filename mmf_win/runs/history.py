@@ -84,7 +84,7 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, train
         save_dir: where runs are kept.
         wanted: the id, name or folder.
         preset: only runs of this preset.
-        trained: without a name, skip runs of published weights.
+        trained: skip runs of published weights.
 
     Raises:
         UsageError: there is no such run.
@@ -97,7 +97,7 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, train
     for run in all_runs(save_dir):
         named = wanted in (None, run.id, run.path.parent.name, run.path.name)
         if named and (preset is None or run.request().preset == preset):
-            if trained and wanted is None and run.request().published_weights:
+            if trained and run.request().published_weights:
                 continue
             return run
     of = f" of preset {preset}" if preset else ""

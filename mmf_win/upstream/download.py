@@ -122,7 +122,7 @@ class _Part:
     def fetch(self, title: str, attempts: int) -> str:
         """Bring the whole file in and return its hash."""
         self._hash_what_is_there()
-        best, tries, pause = 0, 0, PAUSE
+        best, tries = 0, 0
         while True:
             try:
                 self._fetch_the_rest(title)
@@ -132,13 +132,11 @@ class _Part:
                     error.close()  # it is the answer, too, and holds the connection
                 arrived = self._done > best
                 best, tries = max(best, self._done), 1 if arrived else tries + 1
-                pause = PAUSE if arrived else pause
                 if tries >= attempts or not _may_pass(error):
                     kept = f"; {size(self._done)} have arrived and stay" if self._done else ""
                     message = f"cannot download {self._url}: {_reason(error)}{kept}"
                     raise MmfError(message, hint=_hint(error)) from error
-            time.sleep(min(pause, _LONGEST_PAUSE))
-            pause *= 2
+            time.sleep(min(PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE))
 
     def install(self) -> None:
         """Give the file its name."""
