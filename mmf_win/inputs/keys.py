@@ -40,7 +40,9 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
             if (remembered["lmdb"], remembered["state"]) == (folder.name, state):
                 return frozenset(remembered["keys"])
     require_packages("lmdb")
-    found, code = answer_of("mmf_win.worker.feature_lmdb", str(folder), *(["--walk"] if walk else []))
+    found, code = answer_of(
+        "mmf_win.worker.feature_lmdb", str(folder.absolute()), *(["--walk"] if walk else [])
+    )
     if found is None:  # reading what is not there ends the process
         found = {"problem": f"it cannot be read to its end (exit code {code})"}
     if "problem" in found:
@@ -53,7 +55,8 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
 def answer_of(module: str, *words: str) -> tuple[Any, int]:
     """Ask a module of the worker that imports what the parent must not, in a process of its own.
 
-    It runs ``python -m MODULE WORDS OUTPUT``, which writes JSON to ``OUTPUT``.
+    It runs ``python -m MODULE WORDS OUTPUT``, which writes JSON to ``OUTPUT``. Paths among the
+    words are absolute.
 
     Returns:
         the JSON, None where it ended before it wrote any; and its exit code.
@@ -64,7 +67,8 @@ def answer_of(module: str, *words: str) -> tuple[Any, int]:
     with tempfile.TemporaryDirectory(prefix="mmfw-answer-") as scratch:
         output = Path(scratch, "answer.json")
         command = [sys.executable, "-m", module, *words, str(output)]
-        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+        beside = Path(__file__).parents[2]  # the user's files must not stand in for libraries
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=beside).returncode
         if code == Interrupted.exit_code:
             raise Interrupted("interrupted")
         try:

@@ -387,6 +387,14 @@ def test_a_damaged_lmdb_is_not_taken_for_intact_when_another_comes_beside_it(
     assert [verify_need(need_of(lmdb), places).state for lmdb in (one, two)] == ["damaged", "intact"]
 
 
+def test_files_of_the_user_do_not_stand_in_for_libraries(
+    user_dir: Path, places: Places, add: Callable[..., Added], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user_dir / "lmdb.py").write_text("raise SystemExit(9)", encoding="utf-8")
+    monkeypatch.chdir(user_dir)
+    assert add(npy.write_pairs(user_dir / "npy", ["1"])).records == 1
+
+
 def test_two_lmdbs_in_a_folder_share_a_manifest(user_dir: Path, places: Places) -> None:
     for name in ("a", "b"):
         lmdb = user_dir / "own" / f"{name}.lmdb"
