@@ -97,7 +97,7 @@ class Survey:
 
 def survey(places: Places) -> Survey:
     """Look at everything; nothing heavy is imported, and nothing is changed."""
-    mmf = _mmf()
+    mmf = survey_mmf()
     folders, dataset = tuple(_folders(places, mmf)), _dataset(places.dataset)
     return Survey(_versions(), mmf, folders, dataset, survey_machine(), engine(), fits.load())
 
@@ -128,7 +128,8 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _mmf() -> MmfState:
+def survey_mmf() -> MmfState:
+    """Verify the MMF that runs."""
     try:
         installed = find()
     except MmfError as error:

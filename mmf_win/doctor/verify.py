@@ -10,6 +10,7 @@ from pathlib import Path
 from mmf_win.archives import Ask
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
+from mmf_win.doctor.survey import survey_mmf
 from mmf_win.errors import DamagedCheckpoints, DataError, MmfError, UsageError
 from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
@@ -224,13 +225,12 @@ def _checkpoints(run: Run) -> Finding | None:
 
 def _mmf() -> Finding | None:
     finding = Finding("mmf", "MMF", tool_home() / "mmf", "damaged", _NOTHING)
-    try:
-        installed = install.find()
-    except MmfError as error:
-        return replace(finding, problems=(str(error),)) if install.was_set_up() else None
+    state = survey_mmf()
+    installed, problems = state.installed, state.problems
+    if installed is None:
+        return replace(finding, problems=problems) if problems else None
     finding = replace(finding, what=f"MMF {installed.version}", folder=installed.root)
     if install.source_of(installed) is None:
         return replace(finding, state="not verified", against="nothing: it is a copy of your own")
     against = f"commit {installed.commit[:12]}" if installed.commit else "the RECORD of its wheel"
-    problems = tuple(install.verify(installed))
     return replace(finding, state="damaged" if problems else "intact", against=against, problems=problems)
