@@ -19,7 +19,7 @@ from mmf_win.console import Progress
 from mmf_win.dataset.convert import convert
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places
-from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.reading import Journal
 from mmf_win.unpacking.staging import Staging, staging_folder
 from tests.worlds import hostile
 from tests.worlds.journals import noted
@@ -137,7 +137,7 @@ _DIE = """\
 import os, signal, sys
 from pathlib import Path
 from mmf_win.dataset.convert import convert
-from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.reading import Journal
 from mmf_win.paths import Places
 
 def die():

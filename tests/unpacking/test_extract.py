@@ -26,7 +26,7 @@ from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_f
 from mmf_win.integrity.verify import LOCK, verify
 from mmf_win.unpacking import extract as extract_module
 from mmf_win.unpacking.extract import extract_verified, manifest_of, repair
-from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.reading import Journal
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds import hostile
 from tests.worlds.journals import noted
@@ -265,7 +265,7 @@ _CHILD = """\
 import os, signal, sys
 from pathlib import Path
 from mmf_win.unpacking.extract import extract_verified
-from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.reading import Journal
 
 when = sys.argv[3]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmf_win.archives import Extracted
-from mmf_win.unpacking.journal import Journal
+from mmf_win.unpacking.reading import Journal
 
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
