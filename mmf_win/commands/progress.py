@@ -31,7 +31,7 @@ class RunDisplay:
         say("loading MMF …")
         return self._show
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _show(self, event: Event) -> None:
@@ -96,7 +96,7 @@ class RunDisplay:
 
     def _end(self) -> None:
         if self._progress is not None:
-            self._progress.__exit__(None, None, None)
+            self._progress.__exit__()
             self._progress = None
 
 

@@ -64,11 +64,8 @@ def command(
         print_json({"report": page, "runs": [run.id for run in found]})
     else:
         print(page)
-    if show and not _open(page):
-        say("there is no browser to open it with")
+    if show:
+        import webbrowser
 
-
-def _open(page: Path) -> bool:
-    import webbrowser
-
-    return webbrowser.open(page.as_uri())
+        if not webbrowser.open(page.as_uri()):
+            say("there is no browser to open it with")

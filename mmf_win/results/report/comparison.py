@@ -14,6 +14,7 @@ from mmf_win.results.metrics import SAMPLES, AurocDifference, auroc_difference, 
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
+from mmf_win.results.report.svg import SERIES
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
@@ -132,10 +133,13 @@ def of_runs(runs: Sequence[tuple[Run, Scored | None]], split: str | None) -> dic
 
 
 def coloured(entries: Sequence[ComparedRun]) -> dict[str, str]:
-    """What colours tell apart, each with its role: the presets, or the runs where all are of one preset."""
+    """What colours tell apart, each with its role: the presets, or the runs where all are of one preset.
+
+    There are eight colours, which then come again.
+    """
     presets = dict.fromkeys(entry.group for entry in entries)
     apart = list(presets) if len(presets) > 1 else [entry.run.id for entry in entries]
-    return {name: plots.series(n) for n, name in enumerate(apart)}
+    return {name: SERIES[n % len(SERIES)] for n, name in enumerate(apart)}
 
 
 def _colour(entry: ComparedRun, colours: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from mmf_win.results.metrics import CALIBRATION_BINS, Score
 from mmf_win.results.report.curves import TrainingCurves
-from mmf_win.results.report.svg import COLOURS, SERIES, Plot
+from mmf_win.results.report.svg import COLOURS, Plot
 
 _MOST = 400  # points of a line; more cannot be seen
 _BARS = 25
@@ -100,11 +100,6 @@ def histogram(probas: Sequence[float], threshold: float, labels: Sequence[int] |
         axes.grid(axis="x", visible=False)
         axes.set(xlim=(0, 1), xlabel="predicted probability", ylabel="memes")
     return plot
-
-
-def series(number: int) -> str:
-    """The role of the colour of the series with this number; there are eight, which then come again."""
-    return SERIES[number % len(SERIES)]
 
 
 def overlaid(name: str, title: str, lines: Sequence[tuple[Points, str]]) -> Plot:
