@@ -1,4 +1,4 @@
-"""The page of one run."""
+"""What the page of one run shows, and how every page is written."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mmf_win import __version__
 from mmf_win.console import duration, moment
+from mmf_win.files import replacing
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
@@ -263,3 +268,32 @@ def _facts_of(scored: Scored) -> list[Fact]:
     origin = scored.record.get("threshold_from", "default")
     chosen = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")
     return [*facts, Fact.above("Threshold", chosen), Fact("Predictions", scored.csv.name)]
+
+
+def write(template: str, output: Path, about: dict[str, Any]) -> Path:
+    """Write a page, complete or not at all.
+
+    Everything that comes from runs and datasets is escaped, and a content security policy forbids the page to
+    load anything, so that neither a meme's text nor a run's name can make it do something.
+    """
+    environment = Environment(
+        loader=PackageLoader("mmf_win.results.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["score"] = _score
+    made = datetime.now().strftime("%Y-%m-%d %H:%M")
+    page = environment.get_template(template).render(version=__version__, made=made, **about)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(output.resolve()) as temporary:  # a link stays one
+        temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
+    return output
+
+
+def _score(value: float | None, digits: int = 4, sign: bool = False) -> str:
+    """A metric, or that there is none; a real minus sign before negative ones."""
+    if value is None:
+        return "undefined"
+    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")

@@ -1,17 +1,13 @@
-"""Chooses what a page is about, fills its template, and writes it."""
+"""Chooses what a page is about and where it goes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from mmf_win import __version__
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import NotPredicted, UsageError
-from mmf_win.files import replacing
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.results import record
 from mmf_win.results.report.pictures import PictureMatcher
@@ -55,7 +51,7 @@ def of_run(
         from mmf_win.results.report import page
 
         about = page.of_run(run, scored, dataset, matcher)
-    return _write("run.html", output or run.reports / "report.html", about)
+        return page.write("run.html", output or run.reports / "report.html", about)
 
 
 def of_ensemble(csv: Path) -> Path:
@@ -75,7 +71,7 @@ def of_ensemble(csv: Path) -> Path:
         from mmf_win.results.report import page
 
         about = page.of_ensemble(scored, dataset, matcher)
-    return _write("run.html", csv.with_name("report.html"), about)
+        return page.write("run.html", csv.with_name("report.html"), about)
 
 
 def of_runs(
@@ -106,40 +102,10 @@ def of_runs(
     scored = [(run, _scored(run, chosen, data_dir)) for run in runs]
     if split is not None and not any(predictions for _, predictions in scored):
         raise NotPredicted(f"none of these runs has predictions for {split}", split=split)
-    from mmf_win.results.report import comparison
+    from mmf_win.results.report import comparison, page
 
-    return _write("compare.html", output or save_dir / "comparison.html", comparison.of_runs(scored, chosen))
-
-
-def _write(template: str, output: Path, about: dict[str, Any]) -> Path:
-    """Write a page, complete or not at all.
-
-    Everything that comes from runs and datasets is escaped, and a content security policy forbids the page to
-    load anything, so that neither a meme's text nor a run's name can make it do something.
-    """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("mmf_win.results.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["score"] = _score
-    made = datetime.now().strftime("%Y-%m-%d %H:%M")
-    page = environment.get_template(template).render(version=__version__, made=made, **about)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(output.resolve()) as temporary:  # a link stays one
-        temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
-    return output
-
-
-def _score(value: float | None, digits: int = 4, sign: bool = False) -> str:
-    """A metric, or that there is none; a real minus sign before negative ones."""
-    if value is None:
-        return "undefined"
-    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+    about = comparison.of_runs(scored, chosen)
+    return page.write("compare.html", output or save_dir / "comparison.html", about)
 
 
 def _matching(
