@@ -18,7 +18,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_started
 from mmf_win.runs.outcomes import as_error, exit_of
 from mmf_win.runs.request import RunRequest
-from mmf_win.supervise import oom_killer, run_child
+from mmf_win.supervise import oom_kills, run_child
 from mmf_win.upstream import settings
 
 _log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def run_worker(
         run.exit_file.unlink(missing_ok=True)
     else:
         environment = settings.on_one_device(environment)
-    kills = oom_killer.kills()
+    kills = oom_kills()
     reader = EventReader(run.events, from_end=True)
     saving = False
     stopping = f"\n{'saving' if trains else 'stopping'}… press Ctrl+C again to end at once"
@@ -158,7 +158,7 @@ def run_worker(
             on_stop=lambda: _log.info(stopping),
             patience=request.stop_timeout,
         )
-    return exit_of(asked, ended, memory_ran_out=oom_killer.kills() != kills)
+    return exit_of(asked, ended, memory_ran_out=oom_kills() != kills)
 
 
 def _newest_saved(run: Run, events: list[Event], failed: AttemptRequest) -> Path | None:

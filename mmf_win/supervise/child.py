@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -19,6 +20,8 @@ else:
 _POLL = 0.2
 _FAREWELL = 10.0
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
+# Every kill since the system started, https://docs.kernel.org/filesystems/proc.html
+_COUNTERS = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True)
@@ -116,3 +119,16 @@ def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def oom_kills() -> int | None:
+    """How many processes Linux has killed so far because memory ran out; None where nobody counts them.
+
+    Compare it from before and after: more of them mean that a process which died by SIGKILL in between was
+    most likely one. Kills inside a container count, too.
+    """
+    try:
+        found = re.search(r"^oom_kill (\d+)$", _COUNTERS.read_text(encoding="ascii"), re.MULTILINE)
+    except (OSError, ValueError):
+        return None
+    return int(found[1]) if found else None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.supervise import oom_killer
+from mmf_win.supervise import child, oom_kills
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows kills nothing for want of memory")
 
@@ -44,13 +44,13 @@ def small_memory() -> Iterator[Path]:
 
 
 def test_a_process_that_the_kernel_kills_for_want_of_memory_is_counted(small_memory: Path) -> None:
-    before = oom_killer.kills()
+    before = oom_kills()
     taking = "import sys; sys.stdin.readline(); taken = [bytearray(b'x') * (1 << 20) for _ in range(300)]"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", taking], stdin=subprocess.PIPE) as process:
         (small_memory / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
         process.communicate(b"\n")
     assert process.returncode == -signal.SIGKILL
-    after = oom_killer.kills()
+    after = oom_kills()
     assert before is not None and after is not None and after > before
 
 
@@ -61,5 +61,5 @@ def test_where_nobody_counts_there_is_no_number(
     file = tmp_path / "vmstat"
     if content is not None:
         file.write_text(content, encoding="latin-1")
-    monkeypatch.setattr(oom_killer, "_COUNTERS", file)
-    assert oom_killer.kills() is None
+    monkeypatch.setattr(child, "_COUNTERS", file)
+    assert oom_kills() is None
