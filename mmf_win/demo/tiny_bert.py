@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,10 @@ from safetensors.numpy import save_file
 from mmf_win.files import rename, write_json
 
 HIDDEN = 64
-LAYERS = 1
 HEADS = 4
 INTERMEDIATE = 128
 POSITIONS = 32
 VOCABULARY = 64
-
-_Weights = np.ndarray[Any, np.dtype[np.float32]]
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -47,7 +44,7 @@ def write_bert(folder: Path, words: Sequence[str], seed: int) -> None:
         made.joinpath("vocab.txt").write_text("\n".join(known) + "\n", encoding="utf-8", newline="\n")
         write_json(made / "config.json", _config())
         random = np.random.default_rng(seed)
-        tensors = {name: _initial(name, shape, random) for name, shape in _shapes()}
+        tensors = {name: weight.astype(np.float32) for name, weight in _weights(random).items()}
         save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
         rename(made, folder)
 
@@ -61,43 +58,35 @@ def _config() -> dict[str, object]:
         "intermediate_size": INTERMEDIATE,
         "max_position_embeddings": POSITIONS,
         "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": 1,
         "type_vocab_size": 2,
         "vocab_size": VOCABULARY,
     }
 
 
-def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every weight of ``transformers.BertModel``."""
+def _weights(random: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+    """Every weight of ``transformers.BertModel``, as BERT initialises itself.
 
-    def linear(name: str, inputs: int, outputs: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{name}.weight", (outputs, inputs)
-        yield f"{name}.bias", (outputs,)
-
-    def layer_norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{name}.LayerNorm.weight", (HIDDEN,)
-        yield f"{name}.LayerNorm.bias", (HIDDEN,)
-
-    yield "embeddings.word_embeddings.weight", (VOCABULARY, HIDDEN)
-    yield "embeddings.position_embeddings.weight", (POSITIONS, HIDDEN)
-    yield "embeddings.token_type_embeddings.weight", (2, HIDDEN)
-    yield from layer_norm("embeddings")
-    for n in range(LAYERS):
-        layer = f"encoder.layer.{n}"
-        for part in ("query", "key", "value"):
-            yield from linear(f"{layer}.attention.self.{part}", HIDDEN, HIDDEN)
-        yield from linear(f"{layer}.attention.output.dense", HIDDEN, HIDDEN)
-        yield from layer_norm(f"{layer}.attention.output")
-        yield from linear(f"{layer}.intermediate.dense", HIDDEN, INTERMEDIATE)
-        yield from linear(f"{layer}.output.dense", INTERMEDIATE, HIDDEN)
-        yield from layer_norm(f"{layer}.output")
-    yield from linear("pooler.dense", HIDDEN, HIDDEN)
-
-
-def _initial(name: str, shape: tuple[int, ...], random: np.random.Generator) -> _Weights:
-    """As BERT initialises itself: N(0, 0.02), with ones for LayerNorm and zeros for biases."""
-    if name.endswith(".bias"):
-        return np.zeros(shape, dtype=np.float32)
-    if name.endswith("LayerNorm.weight"):
-        return np.ones(shape, dtype=np.float32)
-    return random.normal(0, 0.02, shape).astype(np.float32)
+    That is: N(0, 0.02), with ones for LayerNorm and zeros for biases.
+    """
+    layer = "encoder.layer.0"
+    linear = {
+        **{f"{layer}.attention.self.{part}": (HIDDEN, HIDDEN) for part in ("query", "key", "value")},
+        f"{layer}.attention.output.dense": (HIDDEN, HIDDEN),
+        f"{layer}.intermediate.dense": (INTERMEDIATE, HIDDEN),
+        f"{layer}.output.dense": (HIDDEN, INTERMEDIATE),
+        "pooler.dense": (HIDDEN, HIDDEN),
+    }
+    drawn = {
+        "embeddings.word_embeddings": (VOCABULARY, HIDDEN),
+        "embeddings.position_embeddings": (POSITIONS, HIDDEN),
+        "embeddings.token_type_embeddings": (2, HIDDEN),
+        **linear,
+    }
+    norms = [f"{part}.LayerNorm" for part in ("embeddings", f"{layer}.attention.output", f"{layer}.output")]
+    return {
+        **{f"{name}.weight": random.normal(0, 0.02, shape) for name, shape in drawn.items()},
+        **{f"{name}.bias": np.zeros(outputs) for name, (outputs, _) in linear.items()},
+        **{f"{name}.weight": np.ones(HIDDEN) for name in norms},
+        **{f"{name}.bias": np.zeros(HIDDEN) for name in norms},
+    }
