@@ -81,14 +81,9 @@ def _refuse(name: str, error: Exception) -> NoReturn:
 
 
 class SingleWrite:
-    """Writes one value under one or more names.
+    """Writes one value under one or more names."""
 
-    Args:
-        names: how many names it will be, for the space that they need where there are no hard links.
-    """
-
-    def __init__(self, names: int) -> None:
-        self._names = names
+    def __init__(self) -> None:
         self._written: Path | None = None
 
     def __call__(self, value: Any, path: Path) -> None:
@@ -98,49 +93,32 @@ class SingleWrite:
             ResourceError: there is too little space; nothing is left of the new file.
             CheckpointError: what was written cannot be read back.
         """
-        if self._written is None:
-            _write(value, path, self._names)
-            self._written = path
-        else:
+        if self._written is not None:
             share(self._written, path)
+            return
+        needed = tensor_bytes(value) + _OVERHEAD
+        _require(needed, needed, path)
+        with replacing(path) as temporary:
+            try:
+                with temporary.open("wb") as file:
+                    _save(value, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except (OSError, RuntimeError):
+                _require(_LITTLE, needed, path)  # torch does not say that the disk is full
+                raise
+            if damage := torch_file.problem(temporary):
+                raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
+        self._written = path
 
 
-def _write(value: Any, path: Path, names: int) -> None:
-    needed = (tensor_bytes(value) + _OVERHEAD) * (1 if _links_work(path.parent) else names)
-    _require(needed, path)
-    with replacing(path) as temporary:
-        try:
-            with temporary.open("wb") as file:
-                _save(value, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except (OSError, RuntimeError):
-            _require(needed, path, at_least=_LITTLE)  # torch does not say that the disk is full
-            raise
-        if damage := torch_file.problem(temporary):
-            raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
-
-
-def _require(needed: int, path: Path, *, at_least: int | None = None) -> None:
+def _require(least: int, needed: int, path: Path) -> None:
     free = free_space(path.parent)
-    if free is not None and free < (needed if at_least is None else at_least):
+    if free is not None and free < least:
         raise ResourceError(
             f"{path}: a checkpoint needs {size(needed)} of disk space, and {size(free)} are free; "
             "earlier ones stay as they are"
         )
-
-
-def _links_work(folder: Path) -> bool:
-    first, second = folder / "link.part", folder / "linked.part"
-    try:
-        first.touch()
-        os.link(first, second)
-    except OSError:
-        return False
-    finally:
-        first.unlink(missing_ok=True)
-        second.unlink(missing_ok=True)
-    return True
 
 
 def tensor_bytes(value: Any) -> int:

@@ -58,7 +58,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         """
         check_weights(self.trainer.model, update)
         self._observer.saving(update)
-        write = SingleWrite(names=3 if update_best else 2)
+        write = SingleWrite()
         state = self.resume_state.state() if self.resume_state else None
 
         def write_all(value: dict[str, Any], path: Path) -> None:
@@ -72,7 +72,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
     def finalize(self) -> None:
         """Write the weights alone, at the end of training."""
-        with _writing_by(SingleWrite(names=1)):
+        with _writing_by(SingleWrite()):
             super().finalize()
 
     def load_state_dict(self) -> None:

@@ -21,7 +21,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_several_names_share_one_content_and_nothing_else_is_left(tmp_path: Path) -> None:
-    write = SingleWrite(names=3)
+    write = SingleWrite()
     value = {"weights": torch.arange(10)}
     for name in ("model_1.ckpt", "best.ckpt", "current.ckpt"):
         write(value, tmp_path / name)
@@ -31,7 +31,7 @@ def test_several_names_share_one_content_and_nothing_else_is_left(tmp_path: Path
 
 
 def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path) -> None:
-    first, second = SingleWrite(names=2), SingleWrite(names=1)
+    first, second = SingleWrite(), SingleWrite()
     first({"update": 1}, tmp_path / "best.ckpt")
     first({"update": 1}, tmp_path / "current.ckpt")
     second({"update": 2}, tmp_path / "current.ckpt")
@@ -46,7 +46,7 @@ def test_without_hard_links_as_a_fake_system_says_the_names_get_copies(
         raise OSError("no hard links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    write = SingleWrite(names=2)
+    write = SingleWrite()
     for name in ("model_1.ckpt", "current.ckpt"):
         write({"weights": torch.arange(10)}, tmp_path / name)
     assert names(tmp_path) == ["current.ckpt", "model_1.ckpt"]
@@ -56,9 +56,9 @@ def test_without_hard_links_as_a_fake_system_says_the_names_get_copies(
 
 def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> None:
     path = small_disk / "current.ckpt"
-    SingleWrite(names=1)({"update": 1}, path)
+    SingleWrite()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs 99\.4 MiB .* are free"):
-        SingleWrite(names=1)({"weights": torch.zeros(100_000_000, dtype=torch.uint8)}, path)
+        SingleWrite()({"weights": torch.zeros(100_000_000, dtype=torch.uint8)}, path)
     assert names(small_disk) == ["current.ckpt"]
     assert torch.load(path) == {"update": 1}
 
@@ -66,9 +66,9 @@ def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> 
 def test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part(small_disk: Path) -> None:
     """Text is not counted before, so this write really fails in its middle."""
     path = small_disk / "current.ckpt"
-    SingleWrite(names=1)({"update": 1}, path)
+    SingleWrite()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs"):
-        SingleWrite(names=1)({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
+        SingleWrite()({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
     assert names(small_disk) == ["current.ckpt"]
     assert torch_file.problem(path) is None
     assert torch.load(path) == {"update": 1}
