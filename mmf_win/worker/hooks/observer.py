@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -48,7 +49,7 @@ class Observer:
     @property
     def is_main(self) -> bool:
         """Whether this is the one rank that writes."""
-        return _rank() == 0
+        return ranks() == 1 or torch.distributed.get_rank() == 0
 
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
@@ -128,7 +129,7 @@ class Observer:
 
     def heartbeat(self) -> None:
         """Work without an event of its own is done, such as a batch of the validation set."""
-        if _ranks() == 1 and self._stop.asked:
+        if ranks() == 1 and self._stop.asked:
             self._leave()
         if time.monotonic() >= self._next_heartbeat:
             self._next_heartbeat = time.monotonic() + _HEARTBEAT
@@ -150,7 +151,7 @@ class Observer:
             raise StopRequested("stopped")
         save, self._save = self._save, None
         save()
-        if _ranks() > 1:  # one that left before the first has saved would end them all
+        if ranks() > 1:  # one that left before the first has saved would end them all
             torch.distributed.barrier()
         raise StopRequested(f"stopped at update {self._trainer.num_updates}, which is saved")
 
@@ -171,46 +172,33 @@ class Curves:
     def write(self, kind: str, values: Mapping[str, Any]) -> None:
         """Take an event in; its update is TensorBoard's step."""
         if kind == "train_started":
-            self._begin(values["update"])
+            with suppress(ImportError):
+                from torch.utils.tensorboard import SummaryWriter
+
+                # What an earlier attempt wrote after this update is no longer shown.
+                self._writer = SummaryWriter(str(self._folder), purge_step=values["update"] + 1)
         if self._writer is None:
             return
+        scalars: dict[str, float | None] = {}
         if kind == "train":
-            self._add(values["update"], {f"train/{key}": values.get(key) for key in _CURVES})
+            scalars = {key: values.get(key) for key in _CURVES}
         elif kind == "val" and not values.get("final"):
-            metrics = {key.removeprefix("hateful_memes/"): value for key, value in values["metrics"].items()}
-            self._add(values["update"], {f"val/{key}": value for key, value in metrics.items()})
-
-    def _begin(self, update: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        # What an earlier attempt wrote after this update is no longer shown.
-        self._writer = SummaryWriter(str(self._folder), purge_step=update + 1)
-
-    def _add(self, update: int, scalars: Mapping[str, float | None]) -> None:
-        for name, value in scalars.items():
+            scalars = {key.removeprefix("hateful_memes/"): value for key, value in values["metrics"].items()}
+        for key, value in scalars.items():
             if value is not None:
-                self._writer.add_scalar(name, value, update)
+                self._writer.add_scalar(f"{kind}/{key}", value, values["update"])
         self._writer.flush()  # a worker may be killed at any time
 
 
-def distributed() -> bool:
-    """Whether this process is one of several ranks."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if distributed() else 0
-
-
-def _ranks() -> int:
-    return torch.distributed.get_world_size() if distributed() else 1
+def ranks() -> int:
+    """How many processes train together."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if several else 1
 
 
 def _agreed(asked: bool) -> bool:
     """Whether the first rank was asked; one that left alone would leave the others waiting for gradients."""
-    if _ranks() == 1:
+    if ranks() == 1:
         return asked
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
     answer = torch.tensor(int(asked), device=device)

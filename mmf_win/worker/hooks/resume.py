@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import Sampler
 
-from mmf_win.worker.hooks.observer import distributed
+from mmf_win.worker.hooks.observer import ranks
 
 State = dict[str, Any]
 """Tensors and plain values only, which ``torch.load`` reads with ``weights_only``."""
@@ -31,22 +31,17 @@ class ResumeState:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._loader = _loader(trainer)
+        loaders = trainer.train_loader.loaders  # one, as there is one dataset
+        self._loader = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
         self._order = track_row_order(self._loader, trainer)
         self._validated: int | None = None
         self._before_validation: State | None = None
-        self._random: State | None = None
 
     def state(self) -> State | None:
         """What a checkpoint stores; None before the first row."""
-        position = self._order.position() if self._order else None
-        if position is None:
-            return None
-        return {
-            "position": position,
-            "random": self._before_validation or random_state(),
-            "validated": self._validated,
-        }
+        position = self._order.position()
+        random = self._before_validation or random_state()
+        return position and {"position": position, "random": random, "validated": self._validated}
 
     def resume(self, state: State) -> bool:
         """Resume from ``state``; False where the number of rows has changed; their order is then drawn again.
@@ -54,13 +49,13 @@ class ResumeState:
         Each of several ranks has random generators of its own, and a checkpoint holds only those of the
         first: there, all ranks keep theirs.
         """
-        self._random = random_state() if distributed() else state["random"]
+        self._order.random = random_state() if ranks() > 1 else state["random"]
         self._validated = state["validated"]
-        return self._order is not None and self._order.resume(state["position"], lambda: self._random)
+        return self._order.resume(state["position"])
 
     def batches_left(self) -> int:
         """How many batches the next pass over the rows has."""
-        return len(self._loader) - (self._order.batches_skipped() if self._order else 0)
+        return len(self._loader) - self._order.batches_skipped()
 
     @contextmanager
     def validating(self) -> Iterator[None]:
@@ -83,18 +78,12 @@ class ResumeState:
         """
         update = self._trainer.num_updates
         due = update % self._trainer.config.training.evaluation_interval == 0
-        if self._random is None or not due or self._validated == update:
+        if self._order.random is None or not due or self._validated == update:
             return False
-        set_random_state(self._random)
+        set_random_state(self._order.random)
         ends = validate()
-        self._random = random_state()
+        self._order.random = random_state()
         return ends
-
-
-def _loader(trainer: Any) -> Any:
-    """The DataLoader of the training rows; there is one dataset."""
-    loaders = trainer.train_loader.loaders
-    return next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
 
 
 class RowOrder(Sampler[int]):
@@ -107,6 +96,9 @@ class RowOrder(Sampler[int]):
         sampler: draws the order.
         batch_size: rows a batch.
         trainer: counts ``current_iteration``, the batches of all passes, and ``current_epoch``.
+
+    Attributes:
+        random: the state of the generators with which the first row is loaded after resuming.
     """
 
     def __init__(self, sampler: Any, batch_size: int, trainer: Any) -> None:
@@ -117,7 +109,8 @@ class RowOrder(Sampler[int]):
         self._rows_before = 0
         self._batches_before = 0
         self._epoch = 0
-        self._next: tuple[State, Callable[[], State | None]] | None = None
+        self._next: State | None = None
+        self.random: State | None = None
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -125,22 +118,22 @@ class RowOrder(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         position, self._next = self._next, None
         if position is not None:
-            torch.set_rng_state(position[0]["drawn_from"].cpu())
+            torch.set_rng_state(position["drawn_from"].cpu())
         self._drawn_from = torch.get_rng_state()
-        self._rows_before = position[0]["rows"] if position else 0
+        self._rows_before = position["rows"] if position else 0
         self._batches_before = self._trainer.current_iteration
         self._epoch = self._trainer.current_epoch
         rows = iter(self._sampler)
         for _ in islice(rows, self._rows_before):
             pass
-        if position is not None and (random := position[1]()) is not None:
-            set_random_state(random)
+        if position is not None and self.random is not None:
+            set_random_state(self.random)
         yield from rows
 
     def position(self) -> State | None:
         """Where training is; None before the first row."""
         if self._next is not None:
-            return self._next[0]
+            return self._next
         if self._drawn_from is None:
             return None
         batches = self._trainer.current_iteration - self._batches_before
@@ -151,34 +144,27 @@ class RowOrder(Sampler[int]):
             "of": len(self),
         }
 
-    def resume(self, position: State, random: Callable[[], State | None]) -> bool:
-        """Start the next pass at ``position``.
-
-        Args:
-            position: of :meth:`position`.
-            random: tells the state of the generators with which the first row is loaded.
+    def resume(self, position: State) -> bool:
+        """Start the next pass at ``position``, which is one of :meth:`position`.
 
         Returns:
             False where it is a position among another number of rows, so that training cannot resume there.
         """
         if position["of"] != len(self):
             return False
-        self._next = position, random
+        self._next = position
         self._trainer.current_epoch = position["epoch"] - 1  # MMF adds one as it begins
         return True
 
     def batches_skipped(self) -> int:
         """How many batches the next pass leaves out, as training has had them."""
-        return math.ceil(self._next[0]["rows"] / self._batch_size) if self._next else 0
+        return math.ceil(self._next["rows"] / self._batch_size) if self._next else 0
 
 
-def track_row_order(loader: Any, trainer: Any) -> RowOrder | None:
-    """Put a :class:`RowOrder` into a DataLoader; None where it has no sampler of single rows."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    if not isinstance(batch_sampler, BatchSampler):
-        return None
-    order = RowOrder(batch_sampler.sampler, batch_sampler.batch_size, trainer)
-    batch_sampler.sampler = order
+def track_row_order(loader: Any, trainer: Any) -> RowOrder:
+    """Put a :class:`RowOrder` into a DataLoader."""
+    order = RowOrder(loader.batch_sampler.sampler, loader.batch_size, trainer)
+    loader.batch_sampler.sampler = order
     return order
 
 

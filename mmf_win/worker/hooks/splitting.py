@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,27 +19,18 @@ from mmf.common.sample import SampleList
 from torch import nn
 
 
-def sizes(rows: int, limit: int) -> list[int]:
-    """How many rows each part of a batch has: at most ``limit``, in as few and as equal parts as can be.
-
-    Equal, because a last part of a row or two makes layers fail that need several.
-    """
-    parts = max(1, math.ceil(rows / limit))
-    each, more = divmod(rows, parts)
-    return [each + (number < more) for number in range(parts)]
-
-
 def split(batch: SampleList, limit: int) -> list[tuple[float, SampleList]]:
-    """The parts of a batch, each with its share of the rows; tensors are views, nothing is copied."""
+    """The parts of a batch, each with its share of the rows; tensors are views, nothing is copied.
+
+    They have at most ``limit`` rows and are as few and as equal as can be, because a last part of a row or
+    two makes layers fail that need several.
+    """
     rows = batch.get_batch_size()
-    parts = sizes(rows, limit)
-    if len(parts) == 1:
+    parts = max(1, math.ceil(rows / limit))
+    if parts == 1:
         return [(1.0, batch)]
-    ends = accumulate(parts)
-    return [
-        (size / rows, _rows_of(batch, slice(end - size, end), rows))
-        for size, end in zip(parts, ends, strict=True)
-    ]
+    ends = [rows * number // parts for number in range(parts + 1)]
+    return [((end - start) / rows, _rows_of(batch, slice(start, end), rows)) for start, end in pairwise(ends)]
 
 
 def _rows_of(value: Any, wanted: slice, rows: int) -> Any:

@@ -59,7 +59,7 @@ def test_the_order_goes_on_within_an_epoch_also_with_other_batches(batch_size: i
     position = order.position()
     second = loader(batch_size, workers=workers)
     order, trainer = begin(2, second, iteration=trainer.current_iteration)
-    assert order.resume(position, lambda: None)
+    assert order.resume(position)
     assert order.position() == position, "as long as nothing has been drawn"
     assert trained(order, trainer, second) == expected[8:]
     assert trainer.current_epoch == 1
@@ -71,13 +71,4 @@ def test_among_another_number_of_rows_nothing_goes_on() -> None:
     order, trainer = begin(1, first)
     trained(order, trainer, first, count=1)
     other, _ = begin(1, loader(4, rows=_ROWS + 1))
-    assert not other.resume(order.position(), lambda: None)
-
-
-def test_a_loader_of_batches_that_are_not_made_of_rows_is_left_alone() -> None:
-    import torch
-
-    from mmf_win.worker.hooks.resume import track_row_order
-
-    whole = torch.utils.data.DataLoader(list(range(4)), batch_size=None)  # type: ignore[arg-type]
-    assert track_row_order(whole, SimpleNamespace()) is None
+    assert not other.resume(order.position())
