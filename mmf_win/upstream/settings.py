@@ -85,7 +85,7 @@ def options(
         seed: the random seed.
         batch_size: rows an update, over all GPUs.
         updates: the run's total, also when it resumes.
-        detect_anomaly: autograd's anomaly detection; where MMF has no key for it, a patch switches it.
+        detect_anomaly: autograd's anomaly detection; where MMF has no key for it, a hook switches it.
     """
     chosen: Settings = {"seed": seed, "batch_size": batch_size, "max_updates": updates}
     training = {key: value for key, value in chosen.items() if value is not None}

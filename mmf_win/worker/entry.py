@@ -103,7 +103,7 @@ def prepare(request: AttemptRequest, stop: Stop) -> None:
 
     root = Path(request.mmf)
     version = read_version(root)
-    compat.install(root, version, detect_anomaly=request.detect_anomaly)
+    compat.install(root, version)
     from mmf_win.worker import hooks
 
     hooks.register(request, version, stop)

@@ -98,6 +98,8 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights(
     assert "the loss of update 3 is not a number" in tool.errors
     assert "--resume last" in tool.errors and "--detect-anomaly" in tool.errors
     assert tool("runs")[0]["updates"] == 2
+    assert tool.code("train", "--resume", "last", "--detect-anomaly") == 7
+    assert "returned nan values" in tool.errors, "autograd names the operation"
     faulty()
     assert tool("train", "--resume", "last")["state"] == "done"
 

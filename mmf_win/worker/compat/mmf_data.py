@@ -10,8 +10,7 @@ from typing import Any
 
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
-from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import Patch, contains
+from mmf_win.worker.compat.patch import Edit, Patch
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
@@ -23,24 +22,12 @@ _OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 def load_jsonl(self: Any, path: str) -> None:
-    """In the place of ``AnnotationDatabase._load_jsonl``."""
-    self.data, self.start_idx = objects_for_mmf(Path(path)), 0
+    """In the place of ``AnnotationDatabase._load_jsonl``; errors about a row name ``mmfw_file``."""
+    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
 
 
 def _replace_load_jsonl(module: ModuleType) -> None:
     module.AnnotationDatabase._load_jsonl = load_jsonl
-
-
-def _remember_annotation_file(module: ModuleType) -> None:
-    database: Any = module.AnnotationDatabase
-    init = database.__init__
-
-    @wraps(init)
-    def remembered(self: Any, config: Any, path: str, *args: Any, **kwargs: Any) -> None:
-        self.mmfw_file = path
-        init(self, config, path, *args, **kwargs)
-
-    database.__init__ = remembered
 
 
 def _keep_suffixes(module: ModuleType) -> None:
@@ -95,24 +82,13 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def open_shared(path: str, **options: Any) -> Any:
-    """A read-only environment on ``path``, the same one for the whole process and its forked children.
+def _share_environments(module: ModuleType) -> None:
+    """Open each file once for the whole process and its forked children.
 
     LMDB forbids using an environment after a fork because of its lock file. MMF opens without one, so only
     a map of the file is shared; and lmdb would refuse to open the file again in the child.
     """
-    return _open(Path(path).resolve(), tuple(sorted(options.items())))
-
-
-@cache
-def _open(path: Path, options: tuple[tuple[str, Any], ...]) -> Any:
-    import lmdb
-
-    return lmdb.open(str(path), **dict(options))
-
-
-def _share_environments(module: ModuleType) -> None:
-    module.lmdb = SimpleNamespace(open=open_shared)  # type: ignore[attr-defined]
+    module.lmdb = SimpleNamespace(open=cache(module.lmdb.open))  # type: ignore[attr-defined]
 
 
 PATCHES = (
@@ -120,7 +96,6 @@ PATCHES = (
         name="annotation-files",
         problem="AnnotationDatabase: fails at a byte order mark, blank lines, a JSON list and labels of null",
         after_import={_ANNOTATIONS: _replace_load_jsonl},
-        needed=contains(_ANNOTATIONS, "def _load_jsonl"),
     ),
     Patch(
         name="data-elsewhere",
@@ -138,19 +113,16 @@ PATCHES = (
         name="image-paths",
         problem="ImageDatabase: loads cat.jpg for cat.png where both exist; rc10 looks in the current folder",
         after_import={_IMAGES: _keep_suffixes},
-        needed=contains(_IMAGES, "def get_possible_image_paths"),
     ),
     Patch(
         name="image-errors",
         problem="ImageDatabase: an error about a picture names neither its file nor the meme",
-        after_import={_IMAGES: _name_files_and_rows, _ANNOTATIONS: _remember_annotation_file},
-        needed=contains(_IMAGES, "def open_image"),
+        after_import={_IMAGES: _name_files_and_rows},
     ),
     Patch(
         name="lmdb-handles",
         problem="LMDBFeatureReader: the feature file is opened again for each split, which lmdb refuses",
         library="lmdb >= 1.4",
         after_import={_FEATURES: _share_environments},
-        needed=contains(_FEATURES, "lmdb.open("),
     ),
 )

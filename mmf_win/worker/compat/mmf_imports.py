@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmf_win.worker.compat import importing
-from mmf_win.worker.compat.patch import Patch, contains
+from mmf_win.worker.compat.patch import Patch, source_path
 
 _log = logging.getLogger(__name__)
 
@@ -36,35 +36,30 @@ _LOOKUPS = ("get_model_class", "get_builder_class", "get_trainer_class")
 
 def setup_imports() -> None:
     """In the place of ``mmf.utils.env.setup_imports``: imports what Hateful Memes needs."""
+    import mmf
     from mmf.common.registry import registry
 
     if registry.get("imports_setup", no_warning=True):
         return
     for name in _MODULES:
-        if importing.source_path(name) is not None:
+        if source_path(name, Path(mmf.__file__).parents[1]):
             importlib.import_module(name)
     registry.register("imports_setup", True)
 
 
 @cache  # once a process
-def import_everything() -> tuple[str, ...]:
-    """Import every module of MMF that registers something, as MMF does, but skip those that fail.
+def import_everything() -> None:
+    """Import every module of MMF that registers something, as MMF does, but skip those that fail."""
+    import mmf
 
-    Returns:
-        the modules that could not be imported, because a package is missing or they are too old.
-    """
-    package = importing.source_path("mmf")
-    assert package is not None
-    failed = []
+    package = Path(mmf.__file__).parent
     for folder in _FOLDERS:
-        for path in sorted(package.with_name(folder).rglob("*.py")):
-            name = ".".join(("mmf", *path.relative_to(package.parent).with_suffix("").parts))
+        for path in sorted((package / folder).rglob("*.py")):
+            name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
             try:
                 importlib.import_module(name.removesuffix(".__init__"))
             except Exception as error:
                 _log.warning("%s cannot be imported: %s", name, error)
-                failed.append(name)
-    return tuple(failed)
 
 
 def _replace(module: ModuleType) -> None:
@@ -93,6 +88,5 @@ PATCHES = (
         name="setup-imports",
         problem="setup_imports: imports pandas and Lightning (rc12); fails in a folder named models (rc10)",
         after_import={"mmf.utils.env": _replace, "mmf.common.registry": _look_further},
-        needed=contains("mmf.utils.env", "def setup_imports"),
     ),
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import RC12, Patch
+from mmf_win.worker.compat.patch import RC12, Edit, Patch
 
 _TRAINING = "mmf.trainers.core.training_loop"
 

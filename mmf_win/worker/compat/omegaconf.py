@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from types import ModuleType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
-from mmf_win.errors import MmfError
-from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import RC10, Patch, missing
+from mmf_win.worker.compat.patch import RC10, Edit, Patch
 
 _CONFIGURATION = "mmf.utils.configuration"
 _LIST_CHECK = """                        (collections.abc.Mapping, collections.abc.Sequence),
                     ):
                         print("""
-
-
-def _register_env(module: ModuleType) -> None:
-    from omegaconf import OmegaConf
-
-    register = module.Configuration._register_resolvers
-
-    def read(name: str, default: str | None = None) -> str | None:
-        return os.environ.get(name, default)
-
-    def register_with_env(self: Any) -> None:
-        register(self)  # clears all resolvers first
-        OmegaConf.register_new_resolver("env", read, replace=True)
-
-    module.Configuration._register_resolvers = register_with_env
 
 
 def _allow_missing_keys() -> None:
@@ -49,25 +30,19 @@ def _allow_missing_keys() -> None:
     DictConfig.__getattr__ = lenient  # type: ignore[method-assign]
 
 
-def refuse_demjson(text: str) -> NoReturn:
-    """In the place of ``demjson.decode``.
-
-    Raises:
-        MmfError: always.
-    """
-    raise MmfError(
-        f"MMF's option config_override needs the package demjson, which is not installed: {text[:40]}",
-        hint="Pass each setting as KEY=VALUE, or put them into a YAML file.",
-    )
-
-
 PATCHES = (
     Patch(
         name="env-resolver",
         problem="configs/defaults.yaml: ${env:...} cannot be resolved; OmegaConf renamed it to oc.env",
         mmf=RC10,
         library="omegaconf >= 2.1",
-        after_import={_CONFIGURATION: _register_env},
+        edits=(
+            Edit(
+                _CONFIGURATION,
+                "OmegaConf.clear_resolvers()",
+                'OmegaConf.clear_resolvers(); OmegaConf.register_new_resolver("env", os.environ.get)',
+            ),
+        ),
     ),
     Patch(
         name="missing-keys",
@@ -100,14 +75,10 @@ PATCHES = (
     ),
     Patch(
         name="demjson",
+        # mmfw passes no config_override; settings go into a file.
         problem="mmf.utils.configuration: imports demjson, which no longer builds, for config_override alone",
         mmf=RC10,
-        library="demjson not installed",
-        edits=(
-            Edit(
-                _CONFIGURATION, "import demjson", "pass", {"demjson": SimpleNamespace(decode=refuse_demjson)}
-            ),
-        ),
-        needed=missing("demjson"),
+        library="demjson",
+        edits=(Edit(_CONFIGURATION, "import demjson", "pass"),),
     ),
 )

@@ -1,40 +1,52 @@
-"""What a patch is: the problem that it solves, where it is needed, and the change that it makes."""
+"""What a patch is, and how it changes what a module becomes when it is imported, without touching its file.
+
+There are two means, both queued before the module is imported:
+
+* :class:`Edit` replaces text in a module's source as it is compiled. Line numbers stay, so that
+  tracebacks still point at the right line of the file. This is the means of choice inside MMF: the change
+  reads as what it is, and it does not apply where somebody has already changed that text.
+* :func:`after_import` calls a function with the module once it is there.
+
+Both use a finder on ``sys.meta_path``, which ignores modules that nobody queued anything for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import decode_source
 from pathlib import Path
-
-from mmf_win.worker.compat import importing
-from mmf_win.worker.compat.importing import Callback, Edit
+from types import CodeType, ModuleType
 
 RC10 = frozenset({"1.0.0rc10"})
 RC12 = frozenset({"1.0.0rc12"})
 BOTH = RC10 | RC12
 
+Callback = Callable[[ModuleType], None]
+
 
 @dataclass(frozen=True)
-class Context:
-    """The MMF that is about to be imported, and what for.
+class Edit:
+    """Text to replace in a module's source, wherever it occurs.
 
     Attributes:
-        mmf_root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        mmf_version: as ``mmf/version.py`` has it.
-        detect_anomaly: the user asked for autograd's anomaly detection.
+        module: dotted name.
+        old: what the file holds.
+        new: what is compiled instead; it must have as many lines.
+        names: objects that ``new`` refers to, put among the module's globals before it runs.
     """
 
-    mmf_root: Path
-    mmf_version: str
-    detect_anomaly: bool = False
+    module: str
+    old: str
+    new: str
+    names: Mapping[str, object] = field(default_factory=dict)
 
-    def source(self, module: str) -> str:
-        """The source of one of MMF's modules; empty where there is none."""
-        return importing.source(module, self.mmf_root)
-
-
-Needed = Callable[[Context], bool]
+    def __post_init__(self) -> None:
+        if self.old.count("\n") != self.new.count("\n"):
+            raise ValueError(f"the edit of {self.module} would shift its lines")
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,6 @@ class Patch:
         edits: replacements in MMF's source. Where MMF has none of the text, the patch is not needed.
         after_import: by the name of a module, a function that changes it once it is imported.
         before_import: makes a change before MMF is imported.
-        needed: whether the MMF and the libraries that are installed really need it.
     """
 
     name: str
@@ -59,37 +70,97 @@ class Patch:
     edits: tuple[Edit, ...] = ()
     after_import: Mapping[str, Callback] = field(default_factory=dict)
     before_import: Callable[[], None] | None = None
-    needed: Needed = lambda context: True
 
-    def active(self, context: Context) -> bool:
-        """Whether this patch is for this MMF and needed here."""
-        if context.mmf_version not in self.mmf or (self.edits and not self._edits_for(context)):
-            return False
-        return self.needed(context)
+    def active(self, mmf_root: Path, mmf_version: str) -> bool:
+        """Whether this patch is for this MMF."""
+        return mmf_version in self.mmf and (not self.edits or bool(self._edits_for(mmf_root)))
 
-    def apply(self, context: Context) -> None:
+    def apply(self, mmf_root: Path) -> None:
         """Make the change, or queue it for the import of the module."""
         if self.before_import is not None:
             self.before_import()
-        for edit in self._edits_for(context):
-            importing.edit(edit)
+        for edit in self._edits_for(mmf_root):
+            _finder.edits.setdefault(edit.module, []).append(edit)
         for module, change in self.after_import.items():
-            importing.after_import(module, change)
+            after_import(module, change)
 
-    def _edits_for(self, context: Context) -> list[Edit]:
-        return [edit for edit in self.edits if edit.old in context.source(edit.module)]
-
-
-def missing(package: str) -> Needed:
-    """Needed where ``package`` is not installed."""
-    return lambda context: find_spec(package) is None
+    def _edits_for(self, mmf_root: Path) -> list[Edit]:
+        return [edit for edit in self.edits if edit.old in source(edit.module, mmf_root)]
 
 
-def contains(module: str, text: str) -> Needed:
-    """Needed while the source of MMF's ``module`` contains ``text``."""
-    return lambda context: text in context.source(module)
+def after_import(module: str, callback: Callback) -> None:
+    """Call ``callback(module)`` right after the import of ``module``; now if it is imported already."""
+    if module in sys.modules:
+        callback(sys.modules[module])
+    else:
+        _finder.callbacks.setdefault(module, []).append(callback)
 
 
-def lacks(module: str, text: str) -> Needed:
-    """Needed where the source of a library's ``module`` no longer contains ``text``."""
-    return lambda context: text not in importing.source(module)
+def source_path(module: str, root: Path) -> Path | None:
+    """The source file of a module, found without importing anything; None where there is none.
+
+    Args:
+        module: dotted name.
+        root: the folder that holds its top package.
+    """
+    inside = root.joinpath(*module.split("."))
+    candidates = (inside / "__init__.py", inside.with_suffix(".py"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def source(module: str, root: Path) -> str:
+    """The source of a module as text, without importing anything; empty where there is none."""
+    path = source_path(module, root)
+    return path.read_text(encoding="utf-8") if path else ""
+
+
+class _ChangingLoader(SourceFileLoader):
+    """Compiles a module's source with its edits, runs it, and makes the calls that were queued for it."""
+
+    def __init__(self, name: str, path: str, edits: Sequence[Edit], callbacks: Sequence[Callback]) -> None:
+        super().__init__(name, path)
+        self._edits, self._callbacks = edits, callbacks
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        if not self._edits:
+            return super().get_code(fullname)
+        # Bytecode caches are bypassed, since they hold what the file has.
+        path = self.get_filename(fullname)
+        text = decode_source(self.get_data(path))
+        for change in self._edits:
+            text = text.replace(change.old, change.new)
+        return self.source_to_code(text.encode(), path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        for change in self._edits:
+            vars(module).update(change.names)
+        super().exec_module(module)
+        for callback in self._callbacks:
+            callback(module)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self) -> None:
+        self.edits: dict[str, list[Edit]] = {}
+        self.callbacks: dict[str, list[Callback]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        edits, callbacks = self.edits.get(fullname, []), self.callbacks.get(fullname, [])
+        if not edits and not callbacks:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _ChangingLoader(fullname, spec.origin, edits, callbacks)
+        return spec
+
+
+_finder = _Finder()
+
+
+def activate() -> None:
+    """Put the finder of changes first."""
+    sys.meta_path.insert(0, _finder)

@@ -9,11 +9,9 @@ from typing import Any
 
 from mmf_win.files import replacing
 from mmf_win.upstream.versions import follow_text_links
-from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import RC10, Patch, contains
+from mmf_win.worker.compat.patch import RC10, Edit, Patch
 
 _CONFIGURATION = "mmf.utils.configuration"
-_REPORTER = "mmf.common.test_reporter"
 
 
 def csv_dump(self: Any, filepath: str) -> None:
@@ -58,8 +56,7 @@ PATCHES = (
         name="csv-report",
         problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
         library="Windows",
-        after_import={_REPORTER: _replace_csv_dump},
-        needed=contains(_REPORTER, 'PathManager.open(filepath, "w")'),
+        after_import={"mmf.common.test_reporter": _replace_csv_dump},
     ),
     Patch(
         name="text-symlinks",

@@ -31,32 +31,15 @@ class AdamW(torch.optim.AdamW):
 
     Args:
         params: parameters, or groups of them.
-        lr: step size.
-        betas: decay rates of the two running averages.
-        eps: added to the denominator.
-        weight_decay: per step, times ``lr``.
-        correct_bias: transformers' option; only True is to be had.
+        options: those of torch's.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        correct_bias: bool = True,
-    ) -> None:
-        if not correct_bias:
-            raise ValueError("AdamW without bias correction is not available; leave correct_bias out")
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        super().__init__(params, **{"eps": 1e-6, "weight_decay": 0.0, **options})
 
 
-class LightningModule(torch.nn.Module):
-    """A plain module; MMF's models use nothing else of Lightning's unless Lightning trains them."""
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Called by Lightning's trainer only."""
+LightningModule = torch.nn.Module
+"""MMF's models use nothing else of Lightning's unless Lightning trains them."""
 
 
 class LightningDataModule:
@@ -86,26 +69,17 @@ def GloVe(name: str = "840B", dim: int = 300, *, cache: str) -> Vectors:
     Raises:
         DatasetError: the file is missing or damaged.
     """
-    return read_vectors(Path(cache, f"glove.{name}.{dim}d.txt"))
-
-
-def FastText(language: str = "en", *, cache: str) -> Vectors:
-    """fastText vectors (https://fasttext.cc) from ``<cache>/wiki.<language>.vec``.
-
-    Raises:
-        DatasetError: the file is missing or damaged.
-    """
-    return read_vectors(Path(cache, f"wiki.{language}.vec"))
+    return read_vectors(Path(cache, f"glove.{name}.{dim}d.txt"), dim)
 
 
 pretrained_aliases: Mapping[str, Callable[..., Vectors]] = {
     f"glove.{name}.{dim}d": partial(GloVe, name, dim) for name, dims in _DIMENSIONS.items() for dim in dims
-} | {"fasttext.en.300d": partial(FastText, "en"), "fasttext.simple.300d": partial(FastText, "simple")}
+}
 
 
 @lru_cache(maxsize=1)  # MMF asks for the same file twice in a row
-def read_vectors(path: Path) -> Vectors:
-    """Word vectors from a text file.
+def read_vectors(path: Path, dim: int) -> Vectors:
+    """Word vectors of ``dim`` numbers from a text file.
 
     Raises:
         DatasetError: the file is missing or damaged.
@@ -124,18 +98,14 @@ def read_vectors(path: Path) -> Vectors:
     ):
         for number, line in enumerate(file, 1):
             progress.advance(len(line))
-            word, _, numbers = line.rstrip().partition(b" ")
-            row = np.array(numbers.split(), dtype=np.float32) if numbers else np.empty(0, np.float32)
-            if row.size == 1 and number == 1:
-                continue  # fastText's first line is the file's size
-            if not row.size or (rows and row.size != rows[0].size):
+            word, *numbers = line.rstrip().rsplit(b" ", dim)  # some words hold spaces
+            if len(numbers) != dim:
                 raise DatasetError(
-                    f"{path}, line {number}: {row.size} numbers after the word "
-                    f"instead of {rows[0].size if rows else 'some'}.",
+                    f"{path}, line {number}: {len(numbers)} numbers after the word instead of {dim}.",
                     hint="The file is cut short or damaged; unpack it again.",
                 )
             words.append(word.decode("utf-8", "replace"))
-            rows.append(row)
+            rows.append(np.array(numbers, dtype=np.float32))
     if not rows:
         raise DatasetError(f"{path} is empty.", hint="Unpack it again.")
     rows_of = {word: row for row, word in enumerate(words)}

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import sys
 from functools import wraps
-from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmf_win.worker.compat import importing
-from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import RC10, RC12, Context, Patch, missing
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
 
 _OPERATORS = "torchvision._meta_registrations"
 _KILLED = (-9, -7)  # SIGKILL and SIGBUS, as multiprocessing's exit codes say them
@@ -25,24 +20,6 @@ _LIGHTNING_USERS = (
     "mmf.utils.build",
     "mmf.common.registry",
 )
-
-
-def _operators_fail(context: Context) -> bool:
-    """Whether torchvision was built for another torch, such as one with CUDA."""
-    package = importing.source_path("torchvision")
-    if package is None or importing.source_path(_OPERATORS) is None or find_spec("torch") is None:
-        return False
-    import torch
-
-    # The very call with which torchvision.extension loads them; a second call does nothing.
-    library = next(filter(Path.is_file, (package.with_name("_C" + s) for s in EXTENSION_SUFFIXES)), None)
-    if library is None:
-        return True
-    try:
-        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
-    except OSError:
-        return True
-    return False
 
 
 def _leave_out_operators() -> None:
@@ -77,13 +54,12 @@ PATCHES = (
         problem="import torchvision: operator torchvision::nms does not exist",
         library="torchvision for another torch",
         before_import=_leave_out_operators,
-        needed=_operators_fail,
     ),
     Patch(
         name="torchaudio",
         problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
         mmf=RC12,
-        library="torchaudio not installed",
+        library="torchaudio",
         edits=(
             Edit(
                 "mmf.datasets.processors.image_processors",
@@ -91,7 +67,6 @@ PATCHES = (
                 "torchaudio_transforms = None",
             ),
         ),
-        needed=missing("torchaudio"),
     ),
     Patch(
         name="torchtext",
@@ -109,7 +84,7 @@ PATCHES = (
         name="lightning",
         problem="base_model, base_dataset_builder, ...: import pytorch_lightning to inherit from two classes",
         mmf=RC12,
-        library="pytorch_lightning not installed",
+        library="pytorch_lightning",
         edits=tuple(
             Edit(
                 module,
@@ -118,21 +93,14 @@ PATCHES = (
             )
             for module in _LIGHTNING_USERS
         ),
-        needed=missing("pytorch_lightning"),
     ),
     Patch(
         name="anomaly",
+        # Where it is asked for, hooks/trainer.py switches it on.
         problem="BaseTrainer.train: autograd's anomaly detection is always on, which is slow",
         mmf=RC10,
         library="torch",
-        edits=(
-            Edit(
-                "mmf.trainers.base_trainer",
-                "torch.autograd.set_detect_anomaly(True)",
-                "torch.autograd.set_detect_anomaly(False)",
-            ),
-        ),
-        needed=lambda context: not context.detect_anomaly,
+        edits=(Edit("mmf.trainers.base_trainer", "torch.autograd.set_detect_anomaly(True)", "pass"),),
     ),
     Patch(
         name="cuda-calls",

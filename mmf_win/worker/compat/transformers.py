@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import re
+import sys
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
-from mmf_win.worker.compat import importing
-from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.patch import RC10, RC12, Patch, lacks
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
 
-_BERT = "transformers.models.bert.modeling_bert"
-_OLD_NAME = re.compile(r"transformers\.(?:modeling|configuration|tokenization)_([a-z0-9_]+)")
+# What MMF imports of transformers by the names of its version 3.
+_MOVED = ("configuration_auto", "modeling_auto", "tokenization_auto", "configuration_bert", "modeling_bert")
 
 
-def target_of(name: str) -> str | None:
-    """The present name of the module with that old name; None for names of another kind."""
-    match = _OLD_NAME.fullmatch(name)
-    if match is None:
-        return None
-    target = name.replace("transformers.", f"transformers.models.{match[1]}.")
-    return target if importing.source_path(target) else None
+class _Moved(ModuleType):
+    """In the place of a module that moved, which is imported when something of it is needed."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # whoever looks through sys.modules asks for these
+            raise AttributeError(name)
+        module = self.__name__.rpartition(".")[2]
+        return getattr(import_module(f"transformers.models.{module.partition('_')[2]}.{module}"), name)
+
+
+def _give_old_names() -> None:
+    for module in _MOVED:
+        name = f"transformers.{module}"
+        sys.modules[name] = _Moved(name)
 
 
 def _add_layer_norm(module: ModuleType) -> None:
@@ -40,7 +47,7 @@ PATCHES = (
         name="transformers-names",
         problem="encoders, embeddings and every BERT model: transformers.modeling_bert and its like moved",
         library="transformers >= 4.0",
-        before_import=lambda: importing.alias(target_of),
+        before_import=_give_old_names,
     ),
     Patch(
         name="transformers-import",
@@ -60,15 +67,13 @@ PATCHES = (
                 "from mmf_win.worker.compat.stand_ins import AdamW",
             ),
         ),
-        needed=lacks("transformers.optimization", "class AdamW("),
     ),
     Patch(
         name="bert-layer-norm",
         problem="mmf.models.m4c, mmf.models.mmf_bert: no BertLayerNorm to import; it always was torch's own",
         mmf=RC10,
         library="transformers >= 3.1",
-        after_import={_BERT: _add_layer_norm},
-        needed=lacks(_BERT, "BertLayerNorm"),
+        after_import={"transformers.models.bert.modeling_bert": _add_layer_norm},
     ),
     Patch(
         name="transpose-for-scores",
@@ -76,6 +81,5 @@ PATCHES = (
         mmf=RC12,
         library="transformers >= 4.54",
         after_import={"mmf.modules.hf_layers": _add_transpose_for_scores},
-        needed=lacks(_BERT, "def transpose_for_scores"),
     ),
 )

@@ -57,6 +57,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         if "train" in self.run_type:
             self._micro = MicroBatch(self._observer.request, self)
             self._observer.training_started(self, self.max_updates, self._micro, self._save)
+            torch.autograd.set_detect_anomaly(self._observer.request.detect_anomaly)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
                 self.finalize()

@@ -196,7 +196,7 @@ def anomaly(root: Path, world: TinyWorld) -> Any:
         def dataset_loader(self) -> Any:
             raise Started
 
-    torch.autograd.set_detect_anomaly(True)
+    torch.autograd.set_detect_anomaly(False)
     try:
         Trainer(config=None).train()
     except Started:

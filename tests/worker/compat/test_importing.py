@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from mmf_win.worker.compat import importing
-from mmf_win.worker.compat.importing import Edit
+from mmf_win.worker.compat import patch
+from mmf_win.worker.compat.patch import Edit, Patch
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +21,8 @@ def _own_finders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Finders of the test's own, and none of its modules left behind."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(importing, "_finder", importing._Finder())
-    importing.activate()
+    monkeypatch.setattr(patch, "_finder", patch._Finder())
+    patch.activate()
     yield
     for name in set(sys.modules) - before:
         del sys.modules[name]
@@ -39,6 +39,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def queue(package: Path, edit: Edit) -> None:
+    """Apply a patch of one edit."""
+    Patch("", "", edits=(edit,)).apply(package.parent)
+
+
 def load(name: str) -> ModuleType:
     """The module, imported now."""
     return importlib.import_module(name)
@@ -47,7 +52,7 @@ def load(name: str) -> ModuleType:
 class TestEdits:
     def test_change_what_is_compiled_and_not_the_file(self, package: Path) -> None:
         before = (package / "work.py").read_bytes()
-        importing.edit(Edit("madeup.work", "return 41", "return 42"))
+        queue(package, Edit("madeup.work", "return 41", "return 42"))
         module = load("madeup.work")
         assert module.answer() == 42
         assert module.WORD == "café"
@@ -56,18 +61,18 @@ class TestEdits:
     def test_hold_although_the_bytecode_of_the_file_is_cached(self, package: Path) -> None:
         assert load("madeup.work").answer() == 41
         del sys.modules["madeup.work"]
-        importing.edit(Edit("madeup.work", "return 41", "return 42"))
+        queue(package, Edit("madeup.work", "return 41", "return 42"))
         assert load("madeup.work").answer() == 42
         del sys.modules["madeup.work"]
-        importing._finder.edits.clear()
+        patch._finder.edits.clear()
         assert load("madeup.work").answer() == 41, "an edit must not reach the cache either"
 
     def test_may_speak_of_names_that_the_module_lacks(self, package: Path) -> None:
-        importing.edit(Edit("madeup.work", "return 41", "return helper()", {"helper": lambda: "helped"}))
+        queue(package, Edit("madeup.work", "return 41", "return helper()", {"helper": lambda: "helped"}))
         assert load("madeup.work").answer() == "helped"
 
     def test_leave_line_numbers_as_they_are(self, package: Path) -> None:
-        importing.edit(Edit("madeup.work", "return 41", "return 1 / 0"))
+        queue(package, Edit("madeup.work", "return 41", "return 1 / 0"))
         with pytest.raises(ZeroDivisionError) as caught:
             load("madeup.work").answer()
         frame = traceback.extract_tb(caught.value.__traceback__)[-1]
@@ -75,17 +80,12 @@ class TestEdits:
         with pytest.raises(ValueError, match="shift its lines"):
             Edit("madeup.work", "return 41", "return (\n41)")
 
-    def test_come_too_late_for_an_imported_module(self, package: Path) -> None:
-        load("madeup.work")
-        with pytest.raises(RuntimeError, match=r"madeup\.work was imported before"):
-            importing.edit(Edit("madeup.work", "41", "42"))
-
 
 class TestAfterImport:
     def test_calls_follow_the_module_in_order(self, package: Path) -> None:
         seen: list[object] = []
-        importing.after_import("madeup.work", lambda module: seen.append(module.WORD))
-        importing.after_import("madeup.work", lambda module: seen.append("second"))
+        patch.after_import("madeup.work", lambda module: seen.append(module.WORD))
+        patch.after_import("madeup.work", lambda module: seen.append("second"))
         assert seen == []
         load("madeup.work")
         assert seen == ["café", "second"]
@@ -93,40 +93,23 @@ class TestAfterImport:
     def test_a_module_that_is_there_is_handed_over_at_once(self, package: Path) -> None:
         module = load("madeup.work")
         seen: list[ModuleType] = []
-        importing.after_import("madeup.work", seen.append)
+        patch.after_import("madeup.work", seen.append)
         assert seen == [module]
 
     def test_go_together_with_edits_and_leave_the_source_readable(self, package: Path) -> None:
-        importing.edit(Edit("madeup.work", "return 41", "return 42"))
-        importing.after_import("madeup.work", lambda module: setattr(module, "seen", module.answer()))
+        queue(package, Edit("madeup.work", "return 41", "return 42"))
+        patch.after_import("madeup.work", lambda module: setattr(module, "seen", module.answer()))
         module = load("madeup.work")
         assert module.seen == 42
         assert "return 41" in inspect.getsource(module)
 
 
-class TestAliases:
-    def test_an_old_name_gives_the_very_module(self, package: Path) -> None:
-        importing.alias({"madeup.old": "madeup.work"}.get)
-        assert load("madeup.old") is load("madeup.work")
-        assert load("madeup.work").__spec__.name == "madeup.work"  # type: ignore[union-attr]
-
-    def test_what_exists_is_never_asked_for(self, package: Path) -> None:
-        importing.alias(lambda name: pytest.fail(f"asked for {name}") if name == "madeup.work" else None)
-        assert load("madeup.work").answer() == 41
-
-    def test_what_is_nowhere_stays_missing(self, package: Path) -> None:
-        importing.alias(lambda name: None)
-        with pytest.raises(ModuleNotFoundError):
-            load("madeup.nothing")
-
-
 class TestSource:
     def test_is_found_without_an_import(self, package: Path, tmp_path: Path) -> None:
-        assert "return 41" in importing.source("madeup.work")
-        assert importing.source_path("madeup", tmp_path) == package / "__init__.py"
+        assert "return 41" in patch.source("madeup.work", tmp_path)
+        assert patch.source_path("madeup", tmp_path) == package / "__init__.py"
         assert "madeup" not in sys.modules
 
     def test_is_empty_where_there_is_none(self, package: Path, tmp_path: Path) -> None:
-        assert importing.source("madeup.nothing") == ""
-        assert importing.source("no_such_package.module") == ""
-        assert importing.source("mmf.models", tmp_path) == ""
+        assert patch.source("madeup.nothing", tmp_path) == ""
+        assert patch.source("mmf.models", tmp_path) == ""

@@ -12,13 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmf_win.errors import MmfError
 from mmf_win.upstream.versions import ONLY_IN
 from mmf_win.worker import compat
-from mmf_win.worker.compat import importing, mmf_models, python, transformers
-from mmf_win.worker.compat.importing import Edit
-from mmf_win.worker.compat.omegaconf import refuse_demjson
-from mmf_win.worker.compat.patch import RC10, RC12, Context, Needed, Patch, missing
+from mmf_win.worker.compat import mmf_models, python
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
 
 
 @pytest.mark.parametrize("each", compat.PATCHES, ids=lambda each: each.name)
@@ -41,48 +38,33 @@ def test_the_table_has_every_patch_once() -> None:
     assert len({each.name for each in compat.PATCHES}) == len(compat.PATCHES)
 
 
-def made_up_mmf(root: Path, **modules: str) -> Context:
-    """A package ``mmf`` of these modules."""
+def made_up_mmf(root: Path, **modules: str) -> tuple[Path, str]:
+    """Where there is a package ``mmf`` of these modules, and its version."""
     (root / "mmf").mkdir(parents=True)
     (root / "mmf" / "__init__.py").write_text("", encoding="utf-8")
     for name, text in modules.items():
         (root / "mmf" / f"{name}.py").write_text(text, encoding="utf-8")
-    return Context(root, "1.0.0rc10")
+    return root, "1.0.0rc10"
 
 
-def editing(mmf: frozenset[str], needed: Needed = lambda context: True) -> Patch:
+def editing(mmf: frozenset[str]) -> Patch:
     """A patch that replaces some words of ``mmf.work``."""
-    return Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),), needed=needed)
+    return Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),))
 
 
 class TestEditingPatches:
     def test_are_needed_while_mmf_has_the_words(self, tmp_path: Path) -> None:
         each = editing(RC10)
-        assert each.active(made_up_mmf(tmp_path / "a", work="some old words"))
-        assert not each.active(made_up_mmf(tmp_path / "b", work="words of the user's own"))
-        assert not each.active(made_up_mmf(tmp_path / "c"))
+        assert each.active(*made_up_mmf(tmp_path / "a", work="some old words"))
+        assert not each.active(*made_up_mmf(tmp_path / "b", work="words of the user's own"))
+        assert not each.active(*made_up_mmf(tmp_path / "c"))
 
     def test_are_for_their_versions_only(self, tmp_path: Path) -> None:
-        assert not editing(RC12).active(made_up_mmf(tmp_path, work="some old words"))
-
-    def test_are_not_needed_where_the_package_is_there(self, tmp_path: Path) -> None:
-        context = made_up_mmf(tmp_path, work="some old words")
-        for package, active in (("json", False), ("no_such_package", True)):
-            assert editing(RC10, missing(package)).active(context) is active
-
-
-def test_anomaly_detection_stays_on_where_it_is_asked_for(tmp_path: Path) -> None:
-    """1.0.0rc10 always has it on, and the patch switches it off."""
-    trainer = tmp_path / "mmf" / "trainers" / "base_trainer.py"
-    trainer.parent.mkdir(parents=True)
-    trainer.write_text("torch.autograd.set_detect_anomaly(True)", encoding="utf-8")
-    anomaly = next(each for each in compat.PATCHES if each.name == "anomaly")
-    assert anomaly.active(Context(tmp_path, "1.0.0rc10"))
-    assert not anomaly.active(Context(tmp_path, "1.0.0rc10", detect_anomaly=True))
+        assert not editing(RC12).active(*made_up_mmf(tmp_path, work="some old words"))
 
 
 class TestInstall:
-    def test_comes_once_and_before_mmf(self, tmp_path: Path) -> None:
+    def test_comes_before_mmf(self, tmp_path: Path) -> None:
         """In a process of its own, with a made-up MMF that is its own proof."""
         made_up_mmf(tmp_path, version='__version__ = "1.0.0rc10"\n')
         lines = [
@@ -90,8 +72,7 @@ class TestInstall:
             "from pathlib import Path",
             "from mmf_win.worker import compat",
             f"root = Path({str(tmp_path)!r})",
-            "first = compat.install(root, '1.0.0rc10')",
-            "assert compat.install(root, '1.0.0rc10') is first",
+            "compat.install(root, '1.0.0rc10')",
             "assert sys.path.count(str(root.resolve())) == 1",
             "import mmf.version",
             "try: compat.install(root.parent, '1.0.0rc10')",
@@ -107,9 +88,8 @@ class TestInstall:
         assert "before mmf is imported" in done.stdout
 
     def test_a_survey_lists_all_and_changes_nothing(self, tmp_path: Path) -> None:
-        context = made_up_mmf(tmp_path, version="")
         path, meta_path = list(sys.path), list(sys.meta_path)
-        survey = compat.survey(context.mmf_root, context.mmf_version)
+        survey = compat.survey(*made_up_mmf(tmp_path, version=""))
         assert [each for each, _ in survey] == list(compat.PATCHES)
         assert (sys.path, sys.meta_path) == (path, meta_path)
 
@@ -147,28 +127,6 @@ class TestBertNames:
     def test_a_name_is_taken_as_mmf_takes_it(self) -> None:
         assert mmf_models.is_bert("bert-base-uncased")
         assert not mmf_models.is_bert("roberta-base")
-
-
-class TestTransformersNames:
-    def test_old_names_lead_to_where_the_models_are_now(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(importing, "source_path", lambda module: Path(module))
-        for old, new in {
-            "transformers.modeling_bert": "transformers.models.bert.modeling_bert",
-            "transformers.tokenization_auto": "transformers.models.auto.tokenization_auto",
-            "transformers.configuration_gpt_neo": "transformers.models.gpt_neo.configuration_gpt_neo",
-        }.items():
-            assert transformers.target_of(old) == new
-
-    def test_other_names_are_not_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(importing, "source_path", lambda module: None)
-        for name in ("transformers.modeling_nothing", "transformers.models.bert", "other.modeling_bert"):
-            assert transformers.target_of(name) is None
-
-
-def test_demjson_refuses_with_a_way_out() -> None:
-    with pytest.raises(MmfError, match="demjson") as caught:
-        refuse_demjson("{}")
-    assert "KEY=VALUE" in str(caught.value.hint)
 
 
 def test_a_url_is_no_text_link() -> None:
