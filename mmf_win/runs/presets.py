@@ -126,7 +126,9 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     own = {str(key): value for key, value in values.items()}
     for key in own:
         if key not in _KEYS:
-            raise UsageError(f"{path}: unknown key '{key}'", hint=f"a preset has the keys {', '.join(_KEYS)}")
+            near = difflib.get_close_matches(key, _KEYS, n=1)
+            known = f"did you mean {near[0]}?" if near else f"a preset has the keys {', '.join(_KEYS)}"
+            raise UsageError(f"{path}: unknown key '{key}'", hint=known)
     for key in ("settings", "published"):
         own[key] = {} if own.get(key) is None else own[key]
         if not isinstance(own[key], dict):
