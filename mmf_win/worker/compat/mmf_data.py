@@ -22,12 +22,24 @@ _OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 def load_jsonl(self: Any, path: str) -> None:
-    """In the place of ``AnnotationDatabase._load_jsonl``; errors about a row name ``mmfw_file``."""
-    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
+    """In the place of ``AnnotationDatabase._load_jsonl``."""
+    self.data, self.start_idx = objects_for_mmf(Path(path)), 0
 
 
 def _replace_load_jsonl(module: ModuleType) -> None:
     module.AnnotationDatabase._load_jsonl = load_jsonl
+
+
+def _remember_annotation_file(module: ModuleType) -> None:
+    database: Any = module.AnnotationDatabase
+    init = database.__init__
+
+    @wraps(init)
+    def remembered(self: Any, config: Any, path: str, *args: Any, **kwargs: Any) -> None:
+        self.mmfw_file = path
+        init(self, config, path, *args, **kwargs)
+
+    database.__init__ = remembered
 
 
 def _keep_suffixes(module: ModuleType) -> None:
@@ -88,7 +100,12 @@ def _share_environments(module: ModuleType) -> None:
     LMDB forbids using an environment after a fork because of its lock file. MMF opens without one, so only
     a map of the file is shared; and lmdb would refuse to open the file again in the child.
     """
-    module.lmdb = SimpleNamespace(open=cache(module.lmdb.open))  # type: ignore[attr-defined]
+    open_once = cache(module.lmdb.open)
+
+    def open_shared(path: str, **options: Any) -> Any:
+        return open_once(str(Path(path).resolve()), **options)
+
+    module.lmdb = SimpleNamespace(open=open_shared)  # type: ignore[attr-defined]
 
 
 PATCHES = (
@@ -117,7 +134,7 @@ PATCHES = (
     Patch(
         name="image-errors",
         problem="ImageDatabase: an error about a picture names neither its file nor the meme",
-        after_import={_IMAGES: _name_files_and_rows},
+        after_import={_IMAGES: _name_files_and_rows, _ANNOTATIONS: _remember_annotation_file},
     ),
     Patch(
         name="lmdb-handles",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import decode_source
+from importlib.util import decode_source, find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -61,6 +61,7 @@ class Patch:
         edits: replacements in MMF's source. Where MMF has none of the text, the patch is not needed.
         after_import: by the name of a module, a function that changes it once it is imported.
         before_import: makes a change before MMF is imported.
+        needed: whether the libraries that are installed need it.
     """
 
     name: str
@@ -70,10 +71,13 @@ class Patch:
     edits: tuple[Edit, ...] = ()
     after_import: Mapping[str, Callback] = field(default_factory=dict)
     before_import: Callable[[], None] | None = None
+    needed: Callable[[], bool] = lambda: True
 
     def active(self, mmf_root: Path, mmf_version: str) -> bool:
-        """Whether this patch is for this MMF."""
-        return mmf_version in self.mmf and (not self.edits or bool(self._edits_for(mmf_root)))
+        """Whether this patch is for this MMF and needed here."""
+        if mmf_version not in self.mmf or (self.edits and not self._edits_for(mmf_root)):
+            return False
+        return self.needed()
 
     def apply(self, mmf_root: Path) -> None:
         """Make the change, or queue it for the import of the module."""
@@ -86,6 +90,21 @@ class Patch:
 
     def _edits_for(self, mmf_root: Path) -> list[Edit]:
         return [edit for edit in self.edits if edit.old in source(edit.module, mmf_root)]
+
+
+def missing(package: str) -> Callable[[], bool]:
+    """Needed where ``package`` is not installed."""
+    return lambda: find_spec(package) is None
+
+
+def lacks(module: str, text: str) -> Callable[[], bool]:
+    """Needed where the source of a library's ``module`` no longer contains ``text``."""
+
+    def needed() -> bool:
+        spec = find_spec(module.partition(".")[0])
+        return spec is None or not spec.origin or text not in source(module, Path(spec.origin).parents[1])
+
+    return needed
 
 
 def after_import(module: str, callback: Callback) -> None:

@@ -31,10 +31,13 @@ class AdamW(torch.optim.AdamW):
 
     Args:
         params: parameters, or groups of them.
+        correct_bias: transformers' option; only True is to be had.
         options: those of torch's.
     """
 
-    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+    def __init__(self, params: Iterable[Any], *, correct_bias: bool = True, **options: Any) -> None:
+        if not correct_bias:
+            raise ValueError("AdamW without bias correction is not available; leave correct_bias out")
         super().__init__(params, **{"eps": 1e-6, "weight_decay": 0.0, **options})
 
 
@@ -72,9 +75,18 @@ def GloVe(name: str = "840B", dim: int = 300, *, cache: str) -> Vectors:
     return read_vectors(Path(cache, f"glove.{name}.{dim}d.txt"), dim)
 
 
+def FastText(language: str = "en", *, cache: str) -> Vectors:
+    """fastText vectors (https://fasttext.cc) from ``<cache>/wiki.<language>.vec``.
+
+    Raises:
+        DatasetError: the file is missing or damaged.
+    """
+    return read_vectors(Path(cache, f"wiki.{language}.vec"), 300)
+
+
 pretrained_aliases: Mapping[str, Callable[..., Vectors]] = {
     f"glove.{name}.{dim}d": partial(GloVe, name, dim) for name, dims in _DIMENSIONS.items() for dim in dims
-}
+} | {"fasttext.en.300d": partial(FastText, "en"), "fasttext.simple.300d": partial(FastText, "simple")}
 
 
 @lru_cache(maxsize=1)  # MMF asks for the same file twice in a row
@@ -99,6 +111,8 @@ def read_vectors(path: Path, dim: int) -> Vectors:
         for number, line in enumerate(file, 1):
             progress.advance(len(line))
             word, *numbers = line.rstrip().rsplit(b" ", dim)  # some words hold spaces
+            if len(numbers) == 1 and number == 1:
+                continue  # fastText's first line is the file's size
             if len(numbers) != dim:
                 raise DatasetError(
                     f"{path}, line {number}: {len(numbers)} numbers after the word instead of {dim}.",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from functools import wraps
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, missing
 
 _OPERATORS = "torchvision._meta_registrations"
 _KILLED = (-9, -7)  # SIGKILL and SIGBUS, as multiprocessing's exit codes say them
@@ -20,6 +23,23 @@ _LIGHTNING_USERS = (
     "mmf.utils.build",
     "mmf.common.registry",
 )
+
+
+def _operators_fail() -> bool:
+    """Whether torchvision was built for another torch, such as one with CUDA."""
+    spec = find_spec("torchvision")
+    if spec is None or spec.origin is None or find_spec("torch") is None:
+        return False
+    import torch
+
+    # The very call with which torchvision.extension loads them; a second call does nothing.
+    files = (Path(spec.origin).with_name(f"_C{suffix}") for suffix in EXTENSION_SUFFIXES)
+    library = next(filter(Path.is_file, files), None)
+    try:
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    except OSError:
+        return True
+    return False
 
 
 def _leave_out_operators() -> None:
@@ -54,12 +74,13 @@ PATCHES = (
         problem="import torchvision: operator torchvision::nms does not exist",
         library="torchvision for another torch",
         before_import=_leave_out_operators,
+        needed=_operators_fail,
     ),
     Patch(
         name="torchaudio",
         problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
         mmf=RC12,
-        library="torchaudio",
+        library="torchaudio not installed",
         edits=(
             Edit(
                 "mmf.datasets.processors.image_processors",
@@ -67,6 +88,7 @@ PATCHES = (
                 "torchaudio_transforms = None",
             ),
         ),
+        needed=missing("torchaudio"),
     ),
     Patch(
         name="torchtext",
@@ -84,7 +106,7 @@ PATCHES = (
         name="lightning",
         problem="base_model, base_dataset_builder, ...: import pytorch_lightning to inherit from two classes",
         mmf=RC12,
-        library="pytorch_lightning",
+        library="pytorch_lightning not installed",
         edits=tuple(
             Edit(
                 module,
@@ -93,6 +115,7 @@ PATCHES = (
             )
             for module in _LIGHTNING_USERS
         ),
+        needed=missing("pytorch_lightning"),
     ),
     Patch(
         name="anomaly",

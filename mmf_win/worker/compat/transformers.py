@@ -7,8 +7,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks
 
+_BERT = "transformers.models.bert.modeling_bert"
 # What MMF imports of transformers by the names of its version 3.
 _MOVED = ("configuration_auto", "modeling_auto", "tokenization_auto", "configuration_bert", "modeling_bert")
 
@@ -67,13 +68,15 @@ PATCHES = (
                 "from mmf_win.worker.compat.stand_ins import AdamW",
             ),
         ),
+        needed=lacks("transformers.optimization", "class AdamW("),
     ),
     Patch(
         name="bert-layer-norm",
         problem="mmf.models.m4c, mmf.models.mmf_bert: no BertLayerNorm to import; it always was torch's own",
         mmf=RC10,
         library="transformers >= 3.1",
-        after_import={"transformers.models.bert.modeling_bert": _add_layer_norm},
+        after_import={_BERT: _add_layer_norm},
+        needed=lacks(_BERT, "BertLayerNorm"),
     ),
     Patch(
         name="transpose-for-scores",
@@ -81,5 +84,6 @@ PATCHES = (
         mmf=RC12,
         library="transformers >= 4.54",
         after_import={"mmf.modules.hf_layers": _add_transpose_for_scores},
+        needed=lacks(_BERT, "def transpose_for_scores"),
     ),
 )

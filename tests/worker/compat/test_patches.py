@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -15,7 +16,7 @@ import pytest
 from mmf_win.upstream.versions import ONLY_IN
 from mmf_win.worker import compat
 from mmf_win.worker.compat import mmf_models, python
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks, missing
 
 
 @pytest.mark.parametrize("each", compat.PATCHES, ids=lambda each: each.name)
@@ -47,9 +48,9 @@ def made_up_mmf(root: Path, **modules: str) -> tuple[Path, str]:
     return root, "1.0.0rc10"
 
 
-def editing(mmf: frozenset[str]) -> Patch:
+def editing(mmf: frozenset[str], needed: Callable[[], bool] = lambda: True) -> Patch:
     """A patch that replaces some words of ``mmf.work``."""
-    return Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),))
+    return Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),), needed=needed)
 
 
 class TestEditingPatches:
@@ -61,6 +62,13 @@ class TestEditingPatches:
 
     def test_are_for_their_versions_only(self, tmp_path: Path) -> None:
         assert not editing(RC12).active(*made_up_mmf(tmp_path, work="some old words"))
+
+    def test_are_not_needed_where_the_libraries_do_without(self, tmp_path: Path) -> None:
+        mmf = made_up_mmf(tmp_path, work="some old words")
+        assert not editing(RC10, missing("json")).active(*mmf)
+        assert editing(RC10, missing("no_such_package")).active(*mmf)
+        assert not editing(RC10, lacks("json.decoder", "class JSONDecoder")).active(*mmf)
+        assert editing(RC10, lacks("json.decoder", "class NoSuchThing")).active(*mmf)
 
 
 class TestInstall:
