@@ -8,7 +8,7 @@ from typing import Any
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.console import colour, moment, print_json, say, size, table
-from mmf_win.errors import DataError, UsageError
+from mmf_win.errors import DataError, PasswordError, UsageError
 from mmf_win.integrity.finding import Finding
 
 _SHOWN = 10
@@ -63,11 +63,13 @@ def require_intact(findings: Collection[Finding]) -> None:
     """After a repair, say what is still damaged.
 
     Raises:
-        DataError: something is.
+        PasswordError: for want of a password.
+        DataError: for another reason.
     """
     damaged = [finding.what for finding in findings if finding.state == "damaged"]
     if damaged:
-        raise DataError(f"{len(damaged)} of {len(findings)} are still damaged: {', '.join(damaged)}")
+        kind = PasswordError if any(isinstance(f.error, PasswordError) for f in findings) else DataError
+        raise kind(f"{len(damaged)} of {len(findings)} are still damaged: {', '.join(damaged)}")
     if findings and not any(finding.repaired for finding in findings):
         say("nothing is damaged")
 

@@ -16,7 +16,7 @@ from mmf_win import errors
 from mmf_win.commands.overrides import RESERVED
 from mmf_win.console import as_typed
 from mmf_win.inputs.added import built_from
-from mmf_win.integrity.manifest import Manifest, last_source
+from mmf_win.integrity.manifest import Manifest, noted
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
@@ -45,13 +45,14 @@ def _on_inputs(command: Sequence[str]) -> Callable[[errors.InputsError], str]:
 
 
 def _repair_manifest(error: errors.DamagedManifest) -> str:
-    """Convert the dataset again; other files are verified against what there is of them."""
-    data_dir = error.folder.parents[2] if len(error.folder.parents) > 2 else error.folder
-    if error.folder != DatasetPaths.below(data_dir).root:
-        return "delete this list of hashes, and the files are verified anew"
-    source = last_source(error.folder)
-    archive = source.path if source and source.path else "ARCHIVE"
-    return as_typed("mmfw", "convert", "--force", "--zip", archive, *data_option(data_dir))
+    """Write the files again, if they came out of an archive."""
+    folder, known = error.folder, noted(error.folder)
+    for data_dir in folder.parents if known and known.source else ():
+        paths = DatasetPaths.below(data_dir)
+        if folder in (paths.root, paths.features):
+            part = "dataset" if folder == paths.root else "features"
+            return as_typed("mmfw", "repair", part, *data_option(data_dir))
+    return "delete this list of hashes, and the files are verified again"
 
 
 def _repair_features(error: errors.DamagedFeatures) -> str:

@@ -22,8 +22,8 @@ from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import AlreadyThere, DataError
-from mmf_win.integrity.manifest import Source
+from mmf_win.errors import AlreadyThere, DamagedManifest
+from mmf_win.integrity.manifest import Source, noted
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install, make_manifest
 from mmf_win.unpacking.reading import open_with_progress
@@ -86,7 +86,7 @@ def convert(
     force: bool = False,
     allow_missing: bool = False,
 ) -> Conversion:
-    """Put the dataset in ``source`` where MMF looks for it.
+    """Put the dataset in ``source`` where MMF looks for it, or repair it there if it was made of that.
 
     Args:
         source: an archive of any kind that :mod:`mmf_win.archives` reads, or a folder.
@@ -105,13 +105,14 @@ def convert(
     started = time.monotonic()
     source = source.absolute()
     paths = places.dataset
+    damaged: DamagedManifest | None = None
     try:
-        manifest = load_manifest(paths)
-    except DataError:
-        if not force:
-            raise
-        manifest = None
-    same = manifest is not None and manifest.source is not None and manifest.source.is_same(source)
+        manifest = known = load_manifest(paths)
+    except DamagedManifest as error:
+        damaged, manifest, known = error, None, noted(paths.root)
+    same = known is not None and known.source is not None and known.source.is_same(source)
+    if damaged and not (same or force):
+        raise damaged
     if manifest is not None and manifest.result and same and not force:
         repaired = repair_dataset(places, source, ask=ask)
         earlier = Conversion.from_json(manifest.result)
@@ -145,7 +146,8 @@ def convert(
             new = make_manifest(paths.root, files, made_of, result=result.to_json())
             # The annotations of an earlier release must not stay; what the user put beside them does.
             stale = [f for f in old if manifest is None or f"annotations/{f.name}" in manifest.files]
-            install(here, new, replaces=[paths.images / "img", paths.old_record, *stale])
+            replaced = [paths.images / "img", paths.old_record, *stale]
+            install(here, new, replaces=[] if damaged and same else replaced)
             return result
 
 

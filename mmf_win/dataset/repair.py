@@ -11,6 +11,7 @@ from mmf_win.dataset.layout import find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DatasetError, MissingArchive
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
@@ -36,20 +37,20 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     Raises:
         DatasetError: no dataset was converted here.
         MissingArchive: the archive is not where it lay, and ``archive`` does not name it either.
+        DamagedManifest: nothing tells which files are damaged; :func:`~mmf_win.dataset.convert.convert`
+            with the same archive writes all of them anew.
         ArchiveError: the archive is another one, or damaged; nothing was changed.
         PasswordError: the password is missing or wrong; nothing was changed.
         ResourceError: there is not enough room; nothing was changed.
     """
     paths = places.dataset
     manifest = load_manifest(paths)
-    if manifest is None or manifest.source is None:
+    if manifest is None:
         raise DatasetError(f"{paths.root}: no dataset was converted here")
     names = [found.path for found in verify(manifest, title="Verifying the dataset")]
     if not names:
         return []
-    source = archive or (Path(manifest.source.path) if manifest.source.path else None)
-    if source is None or not source.exists():
-        raise MissingArchive(f"{paths.root}: the archive {manifest.source.name} is not where it was")
+    source = archive or archive_of(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
     with open_with_progress(source, ask) as opened:
         layout = find_layout(source, opened.members)
@@ -59,3 +60,17 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
             install_repaired(here, manifest, files, names, source)
     _log.info("%s: wrote what was damaged anew from %s", paths.root, source)
     return names
+
+
+def archive_of(manifest: Manifest | None) -> Path:
+    """What a dataset was converted from, where it lay then.
+
+    Raises:
+        MissingArchive: it is not there, or nothing tells where that is.
+    """
+    source = manifest.source if manifest else None
+    if source is None:
+        raise MissingArchive("nothing tells what the dataset was converted from")
+    if source.path is None or not Path(source.path).exists():
+        raise MissingArchive(f"the archive {source.name} is not where it was")
+    return Path(source.path)

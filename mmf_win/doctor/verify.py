@@ -8,16 +8,24 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from mmf_win.archives import Ask
+from mmf_win.dataset.convert import convert
 from mmf_win.dataset.manifest import load_manifest
-from mmf_win.dataset.repair import repair_dataset
+from mmf_win.dataset.repair import archive_of, repair_dataset
 from mmf_win.doctor.survey import survey_mmf
-from mmf_win.errors import DamagedCheckpoints, DataError, MmfError, UsageError
+from mmf_win.errors import (
+    DamagedCheckpoints,
+    DamagedManifest,
+    DataError,
+    MmfError,
+    PasswordError,
+    UsageError,
+)
 from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.on_disk import needs_on_disk, with_source
 from mmf_win.inputs.verify import known, verify_need
 from mmf_win.integrity.finding import Finding, State
-from mmf_win.integrity.manifest import last_source
+from mmf_win.integrity.manifest import noted
 from mmf_win.integrity.verify import verify as verify_files
 from mmf_win.paths import Places, tool_home
 from mmf_win.runs import history, presets
@@ -133,14 +141,13 @@ def repair(
         ask: answers with the password of an encrypted archive.
 
     Raises:
-        PasswordError: the password is missing or wrong.
         ResourceError: there is not enough room.
         UsageError: there is no such source.
     """
     mirror = Mirror.of(source)
     found = [
         _repaired(_mmf, install.set_up) if scope.mmf else None,  # knows where the others come from
-        _repaired(lambda: _dataset(places), lambda: repair_dataset(places, _archive(mirror, places), ask=ask))
+        _repaired(lambda: _dataset(places), lambda: _repair_dataset(places, _archive(mirror, places), ask))
         if scope.dataset
         else None,
         *_repaired_inputs(scope.needs, Fetcher(places, mirror, keep_archives, ask=ask)),
@@ -155,7 +162,7 @@ def _repaired(look: Callable[[], Finding | None], repair: Callable[[], object]) 
         return before
     try:
         repair()
-    except (DataError, MmfError, UsageError) as error:
+    except (DataError, MmfError, PasswordError, UsageError) as error:
         return replace(before, error=error)
     after = look()
     return after and replace(after, repaired=before.problems if after.is_usable else ())
@@ -187,12 +194,20 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
     return replace(finding, state=state, against=manifest.verified_against, problems=tuple(map(str, wrong)))
 
 
+def _repair_dataset(places: Places, archive: Path | None, ask: Ask | None) -> None:
+    try:
+        repair_dataset(places, archive, ask=ask)
+    except DamagedManifest:  # so nothing tells which of the files are intact
+        archive = archive or archive_of(noted(places.dataset.root))
+        convert(archive, places, ask=ask, allow_missing=True)
+
+
 def _archive(mirror: Mirror, places: Places) -> Path | None:
     """What the dataset was converted from, as far as a source on this machine has it."""
-    source = last_source(places.dataset.root)
-    place = mirror.path
+    known, place = noted(places.dataset.root), mirror.path
+    source = known.source if known else None
     if place is None or source is None:
-        return None
+        return place  # whose content is compared
     if (place / source.name).exists():
         return place / source.name
     is_of_kind = place.is_file() if source.sha256 else place.is_dir()

@@ -7,7 +7,6 @@ import math
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +19,7 @@ from mmf_win.errors import (
     DataError,
     DownloadError,
     MmfError,
+    PasswordError,
     UnknownArchive,
     UsageError,
 )
@@ -29,7 +29,7 @@ from mmf_win.inputs.listing import Need, tell_mmf
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding, State
-from mmf_win.integrity.manifest import SUMS, Manifest, Source, last_source
+from mmf_win.integrity.manifest import Manifest, Source, noted
 from mmf_win.integrity.verify import verify
 from mmf_win.locking import locked
 from mmf_win.paths import Places
@@ -131,7 +131,6 @@ class Fetcher:
         What cannot be repaired stays damaged, and its finding has the error; the rest is repaired.
 
         Raises:
-            PasswordError: the password of an archive is missing or wrong.
             ResourceError: it does not fit on the disk; nothing was downloaded.
         """
         return self._get_all(list(needs), ("damaged",), keep_going=True)
@@ -153,7 +152,7 @@ class Fetcher:
             for need in sorted(wanted, key=lambda need: not self._has_source(need)):
                 try:
                     self._get(need, found[need])
-                except (DataError, MmfError) as error:
+                except (DataError, MmfError, PasswordError) as error:
                     if not keep_going:
                         raise
                     found[need] = replace(found[need], error=error)
@@ -302,7 +301,7 @@ class Fetcher:
             need.folder,
             ask=self.ask,
             choose=need.choose,
-            expected_sha256=need.entry.sha256 if need.entry else None,
+            expected_sha256=need.entry.sha256 if need.entry and not _is_made_of(need, archive) else None,
             replaces=[need.entry.marker] if need.entry else [],
             title=f"Unpacking {need.title}",
         )
@@ -341,10 +340,20 @@ class Fetcher:
 
 
 def _loaded(need: Need) -> Manifest | None:
-    """The manifest of the folder; None where there is none that can be understood."""
-    with suppress(DataError):
-        return Manifest.load(need.folder) if need.is_ours else None
-    return None
+    """The manifest of the folder, without files where it is damaged; None where there is none."""
+    if not need.is_ours:
+        return None
+    try:
+        return Manifest.load(need.folder)
+    except DataError:
+        return noted(need.folder)
+
+
+def _is_made_of(need: Need, archive: Path) -> bool:
+    """Whether the files were made of this very archive, which nobody has published."""
+    manifest = _loaded(need)
+    source = manifest.source if manifest and manifest.basis == "archive" else None
+    return source is not None and source.is_same(archive)
 
 
 def _is_built(need: Need) -> bool:
@@ -355,7 +364,8 @@ def _is_built(need: Need) -> bool:
 
 def _source(need: Need) -> Source | None:
     """The archive that the files were made of, as far as that is known."""
-    return last_source(need.folder) if need.is_ours and (need.folder / SUMS).is_file() else None
+    manifest = _loaded(need)
+    return manifest.source if manifest else None
 
 
 def _remembered(need: Need) -> Path | None:

@@ -25,7 +25,14 @@ def needs_on_disk(places: Places) -> list[Need]:
         if SUMS in names or Path(here) == places.dataset.features:
             folders.add(Path(here))
     needs = [need for folder in sorted(folders - {places.dataset.root}) for need in _listed(folder, places)]
-    return [*needs, *(need for need in _shared(map(Path, read_elsewhere(places).files)) if need.is_there)]
+    elsewhere = (path for path in map(Path, read_elsewhere(places).files) if not _is_of_others(path, places))
+    return [*needs, *(need for need in _shared(elsewhere) if need.is_there)]
+
+
+def _is_of_others(path: Path, places: Places) -> bool:
+    """Whether a file lies in another data folder; all share the cache folder, which lists what was read."""
+    datasets = ((parent / "datasets" / "hateful_memes").is_dir() for parent in path.parents)
+    return not path.is_relative_to(places.data_dir) and any(datasets)
 
 
 def with_source(need: Need, places: Places) -> Need:

@@ -191,10 +191,12 @@ def _intact(finding: Finding, verified: float, against: str) -> Finding:
 
 def _missing(need: Need, places: Places) -> Finding:
     """Files that a manifest lists were there once, so they are damaged and can be repaired."""
-    absent = [path for path in need.files if not path.is_file()] or [need.folder]
+    elsewhere = map(Path, read_elsewhere(places).files) if need.is_of_hub else ()
+    read = [path for path in elsewhere if path.parent == need.folder]
+    absent = [path for path in (*need.files, *read) if not path.is_file()] or [need.folder]
     finding = replace(_finding(need, "missing"), problems=tuple(f"missing: {path}" for path in absent))
     with suppress(DataError):
-        if need.is_ours and _manifest(need, places):
+        if read or (need.is_ours and _manifest(need, places)):
             return replace(finding, state="damaged")
     return finding
 

@@ -259,11 +259,13 @@ class Manifest:
         return sum(self.files[name].size or 0 for name in (self.files if names is None else names))
 
 
-def last_source(folder: Path) -> Source | None:
-    """What the files of a folder were made of, even if its ``SHA256SUMS`` is damaged; None if unknown."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        source = read_json(folder / _NOTES)["source"]
-        return None if source is None else Source(**source)
+def noted(folder: Path) -> Manifest | None:
+    """The manifest of a folder without its files, even if its ``SHA256SUMS`` is damaged; None if unknown."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        notes = read_json(folder / _NOTES)
+        source, basis = notes["source"], notes["vouched"]
+        if basis in get_args(Basis):
+            return Manifest(folder, {}, basis, source and Source(**source), dict(notes.get("result", {})))
     return None
 
 

@@ -24,9 +24,13 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
     "an image changed": lambda p: hostile.flip_byte(p.dataset.images / "img/00003.png", 100),
     "an image is missing": lambda p: (p.dataset.images / "img/00004.png").unlink(),
     "annotations cut off": lambda p: hostile.cut(p.dataset.split("train")),
+    "the hashes changed": lambda p: hostile.flip_byte(p.dataset.root / "SHA256SUMS", 1),
+    "the hashes cut off": lambda p: hostile.cut(p.dataset.root / "SHA256SUMS"),
+    "the hashes are missing": lambda p: (p.dataset.root / "SHA256SUMS").unlink(),
     "features cut off": lambda p: hostile.cut(p.dataset.features / "detectron.lmdb/data.mdb"),
     "features are missing": lambda p: (p.dataset.features / "detectron.lmdb/data.mdb").unlink(),
-    "their hashes damaged": lambda p: hostile.flip_byte(p.dataset.features / "SHA256SUMS", 1),
+    "their hashes changed": lambda p: hostile.flip_byte(p.dataset.features / "SHA256SUMS", 1),
+    "their hashes cut off": lambda p: hostile.cut(p.dataset.features / "SHA256SUMS"),
     "weights changed": lambda p: hostile.flip_byte(p.data_dir / "models/visual_bert/model.pth", 100),
     "a file of MMF is missing": lambda p: (find().root / "mmf.txt").unlink(),
     "a file of MMF changed": lambda p: hostile.flip_byte(find().root / "mmf_cli/run.py", 3),
@@ -116,16 +120,44 @@ def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
     assert "no checkpoint of this run is intact" in capsys.readouterr().err
 
 
-def test_a_damaged_list_of_the_datasets_hashes_ends_in_the_command_that_converts_again(
-    world: Places, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["repair dataset", "convert --zip"])
+@pytest.mark.parametrize("damage", ["the hashes changed", "the hashes cut off", "the hashes are missing"])
+def test_without_the_hashes_all_is_written_again_but_for_what_the_user_put_beside_it(
+    world: Places, user_dir: Path, command: str, damage: str
 ) -> None:
-    hostile.flip_byte(world.dataset.root / "SHA256SUMS", 1)
+    DAMAGES["an image changed"](world)
+    DAMAGES[damage](world)
+    own = [world.dataset.annotations / "dev_of_mine.jsonl", world.dataset.images / "img" / "mine.png"]
+    for path in own:
+        path.write_bytes(b"own")
+    archive = [str(user_dir / "memes.zip")] if command.startswith("convert") else []
+    assert main([*command.split(), *archive]) == 0
+    assert main(["verify", "--full"]) == 0
+    assert tree(world.dataset.root).items() >= laid_out(memes()).items()
+    assert [path.read_bytes() for path in own] == [b"own", b"own"]
+
+
+def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tell(
+    world: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (world.dataset.root / "SHA256SUMS.json").unlink()
+    DAMAGES["an image changed"](world)
+    assert main(["repair", "dataset"]) == 3
+    assert "--source" in capsys.readouterr().err
+    assert main(["repair", "dataset", "--source", str(user_dir / "memes.zip")]) == 0
+    assert main(["verify", "dataset", "--full"]) == 0
+
+
+def test_a_missing_password_does_not_keep_the_rest_from_being_repaired(
+    world: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(encrypted_zip(user_dir / "memes.zip", memes()), world, ask=lambda: PASSWORD, force=True)
+    DAMAGES["an image changed"](world)
+    DAMAGES["features cut off"](world)
+    assert main(["repair"]) == 4
+    assert main(["verify", "features"]) == 0
     assert main(["verify", "dataset"]) == 3
-    assert main(hint(capsys.readouterr().err)) == 3
-    command = hint(capsys.readouterr().err)
-    assert command[0] == "convert"
-    assert main(command) == 0
-    assert main(["verify", "dataset"]) == 0
+    assert main(["repair", "--password", PASSWORD]) == 0
 
 
 @pytest.mark.parametrize("named", ["the archive", "its folder"])

@@ -183,3 +183,21 @@ def test_a_read_only_dataset_is_verified(
     convert(hostile.plain_zip(user_dir / "memes.zip", memes()), there)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert states(verified(capsys, "--data-dir", str(there.data_dir))) == {"dataset": "intact"}
+
+
+def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(
+    empty: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what lies in another data folder, which is no matter of this one."""
+    files = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"weights"}
+    berts = [
+        lay_out(files, empty.data_dir / "bert"),
+        lay_out(files, empty.data_dir.parent / "other" / "bert"),
+    ]
+    for bert in berts:
+        (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)
+        assert verify_need(Need("bert", "BERT", bert), empty).state == "recorded"
+    assert [finding["folder"] for finding in verified(capsys).values()] == [str(berts[0])]
+    (berts[0] / "config.json").unlink()
+    (berts[1] / "config.json").unlink()
+    assert verify_need(Need("bert", "BERT", berts[0]), empty).state == "damaged"

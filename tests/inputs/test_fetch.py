@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.dataset.features import built_version
+from mmf_win.dataset.features import built_version, extract_features
 from mmf_win.errors import ArchiveError, DataError, MmfError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json, write_json
 from mmf_win.inputs.fetch import Fetcher, Mirror
@@ -129,6 +129,25 @@ def test_a_broken_archive_is_not_believed_but_downloaded_anew(
     assert data_of(zoo).read_bytes() == DATA
     assert archive.read_bytes() == zoo.server.files["features.tar.gz"]
     assert "WARNING" in caplog.text
+
+
+def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
+    zoo: Zoo, user_dir: Path
+) -> None:
+    """The zoo names another archive, which must not take their place."""
+    archive, own = user_dir / "own.tar.gz", DATA[::-1]
+    archive.write_bytes(features_archive(own))
+    extract_features(archive, zoo.places, version=None)
+    hostile.cut(zoo.places.dataset.features / "SHA256SUMS")
+    assert verify_need(zoo.features, zoo.places).state == "damaged"
+    assert Fetcher(zoo.places).repair([zoo.features])[0].state == "intact"
+    assert data_of(zoo).read_bytes() == own
+    hostile.cut(zoo.places.dataset.features / "SHA256SUMS")
+    archive.unlink()
+    finding = Fetcher(zoo.places).repair([zoo.features])[0]
+    assert finding.state == "damaged"
+    assert "own.tar.gz" in str(finding.error)
+    assert zoo.server.gets == []
 
 
 @pytest.mark.parametrize("name", ["features.tar.gz", ""], ids=["file", "folder"])
