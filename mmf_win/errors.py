@@ -94,10 +94,11 @@ class NeverTrained(UsageError):
 
 
 class NotPredicted(UsageError):
-    """A run has no predictions of a split; ``run`` is what can be predicted, None for several."""
+    """Runs have no predictions of a split; ``runs`` are their folders, ``data_dir`` was named for them."""
 
     split: str
-    run: str | None = None
+    runs: Sequence[Path]
+    data_dir: Path | None
 
 
 class NoDrive(UsageError):
@@ -140,13 +141,14 @@ class DamagedManifest(DataError):
 
 
 class UnknownArchive(DataError):
-    """Damaged files were made of an archive, ``name``, that nobody publishes."""
+    """Damaged files in ``folder`` were made of an archive, ``name``, that nobody publishes."""
 
     name: str
+    folder: Path | None = None
 
 
 class DamagedFeatures(DatasetError):
-    """An LMDB of region features is damaged."""
+    """An LMDB of region features is damaged, or missing where nothing is known that has it."""
 
     lmdb: Path
 
@@ -160,8 +162,9 @@ class FeaturesConflict(DatasetError):
 
 
 class NoDataset(DatasetError):
-    """There is no dataset where one is needed; ``nearby`` is a data folder above or below that has one."""
+    """There is no dataset in ``data_dir``; ``nearby`` is a data folder above or below that has one."""
 
+    data_dir: Path | None = None
     nearby: Path | None = None
 
 
@@ -206,9 +209,10 @@ class CheckpointError(DataError):
 
 
 class DamagedCheckpoints(CheckpointError):
-    """Checkpoints of a run are damaged; ``intact`` is the newest that training can resume from, if any."""
+    """Checkpoints in ``folder`` are damaged; ``intact`` is the newest to resume from, if there is one."""
 
     intact: str | None
+    folder: Path
 
 
 class PasswordError(MmfwError):

@@ -11,9 +11,10 @@ from mmf_win.commands.hints import data_option
 from mmf_win.console import as_typed, print_json, say
 from mmf_win.dataset.annotations import read_rows, require_split
 from mmf_win.dataset.coverage import converted
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, NoDataset
 from mmf_win.paths import Places
 from mmf_win.results.submission import check
+from mmf_win.runs.history import owner
 
 
 @click.command(
@@ -38,7 +39,12 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     dataset was converted are needed, too.
     """
     places = Places.resolve(data_dir)
-    ids = [row.shown_id for row in read_rows(require_split(places.dataset, split))]
+    try:
+        annotations = require_split(places.dataset, split)
+    except NoDataset as error:
+        error.data_dir = places.data_dir
+        raise
+    ids = [row.shown_id for row in read_rows(annotations)]
     left_out = _left_out(places, split)
     found = check(file, ids, left_out)
     if as_json:
@@ -60,7 +66,9 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
             say(f"{'error' if problem.fatal else 'warning'}: {problem.text}")
     if not found.usable:
         count = sum(problem.fatal for problem in found.problems)
-        hint = f"a run's prediction is written right by: {as_typed('mmfw', 'predict', '--split', split)}"
+        run = owner(file.expanduser().absolute())
+        words = [*([run.path] if run else []), "--split", split, *data_option(places.data_dir)]
+        hint = f"a run's prediction is written right by: {as_typed('mmfw', 'predict', *words)}"
         if left_out:
             hint = (
                 f"this copy of the dataset lacks the images of {len(left_out)} memes of {split}; get a "

@@ -13,12 +13,12 @@ import click
 
 from mmf_win.archives import Ask
 from mmf_win.commands import features_add, findings, options
-from mmf_win.commands.hints import data_option
+from mmf_win.commands.hints import data_option, hint_for
 from mmf_win.commands.overrides import split_words
 from mmf_win.console import as_typed, print_json, say, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor import verify as doctor
-from mmf_win.errors import DamagedInputs, MmfError, UsageError
+from mmf_win.errors import DamagedFeatures, DamagedInputs, MmfError, UsageError
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import known
@@ -233,7 +233,11 @@ def _show(
         if to_download:
             room = f", and {size(on_disk)} on the disk" if on_disk else ""
             say(f"{need.title}: {size(to_download)} to download{room}")
-    if words := wanted.words_for("missing", found):
+    to_bring = [need for need, finding in found.items() if finding.state == "missing" and need.is_of_users]
+    for need in to_bring:
+        say(f"next: {hint_for(DamagedFeatures('', lmdb=need.files[0].parent))}")
+    to_fetch = {need: finding for need, finding in found.items() if need not in to_bring}
+    if words := wanted.words_for("missing", to_fetch):
         say(f"next: {as_typed('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
 
 

@@ -56,30 +56,44 @@ def _repair_manifest(error: errors.DamagedManifest) -> str:
 
 
 def _repair_features(error: errors.DamagedFeatures) -> str:
-    """Repair what came out of an archive, and build again what did not."""
+    """Repair what came out of an archive, and make what did not, or was never there."""
     features = error.lmdb.parent
     manifest = None
     with suppress(errors.DataError):
         manifest = Manifest.load(features)
-    data_dir = features.parents[3] if len(features.parents) > 3 else features
-    is_default = features == DatasetPaths.below(data_dir).features
-    here = data_option(data_dir) if is_default else []
-    if is_default and manifest and manifest.source:
+    here = _where_mmf_looks(features)
+    if here is not None and manifest and manifest.source:
         return as_typed("mmfw", "repair", "features", *here)
-    where = here if is_default and error.lmdb.name == "detectron.lmdb" else ["--output", error.lmdb]
+    where = ["--output", error.lmdb] if here is None or error.lmdb.name != "detectron.lmdb" else here
     folders = built_from(error.lmdb)
-    build = as_typed("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, "--force")
+    force = ["--force"] if manifest or (error.lmdb / "data.mdb").exists() else []
+    build = as_typed("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
     if folders:
         return build
+    extract = as_typed("mmfw", "features", "extract", "ARCHIVE", *force, *where)
+    unpack = f"`{extract}` unpacks the region features of an archive; " if where is here else ""
+    return f"{unpack}`{build}` builds the LMDB of the .npy files in FOLDER alone"
+
+
+def _where_mmf_looks(features: Path) -> list[str] | None:
+    """What to type for the data folder that MMF finds these features in; None where it finds others."""
+    data_dir = features.parents[3] if len(features.parents) > 3 else features
+    return data_option(data_dir) if features == DatasetPaths.below(data_dir).features else None
+
+
+def _give_archive(error: errors.UnknownArchive) -> str:
+    here = _where_mmf_looks(error.folder) if error.folder else []
+    give = f"give {error.name} or its folder with --source"
+    if here is None:
+        return give
     extract = as_typed("mmfw", "features", "extract", "ARCHIVE", "--force", *here)
-    return f"`{build}` builds it of the features in FOLDER alone; `{extract}` puts an archive's back"
+    return f"{give}, or unpack another archive with `{extract}`"
 
 
 def _resume_intact(error: errors.DamagedCheckpoints) -> str:
     if error.intact is None:
         return "no checkpoint of this run is intact: train it again, and delete the files when you like"
-    last = as_typed("mmfw", "train", "--resume", "last")
-    newest = f"the newest intact one is {error.intact}; `{last}` resumes from it"
+    newest = f"the newest intact one is {error.intact}; `{resume(Run(error.folder.parent))}` resumes from it"
     return f"{newest}; delete the damaged files when you like"
 
 
@@ -90,7 +104,9 @@ def _get_mmf(error: errors.BrokenMmf) -> str:
 def _make_dataset(error: errors.NoDataset) -> str:
     if error.nearby is not None:
         return as_typed("--data-dir", error.nearby) + " is where a dataset lies"
-    return "make it with: mmfw convert --zip ARCHIVE, or name its folder with --data-dir"
+    here = data_option(error.data_dir) if error.data_dir else []
+    make = as_typed("mmfw", "convert", "--zip", "ARCHIVE", *here)
+    return f"`{make}` makes it, or name its folder with --data-dir"
 
 
 def _add_features(error: errors.NoOwnFeatures) -> str:
@@ -113,7 +129,8 @@ def _list_presets(error: errors.UnknownPreset) -> str:
 
 
 def _predict(error: errors.NotPredicted) -> str:
-    return as_typed("mmfw", "predict", *([error.run, "--split", error.split] if error.run else []))
+    where = ["--data-dir", error.data_dir] if error.data_dir else []
+    return as_typed("mmfw", "predict", *error.runs, "--split", error.split, *where)
 
 
 def _train_on(error: errors.NeverTrained) -> str:
@@ -132,10 +149,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.DamagedFeatures: _repair_features,
     errors.DamagedCheckpoints: _resume_intact,
     errors.MissingArchive: "name it, or its folder, with --source",
-    errors.UnknownArchive: lambda error: (
-        f"give {error.name} or its folder with --source, or unpack another archive with "
-        "`mmfw features extract --force`"
-    ),
+    errors.UnknownArchive: _give_archive,
     errors.DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: _get_mmf,
@@ -183,7 +197,7 @@ def _hint_after(outcome: str, trains: bool, run: Run) -> str | None:
         if not trains:
             return None
         saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
-        return f"resume with: {_resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
+        return f"resume with: {resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
     hint = _AFTER.get(outcome, "")
     if "{" in hint:
         hint = _filled_in(hint, run) if trains else ""
@@ -194,11 +208,11 @@ def _hint_after(outcome: str, trains: bool, run: Run) -> str | None:
 def _filled_in(hint: str, run: Run) -> str:
     if not checkpoints.can_resume(run):
         return hint.format(resume=_BEGIN, again="the same command")
-    resume = _resume(run)
-    return hint.format(resume=f"{resume} resumes from the last intact checkpoint", again=resume)
+    command = resume(run)
+    return hint.format(resume=f"{command} resumes from the last intact checkpoint", again=command)
 
 
-def _resume(run: Run) -> str:
+def resume(run: Run) -> str:
     """The command that resumes this very run, which need not be the newest."""
     save_dir = run.path.parent.parent
     newest = next(iter(all_runs(save_dir)), run)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.hints import resume
 from mmf_win.console import duration, moment, print_json, say, size, table
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
@@ -168,8 +169,8 @@ def checkpoints(run: str | None, save_dir: Path, as_json: bool) -> None:
         damaged = [checkpoint for checkpoint in found if checkpoint.problem]
         for checkpoint in damaged:
             say(f"{checkpoint.name}: {checkpoint.problem}")
-        if damaged:
-            say("`mmfw train --resume last` passes over damaged ones")
+        if damaged and any(checkpoint.update is not None for checkpoint in found):
+            say(f"`{resume(chosen)}` passes over damaged ones")
 
 
 def _state(checkpoint: SavedCheckpoint) -> str:

@@ -181,7 +181,7 @@ def missing(found: Survey, places: Places) -> Iterator[MmfwError]:
         yield found.mmf.error
     if not found.dataset.splits or not found.dataset.images:
         message = f"no Hateful Memes dataset in {places.dataset.root}"
-        yield NoDataset(message, nearby=nearby_dataset(places.dataset))
+        yield NoDataset(message, data_dir=places.data_dir, nearby=nearby_dataset(places.dataset))
     for folder in found.folders:
         if folder.free is None:
             yield UsageError(f"no drive for {folder.name} in {folder.path}", hint="choose another folder")

@@ -166,6 +166,9 @@ def _require_intact(
             raise DamagedFeatures(f"{need.folder}: {_problems(damaged)}", lmdb=need.files[0].parent)
     if damaged:
         raise DamagedInputs(_problems(damaged), words=words, data_dir=places.data_dir)
+    for need, finding in missing.items():
+        if need.is_of_users:
+            raise DamagedFeatures(_problems({need: finding}), lmdb=need.files[0].parent)
     if missing:
         raise MissingInputs(_problems(missing), words=words, data_dir=places.data_dir)
 

@@ -82,6 +82,11 @@ class Need:
         """Whether the files lie in a folder of MMF's downloads, where a manifest belongs."""
         return self.kind in ("features", "extras", "weights", "fc7", "glove")
 
+    @property
+    def is_of_users(self) -> bool:
+        """Whether only the user can bring it: region features that MMF's zoo does not have."""
+        return self.kind == "features" and self.entry is None
+
     def choose(self, member: str) -> str | None:
         """Where a member of the archive goes, below :attr:`folder`; None for one that is not wanted."""
         if self.kind == "features":

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,7 @@ from mmf_win.console import as_typed
 from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
-from tests.worlds import hostile, zoo
+from tests.worlds import hostile, npy, zoo
 from tests.worlds.memes import PASSWORD, encrypted_zip, tar_gz
 from tests.worlds.web import WebServer
 
@@ -150,6 +154,30 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     assert "to download" in said.err
     next_step = as_typed("mmfw", "features", "fetch", shop.preset, "--data-dir", shop.places.data_dir)
     assert f"next: {next_step}\n" in said.err
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
+def test_features_that_no_zoo_has_are_for_the_user_to_bring(
+    shop: Shop, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.preset.write_text(shop.preset.read_text(encoding="utf-8") + "offline: true\n", encoding="utf-8")
+    assert shop("status") == 0
+    bring, fetch = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
+    assert "--force" not in bring and "mmfw features fetch" in fetch, "the zoo has fc7"
+    assert main(shlex.split(fetch)[2:]) == 3
+    assert bring.removeprefix("next: ") in capsys.readouterr().err
+    assert shop("status") == 0
+    assert "fetch" not in capsys.readouterr().err
+    archive = user_dir / "own.tar.gz"
+    archive.write_bytes(zoo.features_archive())
+    given = {"ARCHIVE": str(archive), "FOLDER": str(npy.write_pairs(user_dir / "npy", ["1"]))}
+    for command in re.findall("`mmfw (.*?)`", bring):
+        assert main([given.get(word, word) for word in shlex.split(command)]) == 0
+        capsys.readouterr()
+        assert shop("status", "--json") == 0
+        assert states(capsys)["features"] != "missing"
+        shutil.rmtree(shop.places.dataset.features)
 
 
 @pytest.mark.torch

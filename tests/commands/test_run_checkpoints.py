@@ -74,7 +74,11 @@ def test_a_damaged_one_is_shown_with_the_reason(capsys: pytest.CaptureFixture[st
     table, note = told(capsys, run)
     assert table.splitlines()[1].endswith("damaged")
     assert "best.ckpt: it is damaged at model/data/0" in note
-    assert "--resume last" in note
+    assert "train --resume last --save-dir" in note
+    later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
+    assert f"train --resume {run.id} --save-dir" in told(capsys, run, "a")[1]
+    (later.checkpoints / "best.ckpt").write_bytes(b"cut off")
+    assert "--resume" not in told(capsys, later, "b")[1], "nothing is left to resume from"
 
 
 def test_the_table_names_what_a_script_gets_too(capsys: pytest.CaptureFixture[str], run: Run) -> None:

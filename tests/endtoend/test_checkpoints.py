@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mmf_win.cli import main
 from mmf_win.integrity import torch_file
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from tests.endtoend.conftest import Tool
+from tests.worlds import hostile
 
 pytestmark = pytest.mark.torch
 
@@ -92,11 +96,23 @@ def test_a_run_whose_best_is_gone_finds_a_new_one(tool: Tool) -> None:
     assert known(run, "best.ckpt").update == 3
 
 
+def test_a_run_whose_checkpoint_is_damaged_is_the_one_that_hints_resume(tool: Tool) -> None:
+    words = ("--seed", "1", "optimizer.params.lr=0.0", "--updates", "2")
+    old, _ = (tool.run_of(tool("train", tool.preset("vilbert"), "--name", name, *words)) for name in "ab")
+    hostile.cut(old.checkpoints / "current.ckpt")
+    assert tool.code("verify", "runs") == 3
+    [command] = re.findall("`mmfw (.*?)`", tool.errors)
+    assert f"--resume {old.id} " in command and tool.errors.count(f"run {old.id}: a ") == 1
+    assert f"run {old.id}: run" not in tool.errors
+    assert tool.code("runs", "checkpoints", "a") == 0
+    assert f"`mmfw {command}`" in tool.errors
+    assert main(shlex.split(command)) == 0
+    assert tool.code("verify", "runs") == 0
+
+
 def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: Tool, small_disk: Path) -> None:
     save = ("--save-dir", str(small_disk))
     words = ("train", tool.preset("vilbert"), "--data-dir", str(tool.world.data), *save)
-    from mmf_win.cli import main
-
     assert main([*words, "--updates", "2"]) == 0
     run = Run(next(small_disk.glob("*/*")))
     before = files(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
 from mmf_win.results.probabilities import best_accuracy, blend
@@ -81,6 +83,27 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     assert "two members or more" in tool.errors
     assert tool.code("predict", "n1", "--split", "test") == 3
     assert "there are: train, dev_seen, dev_unseen, test_seen, test_unseen" in tool.errors
+
+
+def test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says(tool: Tool) -> None:
+    run, _ = (tool("train", tool.preset("vilbert"), "--updates", "1", "--name", name) for name in "ab")
+    report = ("report", "a", "--split", "test_seen")
+    assert tool.code(*report) == 2
+    assert main(typed(tool.errors)) == 0
+    assert tool.code(*report) == 0
+    [csv] = Path(run["path"]).glob("reports/*.csv")
+    csv.write_text("id,proba,label\n", encoding="utf-8")
+    tool.read()
+    check = ["check-submission", str(csv), "--split", "test_seen", "--data-dir", str(tool.world.data)]
+    assert main(check) == 3
+    assert main(typed(tool.read()[1])) == 0
+    newest = max(Path(run["path"]).glob("reports/*.csv"))
+    assert newest != csv and main(["check-submission", str(newest), *check[2:]]) == 0
+
+
+def typed(errors: str) -> list[str]:
+    """The words of the command that a hint ends with."""
+    return shlex.split(errors[errors.rindex("mmfw predict") :])[1:]
 
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:

@@ -158,6 +158,14 @@ def test_when_no_row_would_be_left_that_is_an_error(dataset: Dataset) -> None:
         dataset.check(allow_missing=True)
 
 
+def test_features_that_are_missing_and_that_no_zoo_has_are_not_to_be_fetched(dataset: Dataset) -> None:
+    with pytest.raises(DatasetError, match="missing: ") as raised:
+        dataset.check()
+    hint = str(hint_for(raised.value))
+    assert "mmfw features extract ARCHIVE" in hint and "mmfw features add FOLDER" in hint
+    assert "fetch" not in hint and "--force" not in hint
+
+
 def test_missing_images_count_where_images_are_read(dataset: Dataset) -> None:
     first = dataset.rows("train")[0]
     (dataset.places.dataset.images / first.img).unlink()

@@ -44,7 +44,7 @@ def of_run(
         there = splits_on_disk(dataset)
         message = f"run {run.id} has no predictions for {split}"
         if split in there:
-            raise NotPredicted(message, split=split, run=run.id)
+            raise NotPredicted(message, split=split, runs=[run.path], data_dir=data_dir)
         raise UsageError(message, hint=f"there are: {', '.join(there)}")
     scored = None if found is None else read_scored(found[1], found[0], dataset)
     with _matching(scored, dataset, images) as matcher:
@@ -101,7 +101,8 @@ def of_runs(
     chosen = split or _common(runs)
     scored = [(run, _scored(run, chosen, data_dir)) for run in runs]
     if split is not None and not any(predictions for _, predictions in scored):
-        raise NotPredicted(f"none of these runs has predictions for {split}", split=split)
+        message, paths = f"none of these runs has predictions for {split}", [run.path for run in runs]
+        raise NotPredicted(message, split=split, runs=paths, data_dir=data_dir)
     from mmf_win.results.report import comparison, page
 
     about = comparison.of_runs(scored, chosen)

@@ -116,7 +116,8 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     own = annotations_beside(csv)
     annotations = own if own.is_file() else dataset.split(split)
     if not annotations.is_file():
-        raise NoDataset(f"{annotations}: there is no such file, and {csv.name} was predicted for it")
+        message = f"{annotations}: there is no such file, and {csv.name} was predicted for it"
+        raise NoDataset(message, data_dir=dataset.data_dir)
     rows = read_rows(annotations)
     try:
         predictions = in_order(read_predictions(csv), [row.shown_id for row in rows])
