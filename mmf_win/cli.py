@@ -24,7 +24,7 @@ COMMANDS = {
     "setup": "Get MMF and verify it.",
     "doctor": "Show versions and paths, and how to get what is missing.",
     "convert": "Turn the dataset's archive into MMF's layout.",
-    "features": "Put an archive of region features in its place.",
+    "features": "Show, get, add, verify and repair region features and pretrained weights.",
     "verify": "Verify all that mmfw has written.",
     "repair": "Repair what verify finds damaged.",
     "train": "Train a preset, or resume a run.",
@@ -42,11 +42,11 @@ class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in COMMANDS:
-            if near := get_close_matches(cmd_name, COMMANDS, n=1):
-                raise UsageError(f"there is no command {cmd_name}", hint=f"did you mean mmfw {near[0]}?")
-            return None
+            near = get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f"did you mean mmfw {near[0]}?" if near else "`mmfw --help` lists the commands"
+            raise UsageError(f"there is no command {cmd_name}", hint=hint)
         command = importlib.import_module(f"mmf_win.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command

@@ -14,7 +14,7 @@ from mmf_win.commands.overrides import require_optimizer_kept, require_trainable
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import as_typed, duration, print_json, say, table
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.paths import Places
+from mmf_win.paths import Places, portable_name
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
@@ -54,7 +54,7 @@ Examples:
 @click.option(
     "--resume",
     metavar="best|last|RUN|PATH",
-    help="Resume the newest run or RUN, or start a new one from a checkpoint.",
+    help="Resume the newest run (of PRESET, if there is one) or RUN, or start a new one from a checkpoint.",
 )
 @click.option(
     "--init",
@@ -121,6 +121,11 @@ def command(
     if show_list:
         _print_presets(as_json)
         return
+    if name is not None:
+        # Beside what Windows refuses, a run's id must be neither an option nor an override.
+        fit = portable_name(portable_name(name).replace("=", "-").lstrip("-") or "run")
+        if name != fit:
+            raise UsageError(f"a run cannot be named {name!r}", hint=as_typed("--name", fit))
     names, overrides = split_words(words, names=1)
     preset = next(iter(names), None)
     if chosen["updates"] and chosen["epochs"]:

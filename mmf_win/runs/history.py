@@ -92,7 +92,7 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, train
     if wanted is not None:
         path = Path(wanted).expanduser().absolute()
         own = Run(path.resolve() if ".." in path.parts else path)
-        if own.request_file.is_file():
+        if own.request_file.is_file() and preset in (None, own.request().preset):
             return own
     for run in all_runs(save_dir):
         named = wanted in (None, run.id, run.path.parent.name, run.path.name)
@@ -101,7 +101,7 @@ def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, train
                 continue
             return run
     of = f" of preset {preset}" if preset else ""
-    missing = f"no run{of} yet" if wanted is None else f"no run named {wanted}"
+    missing = f"no run{of} yet" if wanted is None else f"no run{of} named {wanted}"
     raise NoRun(f"{save_dir}: there is {missing}", save_dir=save_dir, wanted=wanted)
 
 

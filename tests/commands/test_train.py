@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +24,24 @@ def test_the_list_of_presets_names_the_split_of_each_number(capsys: pytest.Captu
     assert presets_told["vilbert_cc"]["dev_seen"] == {"accuracy": 61.4, "auroc": 70.07}
     assert presets_told["vilbert_cc"]["test_seen"]["auroc"] == [70.03, 1.77]
     assert presets_told["demo"] == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "fit"),
+    [
+        ("..", "run"),
+        ("", "run"),
+        ("a/b", "a-b"),
+        ("-x", "x"),
+        ("lr=1", "lr-1"),
+        ("nul", "_nul"),
+        ("-nul", "_nul"),
+    ],
+)
+def test_a_name_that_no_command_could_take_is_refused_with_one_that_fits(
+    user_dir: Path, capsys: pytest.CaptureFixture[str], name: str, fit: str
+) -> None:
+    words = ["train", "demo", "--data-dir", str(user_dir), "--name"]
+    assert main([*words, name]) == 2
+    assert f"hint: --name {fit}\n" in capsys.readouterr().err
+    assert main([*words, fit]) == 3, "there is no dataset"
