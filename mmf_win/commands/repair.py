@@ -36,8 +36,8 @@ def command(
     cannot be repaired: the newest intact one is named, and nothing is deleted. Exits with 3 when something
     stays damaged.
     """
-    findings.require_folders(data_dir, save_dir)
     places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
+    findings.require_folders(data_dir, save_dir if "runs" in names else None)
     found = repair(Scope.of(names, places, overrides), places, **archives)
     findings.show(found, as_json=as_json)
     findings.require_intact(found)

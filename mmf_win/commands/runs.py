@@ -215,8 +215,13 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     sizes = {run.id: summarize(run).size for run in chosen}
     for run in chosen:
         say(f"{run.path}: {size(sizes[run.id])}")
-    if not yes and not click.confirm(f"remove {'it' if len(chosen) == 1 else 'all of them'}?", err=True):
-        raise click.Abort
+    try:
+        if not yes and not click.confirm(f"remove {'it' if len(chosen) == 1 else 'all of them'}?", err=True):
+            raise click.Abort
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            raise UsageError("nobody is there to answer", hint="--yes removes without asking") from None
+        raise
     for run in chosen:
         remove(run)
     if as_json:

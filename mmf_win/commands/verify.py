@@ -36,8 +36,8 @@ def command(
     A file that was not touched since it was last found intact is not read again; checkpoints are, each time.
     Exits with 3 when something is damaged; `mmfw repair` repairs it.
     """
-    findings.require_folders(data_dir, save_dir)
     places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
+    findings.require_folders(data_dir, save_dir if "runs" in names else None)
     found = verify(Scope.of(names, places, overrides), places, full=full)
     findings.show(found, as_json=as_json)
     damaged = [finding for finding in found if finding.state == "damaged"]

@@ -147,7 +147,7 @@ def _unknown(config: Any, key: str, version: str) -> UnknownKey:
     name = key.rpartition(".")[2]
     near = [other for other in known if other.rpartition(".")[2] == name]
     near += get_close_matches(key, known, n=3)
-    meant = f"did you mean {', '.join(dict.fromkeys(near[:3]))}? " if near else ""
+    meant = f"did you mean {', '.join(dict.fromkeys(near[:3]))}? else " if near else ""
     return UnknownKey(message, hint=meant + _in_a_preset(key))
 
 
@@ -155,7 +155,7 @@ def _in_a_preset(key: str) -> str:
     tree = "VALUE"
     for field in reversed(key.split(".")):
         tree = f"{{ {field}: {tree} }}"
-    return f"A preset of your own may add keys: settings: {tree}"
+    return f"a preset of your own may add keys: settings: {tree}"
 
 
 def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:

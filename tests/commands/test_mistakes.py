@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,8 +54,11 @@ DEFAULTS = "data/datasets/hateful_memes/defaults"
         (["predict", f"{RUN}/checkpoints/best.ckpt"], 2, "mmfw predict --checkpoint"),
         (["predict", "--checkpoint", "latest"], 3, "best, last"),
         (["predict", "--checkpoint", RUN], 3, "best, last"),
+        (["train", "vilbert", "--resume", RUN], 2, "no run of preset vilbert"),
         (["verify", "--data-dir", "nowhere"], 2, "nowhere"),
+        (["verify", "runs", "--save-dir", "nowhere"], 2, "nowhere"),
         (["doktor"], 2, "mmfw doctor"),
+        (["nosuch"], 2, "hint: `mmfw --help`"),
         (["check-submission", "no.csv", "--split", "test_seen", "--data-dir", "data"], 3, "no.csv"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -82,3 +88,16 @@ def test_a_split_that_is_not_there_names_those_that_are(
     (here / "mine.csv").write_text("id,proba,label\n1,0.5,1\n", encoding="utf-8")
     assert main(["check-submission", "mine.csv", "--split", split, "--data-dir", "data"]) == 3
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
+def test_the_dataset_is_made_where_it_was_missed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--data-dir", "not yet"]
+    assert main(["train", "mmbt_grid", *where]) == 3
+    assert main(["check-submission", "mine.csv", "--split", "train", *where]) == 3
+    main(["doctor", *where])
+    made = re.findall("`(mmfw convert .*?)`", "".join(capsys.readouterr()))
+    assert len(made) == 3 and len(set(made)) == 1
+    assert main([{"ARCHIVE": "unpacked"}.get(word, word) for word in shlex.split(made[0])[1:]]) == 0
+    main(["doctor", *where])
+    assert "mmfw convert" not in capsys.readouterr().out

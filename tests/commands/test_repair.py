@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
+from mmf_win.dataset.features import extract_features
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find
 from tests.worlds import hostile
-from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tree
+from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tar_gz, tree
 
 RUN = Path("mmbt_grid/2026-01-01T00-00-00/checkpoints")
 
@@ -59,12 +62,27 @@ def test_the_command_that_verify_names_repairs_it(
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
-@pytest.mark.parametrize("option", ["--data-dir", "--save-dir"])
-def test_a_folder_that_is_not_there_is_refused(
-    world: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, option: str
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--data-dir"], 2),
+        (["runs", "--save-dir"], 2),
+        (["dataset", "mmbt_grid/2026-01-01T00-00-00", "--save-dir"], 2),
+        (["--save-dir"], 0),
+        (["dataset", "--save-dir"], 0),
+    ],
+)
+def test_a_folder_that_is_not_there_is_refused_where_it_alone_was_meant(
+    world: Places,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    words: list[str],
+    code: int,
 ) -> None:
-    assert main([command, option, str(tmp_path / "nowhere")]) == 2
-    assert "nowhere" in capsys.readouterr().err
+    assert main([command, *words, str(tmp_path / "nowhere")]) == code
+    said = capsys.readouterr().err
+    assert code == 0 or "nowhere" in said or "no part, preset or run" in said
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -113,7 +131,7 @@ def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
     assert main(["repair"]) == 3
     told = capsys.readouterr().err
     assert "current.ckpt: it is cut off" in told
-    assert "the newest intact one is best.ckpt" in told and "mmfw train --resume last" in told
+    assert "the newest intact one is best.ckpt" in told and "mmfw train --resume last --save-dir" in told
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     hostile.cut(folder / "best.ckpt")
     assert main(["repair", "runs"]) == 3
@@ -180,6 +198,23 @@ def test_an_archive_that_was_moved_is_named(
         assert main(["repair", "dataset", "--source", str(stick / "memes.zip")]) == 0
         assert main(["repair", "features", "--source", str(stick / "features.tar.gz")]) == 0
     assert main(["verify"]) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
+def test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie(
+    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = Places.resolve(user_dir / "elsewhere")
+    archive = user_dir / "features.tar.gz"
+    archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": bytes(range(256)) * 64}))
+    extract_features(archive, elsewhere, version=None)
+    hostile.cut(elsewhere.dataset.features / "detectron.lmdb/data.mdb")
+    other = archive.rename(user_dir / "other.tar.gz")
+    where = ["--data-dir", str(elsewhere.data_dir)]
+    assert main(["repair", "features", *where]) == 3
+    [command] = re.findall("`mmfw (features extract .*?)`", capsys.readouterr().err)
+    assert main([{"ARCHIVE": str(other)}.get(word, word) for word in shlex.split(command)]) == 0
+    assert main(["verify", "features", *where]) == 0
 
 
 def test_another_archive_is_refused_and_the_rest_is_repaired(

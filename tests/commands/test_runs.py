@@ -172,6 +172,15 @@ def test_nothing_is_removed_without_a_yes(
     assert (save / "b/2026-01-03T00-00-00").is_dir()
 
 
+def test_without_somebody_to_ask_a_yes_is_needed(
+    capsys: pytest.CaptureFixture[str], save: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["runs", "rm", "b", "--save-dir", str(save)]) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert (save / "b/2026-01-03T00-00-00").is_dir()
+
+
 def test_a_name_that_several_runs_have_is_refused(capsys: pytest.CaptureFixture[str], save: Path) -> None:
     assert main(["runs", "rm", "a", "--yes", "--save-dir", str(save)]) == 2
     assert "2 runs named a" in capsys.readouterr().err

@@ -76,6 +76,9 @@ def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: Places, word: 
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
     assert f"did you mean {meant}" in str(hint_for(caught.value))
+    with pytest.raises(UsageError) as caught:
+        assigned(mmf_root, places, "quite_another=1")
+    assert str(hint_for(caught.value)).startswith("a preset of your own may add keys")
 
 
 @pytest.mark.parametrize(
