@@ -233,10 +233,10 @@ def _show(
         if to_download:
             room = f", and {size(on_disk)} on the disk" if on_disk else ""
             say(f"{need.title}: {size(to_download)} to download{room}")
-    to_bring = [need for need, finding in found.items() if finding.state == "missing" and need.is_of_users]
-    for need in to_bring:
-        say(f"next: {hint_for(DamagedFeatures('', lmdb=need.files[0].parent))}")
-    to_fetch = {need: finding for need, finding in found.items() if need not in to_bring}
+    for need, finding in found.items():
+        if finding.state == "missing" and need.kind == "features" and not need.has_source:
+            say(f"next: {hint_for(DamagedFeatures('', lmdb=need.files[0].parent))}")
+    to_fetch = {need: finding for need, finding in found.items() if need.has_source}
     if words := wanted.words_for("missing", to_fetch):
         say(f"next: {as_typed('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
 

@@ -17,6 +17,7 @@ from mmf_win.errors import (
     CheckpointError,
     DamagedFeatures,
     DamagedInputs,
+    DataError,
     DatasetError,
     IncompleteDataset,
     MissingInputs,
@@ -167,8 +168,10 @@ def _require_intact(
     if damaged:
         raise DamagedInputs(_problems(damaged), words=words, data_dir=places.data_dir)
     for need, finding in missing.items():
-        if need.is_of_users:
+        if need.kind == "features" and not need.has_source:
             raise DamagedFeatures(_problems({need: finding}), lmdb=need.files[0].parent)
+        if not need.has_source:
+            raise DataError(_problems({need: finding}), hint="put it there; mmfw knows no source of it")
     if missing:
         raise MissingInputs(_problems(missing), words=words, data_dir=places.data_dir)
 

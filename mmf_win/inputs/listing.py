@@ -83,9 +83,9 @@ class Need:
         return self.kind in ("features", "extras", "weights", "fc7", "glove")
 
     @property
-    def is_of_users(self) -> bool:
-        """Whether only the user can bring it: region features that MMF's zoo does not have."""
-        return self.kind == "features" and self.entry is None
+    def has_source(self) -> bool:
+        """Whether it can be downloaded; else only the user can bring it."""
+        return bool(self.entry or self.url)
 
     def choose(self, member: str) -> str | None:
         """Where a member of the archive goes, below :attr:`folder`; None for one that is not wanted."""

@@ -148,11 +148,8 @@ def _of_preset(asked: RunRequest, places: Places) -> RunRequest:
 
 def _require_dataset(places: Places) -> None:
     if not places.dataset.split("train").is_file():
-        raise NoDataset(
-            f"there is no Hateful Memes dataset in {places.data_dir}",
-            data_dir=places.data_dir,
-            nearby=nearby_dataset(places.dataset),
-        )
+        message, nearby = f"no Hateful Memes dataset in {places.data_dir}", nearby_dataset(places.dataset)
+        raise NoDataset(message, data_dir=places.data_dir, nearby=nearby)
 
 
 def _train(

@@ -164,6 +164,9 @@ def test_features_that_are_missing_and_that_no_zoo_has_are_not_to_be_fetched(dat
     hint = str(hint_for(raised.value))
     assert "mmfw features extract ARCHIVE" in hint and "mmfw features add FOLDER" in hint
     assert "fetch" not in hint and "--force" not in hint
+    with pytest.raises(DataError, match="missing: ") as raised:
+        dataset.check(regions=False, model={"bert_model_name": str(dataset.places.data_dir / "no-bert")})
+    assert "put it there" in str(hint_for(raised.value))
 
 
 def test_missing_images_count_where_images_are_read(dataset: Dataset) -> None:
