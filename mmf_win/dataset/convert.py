@@ -107,9 +107,10 @@ def convert(
     paths = places.dataset
     damaged: DamagedManifest | None = None
     try:
-        manifest = known = load_manifest(paths)
+        manifest = load_manifest(paths)
     except DamagedManifest as error:
-        damaged, manifest, known = error, None, noted(paths.root)
+        damaged, manifest = error, None
+    known = manifest or noted(paths.root)
     same = known is not None and known.source is not None and known.source.is_same(source)
     if damaged and not (same or force):
         raise damaged
@@ -147,7 +148,7 @@ def convert(
             # The annotations of an earlier release must not stay; what the user put beside them does.
             stale = [f for f in old if manifest is None or f"annotations/{f.name}" in manifest.files]
             replaced = [paths.images / "img", paths.old_record, *stale]
-            install(here, new, replaces=[] if damaged and same else replaced)
+            install(here, new, replaces=[] if same and manifest is None else replaced)
             return result
 
 

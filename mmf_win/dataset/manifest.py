@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import Progress
-from mmf_win.errors import DamagedManifest
 from mmf_win.fast_zlib import crc32
 from mmf_win.files import read_json
-from mmf_win.integrity.manifest import SUMS, UNKNOWN, Entry, Manifest, Source, noted
+from mmf_win.integrity.manifest import UNKNOWN, Entry, Manifest, Source, noted
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths
-from mmf_win.unpacking.staging import was_killed_while_installing
 
 _PIECE = 1 << 20
 
@@ -27,14 +25,12 @@ def load_manifest(paths: DatasetPaths) -> Manifest | None:
     The record of mmfw 0.1.0 is replaced by a manifest, for which all files are read once.
 
     Raises:
-        DamagedManifest: the manifest cannot be understood, or a part of it is gone.
+        DamagedManifest: the manifest cannot be understood.
     """
     manifest = Manifest.load(paths.root)
     if not paths.old_record.is_file():
-        known = noted(paths.root) if manifest is None or manifest.source is None else None
-        if known and known.source and not was_killed_while_installing(paths.root):
-            what = "it is missing" if manifest is None else "it was changed since the conversion"
-            raise DamagedManifest(f"{paths.root / SUMS}: {what}", folder=paths.root)
+        if manifest and not manifest.source and (known := noted(paths.root)):  # the list was changed
+            return replace(manifest, source=known.source, result=known.result)
         return manifest
     try:
         manifest = _from_old_record(paths.root, read_json(paths.old_record), manifest)

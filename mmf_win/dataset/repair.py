@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.archives import Ask
@@ -10,8 +11,8 @@ from mmf_win.console import first_few
 from mmf_win.dataset.layout import find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import DatasetError, MissingArchive
-from mmf_win.integrity.manifest import Manifest
+from mmf_win.errors import DamagedManifest, DatasetError, MissingArchive
+from mmf_win.integrity.manifest import SUMS, UNKNOWN, Entry, Manifest, noted
 from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
@@ -45,12 +46,17 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     """
     paths = places.dataset
     manifest = load_manifest(paths)
+    if manifest is None and noted(paths.root):
+        raise DamagedManifest(f"{paths.root / SUMS}: it is missing", folder=paths.root)
     if manifest is None:
         raise DatasetError(f"{paths.root}: no dataset was converted here")
     names = [found.path for found in verify(manifest, title="Verifying the dataset")]
     if not names:
         return []
     source = archive or archive_of(manifest)
+    if manifest.basis == "recorded":  # a list that was changed must not refuse what the archive holds
+        unknown = dict.fromkeys(names, Entry(UNKNOWN))
+        manifest = replace(manifest, files={**manifest.files, **unknown}) if manifest.source else manifest
     _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
     with open_with_progress(source, ask) as opened:
         layout = find_layout(source, opened.members)

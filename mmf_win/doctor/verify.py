@@ -25,13 +25,14 @@ from mmf_win.inputs.listing import Need
 from mmf_win.inputs.on_disk import needs_on_disk, with_source
 from mmf_win.inputs.verify import known, verify_need
 from mmf_win.integrity.finding import Finding, State
-from mmf_win.integrity.manifest import noted
+from mmf_win.integrity.manifest import SUMS, noted
 from mmf_win.integrity.verify import verify as verify_files
 from mmf_win.paths import Places, tool_home
 from mmf_win.runs import history, presets
 from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import needs_of_presets
+from mmf_win.unpacking.staging import was_killed_while_installing
 from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
@@ -185,6 +186,8 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
     finding = Finding("dataset", "dataset", paths.root, "not verified", _NOTHING)
     try:
         manifest = load_manifest(paths)
+        if manifest is None and noted(paths.root) and not was_killed_while_installing(paths.root):
+            raise DamagedManifest(f"{paths.root / SUMS}: it is missing", folder=paths.root)
         if manifest is None:
             return finding if paths.annotations.is_dir() else None
         wrong = verify_files(manifest, full=full, title="Verifying the dataset")

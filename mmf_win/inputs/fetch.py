@@ -343,10 +343,13 @@ def _loaded(need: Need) -> Manifest | None:
     """The manifest of the folder, without files where it is damaged; None where there is none."""
     if not need.is_ours:
         return None
+    known = noted(need.folder)
     try:
-        return Manifest.load(need.folder)
+        manifest = Manifest.load(need.folder)
     except DataError:
-        return noted(need.folder)
+        return known
+    # Where the list was changed, only what is noted beside it tells what the files were made of.
+    return known if manifest and known and known.source and not manifest.source else manifest
 
 
 def _is_made_of(need: Need, archive: Path) -> bool:

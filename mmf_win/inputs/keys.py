@@ -18,6 +18,14 @@ from mmf_win.integrity.manifest import Check
 from mmf_win.upstream.install import require_packages
 
 _NOTE = "mmfw-keys.json"
+# As ``python -m MODULE``, but the user's files in the current folder cannot stand in for libraries.
+_RUN = """\
+import sys
+del sys.path[0]
+import runpy
+sys.path.append(sys.argv.pop(1))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 
 def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
@@ -66,9 +74,8 @@ def answer_of(module: str, *words: str) -> tuple[Any, int]:
     """
     with tempfile.TemporaryDirectory(prefix="mmfw-answer-") as scratch:
         output = Path(scratch, "answer.json")
-        command = [sys.executable, "-m", module, *words, str(output)]
-        beside = Path(__file__).parents[2]  # the user's files must not stand in for libraries
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=beside).returncode
+        command = [sys.executable, "-c", _RUN, str(Path(__file__).parents[2]), module, *words, str(output)]
+        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
         if code == Interrupted.exit_code:
             raise Interrupted("interrupted")
         try:

@@ -301,7 +301,8 @@ def _parse(path: Path, text: bytes) -> dict[str, str]:
         escaped, sha256, name = line.groups()
         if escaped:
             name = re.sub(r"\\[\\nr]", lambda found: _UNESCAPES[found[0]], name)
-        if name.startswith("/") or ".." in name.split("/"):
+        is_elsewhere = platform == "win32" and (":" in name or "\\" in name)
+        if name.startswith("/") or ".." in name.split("/") or is_elsewhere:
             raise wrong(number, "the path leads out of the folder")
         hashes[name] = sha256
     return hashes

@@ -76,7 +76,9 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     """
     kind, message = _raised(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    frames = [(Path(file), line, function) for file, line, function in _FRAME.findall(trace)]
+    passed_on = str(error) if _PASSED_ON.search(str(error)) else ""
+    own = "".join(traceback.format_tb(error.__traceback__)) + passed_on
+    frames = [(Path(file), line, function) for file, line, function in _FRAME.findall(own)]
     places = {(path.name, function) for path, _, function in frames}
     outcome: Outcome = next(_outcomes(error, kind, message, trace, places), "internal")
     if not prepared and outcome not in ("interrupted", "host_oom"):
@@ -85,7 +87,7 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
         message = f"{kind.__name__}: {message}" if message else kind.__name__
     hint = error.hint if isinstance(error, MmfwError) else None
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
-    functions = {function for _, function in places}
+    functions = {function for _, _, function in _FRAME.findall(trace)}
     phase = next((phase for phase, names in _PHASES if functions & names), None)
     return Exit(outcome, message, hint, ours[-1] if ours else None, phase)
 
@@ -95,9 +97,14 @@ def _raised(error: BaseException) -> tuple[type[BaseException], str]:
     if not _PASSED_ON.search(str(error)):
         return type(error), " ".join(str(error).split())
     lines = [line for line in str(error).splitlines() if line.strip()]
-    starts = [n for n, line in enumerate(lines) if re.match(r"[A-Za-z_][\w.]*(: |$)", line)]
+    # A DataLoader raises the class that its worker raised, where it can; a message may have several lines.
+    is_same = str(error).startswith(f"Caught {type(error).__name__} ")
+    name = rf"([\w.]+\.)?{type(error).__name__}" if is_same else r"[A-Za-z_][\w.]*"
+    starts = [n for n, line in enumerate(lines) if re.match(rf"{name}(: |$)", line)]
     last = " ".join(" ".join(lines[starts[-1] :] if starts else lines[-1:]).split())
     name, _, message = last.partition(": ")
+    if is_same:
+        return type(error), message
     module, _, name = name.rpartition(".")
     kind = getattr(sys.modules.get(module or "builtins"), name, None)
     # Of a class that is not known here, the name is all that there is.
@@ -138,7 +145,7 @@ def _outcomes(
     if issubclass(kind, ImportError):
         yield "mmf"
     if issubclass(kind, RuntimeError) or (issubclass(kind, OSError) and number is None):
-        yield from (outcome for outcome, said in _SAID if said.search(message))
+        yield from (outcome for outcome, said in _SAID if said.search(f"{message}\n{error.__cause__ or ''}"))
     if ("checkpoint.py", "_load") in places:
         yield "checkpoint"
     libraries = {of.__module__.partition(".")[0] for of in kind.__mro__}

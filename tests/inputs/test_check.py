@@ -318,6 +318,16 @@ def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
         dataset.check()
 
 
+def test_a_dataset_without_its_list_of_hashes_can_still_be_read(dataset: Dataset) -> None:
+    root = dataset.places.dataset.root
+    record(root, ["annotations/train.jsonl"])
+    with (root / "SHA256SUMS").open("a", encoding="utf-8") as file:
+        file.write("# a comment\n")
+    dataset.check(regions=False)
+    (root / "SHA256SUMS").unlink()
+    dataset.check(regions=False)
+
+
 def test_features_are_found_by_the_names_that_mmf_asks_for() -> None:
     rows = [Row(i, f"img/{name}.png", "", None, i) for i, name in enumerate(("01235", "7", "meme_042", "x"))]
     assert without_features(rows, {"1235", "7", "42", "x"}) == []

@@ -141,6 +141,30 @@ def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(kind: type[Excepti
         assert end.hint == UnreadableImage("x").hint
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", [DatasetError, MemoryError, RuntimeError], ids=lambda kind: kind.__name__)
+def test_a_message_of_several_lines_out_of_a_loaders_worker_does_not_hide_the_class(
+    kind: type[Exception],
+) -> None:
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise kind("CUDA out of memory.\nseen: 3 rows")
+    except Exception:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
+    with pytest.raises(kind) as caught:
+        wrapped.reraise()
+    end = classify(caught.value)
+    assert end.outcome == {"DatasetError": "data", "MemoryError": "host_oom"}.get(kind.__name__, "cuda_oom")
+    assert "CUDA out of memory. seen: 3 rows" in end.message
+
+
+def test_the_cause_of_an_error_may_tell_what_it_means() -> None:
+    error = RuntimeError("a wrapper")
+    error.__cause__ = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert classify(error).outcome == "cuda_oom"
+
+
 def _rank(_number: int, kind: str) -> None:
     """A process of a training on two GPUs, with functions that are named as MMF's."""
     import torch

@@ -130,7 +130,7 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
             attempts.append(
                 TrainedAttempt(
                     number=len(attempts) + 1,
-                    update=event.get("update") or 0,
+                    update=int(_number(event.get("update")) or 0),
                     batch=event.get("batch"),
                     micro_batch=event.get("micro_batch"),
                     device=event.get("device"),
@@ -148,9 +148,8 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
             continue
         elif values := _values(event):
             seconds = spent + max(0.0, time - began)
-            samples.append(
-                Sample(event.get("update") or 0, seconds, values, Coverage.read(event.get("data")))
-            )
+            update = int(_number(event.get("update")) or 0)
+            samples.append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
     undone.sort(key=lambda sample: sample.seconds)
     return TrainingCurves(tuple(attempts), tuple(samples), tuple(undone), versions)
 

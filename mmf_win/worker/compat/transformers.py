@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
 
 from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks
 
 _BERT = "transformers.models.bert.modeling_bert"
-# What MMF imports of transformers by the names of its version 3.
-_MOVED = ("configuration_auto", "modeling_auto", "tokenization_auto", "configuration_bert", "modeling_bert")
+_OLD_NAME = re.compile(r"transformers\.((?:modeling|configuration|tokenization)_([a-z0-9_]+))")
 
 
-class _Moved(ModuleType):
-    """In the place of a module that moved, which is imported when something of it is needed."""
+class _OldNames(MetaPathFinder, Loader):
+    """Finds a model's module by its name in transformers 3; it comes last, after all other finders."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # whoever looks through sys.modules asks for these
-            raise AttributeError(name)
-        module = self.__name__.rpartition(".")[2]
-        return getattr(import_module(f"transformers.models.{module.partition('_')[2]}.{module}"), name)
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        old = _OLD_NAME.fullmatch(fullname)
+        is_model = old and find_spec(f"transformers.models.{old[2]}") is not None
+        return ModuleSpec(fullname, self) if is_model else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system hands out whatever is in sys.modules after this call; a module given out by
+        # create_module would have its own __spec__ overwritten by the alias's.
+        name = _OLD_NAME.sub(r"transformers.models.\2.\1", module.__name__)
+        sys.modules[module.__name__] = import_module(name)
 
 
 def _give_old_names() -> None:
-    for module in _MOVED:
-        name = f"transformers.{module}"
-        sys.modules[name] = _Moved(name)
+    sys.meta_path.append(_OldNames())
 
 
 def _add_layer_norm(module: ModuleType) -> None:

@@ -94,7 +94,12 @@ class SingleWrite:
             CheckpointError: what was written cannot be read back.
         """
         if self._written is not None:
-            share(self._written, path)
+            try:
+                share(self._written, path)
+            except OSError:
+                needed = self._written.stat().st_size
+                _require(needed, needed, path)
+                raise
             return
         needed = tensor_bytes(value) + _OVERHEAD
         _require(needed, needed, path)

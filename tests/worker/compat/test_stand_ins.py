@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ pytestmark = pytest.mark.torch
 
 from mmf_win.errors import DatasetError  # noqa: E402
 from mmf_win.worker.compat.stand_ins import AdamW, pretrained_aliases  # noqa: E402
+from mmf_win.worker.compat.transformers import PATCHES  # noqa: E402
 
 
 def numbers(first: int, dim: int) -> str:
@@ -44,6 +48,18 @@ def test_a_line_that_was_cut_short_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(DatasetError, match="line 2"):
         pretrained_aliases["glove.twitter.27B.25d"](cache=str(tmp_path))
+
+
+def test_modules_of_transformers_are_found_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    give_old_names = next(patch for patch in PATCHES if patch.name == "transformers-names").before_import
+    assert give_old_names is not None
+    give_old_names()
+    for old in ("modeling_bert", "tokenization_auto", "modeling_roberta"):
+        assert find_spec(f"transformers.{old}") is not None
+    assert find_spec("transformers.modeling_nothing") is None
+    name = "models.gpt_neo.configuration_gpt_neo"
+    assert import_module("transformers.configuration_gpt_neo").__name__ == f"transformers.{name}"
 
 
 def test_adamw_refuses_what_it_cannot_do() -> None:
