@@ -11,7 +11,7 @@ from mmf_win.commands.hints import data_option
 from mmf_win.console import as_typed, print_json, say
 from mmf_win.dataset.annotations import read_rows, require_split
 from mmf_win.dataset.coverage import converted
-from mmf_win.errors import DataError, NoDataset
+from mmf_win.errors import DataError
 from mmf_win.paths import Places
 from mmf_win.results.submission import check
 from mmf_win.runs.history import owner
@@ -39,11 +39,7 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     dataset was converted are needed, too.
     """
     places = Places.resolve(data_dir)
-    try:
-        annotations = require_split(places.dataset, split)
-    except NoDataset as error:
-        error.data_dir = places.data_dir
-        raise
+    annotations = require_split(places.dataset, split)
     ids = [row.shown_id for row in read_rows(annotations)]
     left_out = _left_out(places, split)
     found = check(file, ids, left_out)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.console import colour, moment, print_json, say, size, table
-from mmf_win.errors import DamagedCheckpoints, DataError, PasswordError, UnknownArchive, UsageError
+from mmf_win.errors import DataError, PasswordError, UsageError
 from mmf_win.integrity.finding import Finding
 
 _SHOWN = 10
@@ -33,7 +33,7 @@ def to_json(finding: Finding) -> dict[str, Any]:
         "against": finding.against or None,
         "bytes": finding.size,
         "error": str(finding.error) if finding.error else None,
-        "hint": _hint(finding),
+        "hint": hint_for(finding.error) if finding.error else None,
     }
 
 
@@ -54,8 +54,8 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
         _list(what, finding.problems if finding.state == "damaged" else ())
         _list(f"{what}: repaired", finding.repaired)
         if finding.error is not None:
-            say(f"{what}: {str(finding.error).removeprefix(f'{finding.what}: ')}")
-            if hint := _hint(finding):
+            say(f"{what}: {finding.error}")
+            if hint := hint_for(finding.error):
                 say(f"{colour('hint:', 36)} {hint}")
 
 
@@ -72,12 +72,6 @@ def require_intact(findings: Collection[Finding]) -> None:
         raise kind(f"{len(damaged)} of {len(findings)} are still damaged: {', '.join(damaged)}")
     if findings and not any(finding.repaired for finding in findings):
         say("nothing is damaged")
-
-
-def _hint(finding: Finding) -> str | None:
-    if isinstance(finding.error, (DamagedCheckpoints, UnknownArchive)):
-        finding.error.folder = finding.folder
-    return hint_for(finding.error) if finding.error else None
 
 
 def _list(title: str, problems: Sequence[str]) -> None:

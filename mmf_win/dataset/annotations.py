@@ -164,7 +164,7 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
         message = f"{paths.annotations}: there is no such split: {split}"
         there = splits_on_disk(paths)
         if not there:
-            raise NoDataset(message, nearby=nearby_dataset(paths))
+            raise NoDataset(message, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
         stem = Path(split).stem
         hint = f"a split is a name, not a file: {stem}" if stem in there else f"there are: {', '.join(there)}"
         raise DatasetError(message, hint=hint)
@@ -201,7 +201,8 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     val = next((split for split in _VAL if split in there), None)
     if "train" not in there or val is None:
         what = "train.jsonl" if "train" not in there else "validation split (dev_unseen, dev_seen or dev)"
-        raise NoDataset(f"{paths.annotations}: there is no {what}", nearby=nearby_dataset(paths))
+        message = f"{paths.annotations}: there is no {what}"
+        raise NoDataset(message, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
     return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
 
 

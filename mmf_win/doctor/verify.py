@@ -235,8 +235,8 @@ def _checkpoints(run: Run) -> Finding | None:
     # Those with weights alone cannot be resumed.
     intact = [checkpoint for checkpoint in found if checkpoint.update is not None]
     newest = max(intact, key=lambda checkpoint: checkpoint.written, default=None)
-    message = f"run {run.id}: a damaged checkpoint cannot be repaired"
-    error = DamagedCheckpoints(message, intact=newest.name if newest else None)
+    message = "a damaged checkpoint cannot be repaired"
+    error = DamagedCheckpoints(message, intact=newest.name if newest else None, folder=run.checkpoints)
     problems = tuple(f"{checkpoint.name}: {checkpoint.problem}" for checkpoint in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)
 

@@ -270,7 +270,7 @@ class Fetcher:
             return
         if manifest.basis != "published":  # else they are those of another version of MMF
             what = f"{need.folder}: made of {source.name}, which is not an archive of MMF's zoo"
-            raise UnknownArchive(what, name=source.name)
+            raise UnknownArchive(what, name=source.name, folder=need.folder)
 
     def _local(self, need: Need) -> list[Path]:
         """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
