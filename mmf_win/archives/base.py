@@ -97,7 +97,7 @@ class Archive(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:  # noqa: B027 – as its text says
-        """Nothing is left to close: each pass opens the file anew."""
+        """Nothing is left to close: each pass opens the file again."""
 
     @property
     def encrypted(self) -> bool:

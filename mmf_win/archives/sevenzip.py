@@ -34,7 +34,7 @@ _calculate_key_once = lru_cache(maxsize=4)(calculate_key)
 def _each_key_once() -> Iterator[None]:
     """Have py7zr calculate a key once only, as long as it works for us.
 
-    py7zr 1.0 and 1.1 calculate it, half a million steps of SHA-256, anew for each solid block and each pass
+    py7zr 1.0 and 1.1 calculate it, half a million steps of SHA-256, again for each solid block and each pass
     over the archive. The function is a pure one, so archives that are read at the same time may share this.
     """
     py7zr.compressor.calculate_key = _calculate_key_once
@@ -98,7 +98,7 @@ class SevenZipArchive(Archive):
             methods = set() if stream is None else {coder["method"] for coder in stream.coders}
             problem = "it is a link" if file.is_symlink or file.is_junction else None
             if _PPMD in methods:  # pyppmd 1.3 ends the whole process on damage, or on a wrong password
-                problem = "it is compressed by PPMd, whose decoder may crash; pack it anew by LZMA2"
+                problem = "it is compressed by PPMd, whose decoder may crash; pack it again by LZMA2"
             yield SevenZipMember(
                 self._safe_name(file.filename),
                 file.uncompressed,

@@ -108,7 +108,7 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
     learning rate included.
 
     Raises:
-        UsageError: there is one, and nothing says that the optimizer starts anew.
+        UsageError: there is one, and nothing says that the optimizer starts afresh.
     """
     if any(reset in overrides for reset in _RESETS):
         return
@@ -116,7 +116,7 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
         if set_by(override, {"optimizer"}):
             raise UsageError(
                 f"{override}: a run that resumes has the optimizer of its checkpoint",
-                hint=f"{_RESETS[0]} beside it starts the optimizer anew, with this value",
+                hint=f"{_RESETS[0]} beside it starts the optimizer afresh, with this value",
             )
 
 

@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Repair what `mmfw verify` finds damaged, and touch nothing else.
 
-    Files of the dataset, features and weights are written anew from the archive that they came from, found
+    Files of the dataset, features and weights are rewritten from the archive that they came from, found
     where it lay or by --source, else downloaded where they can be; MMF is fetched again. A damaged checkpoint
     cannot be repaired: the newest intact one is named, and nothing is deleted. Exits with 3 when something
     stays damaged.

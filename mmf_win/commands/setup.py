@@ -26,7 +26,7 @@ Examples:
     metavar="pypi|github|DIR",
     help="Where from.  [default: as the last time, at first pypi]",
 )
-@click.option("--force", is_flag=True, help="Fetch it anew even though it is intact.")
+@click.option("--force", is_flag=True, help="Fetch it again even though it is intact.")
 @as_json
 def command(wanted: str | None, force: bool, as_json: bool) -> None:
     """Get MMF into this Python environment and check every file of it.

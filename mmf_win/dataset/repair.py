@@ -1,4 +1,4 @@
-"""Damaged and missing files of the dataset, written anew from the archive that they came from."""
+"""Damaged and missing files of the dataset, rewritten from the archive that they came from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
-    """Write anew the files of the dataset that are damaged or missing.
+    """Rewrite the files of the dataset that are damaged or missing.
 
     Files that mmfw did not write, such as annotations of the user's own, stay as they are.
 
@@ -39,7 +39,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         DatasetError: no dataset was converted here.
         MissingArchive: the archive is not where it lay, and ``archive`` does not name it either.
         DamagedManifest: nothing tells which files are damaged; :func:`~mmf_win.dataset.convert.convert`
-            with the same archive writes all of them anew.
+            with the same archive rewrites all of them.
         ArchiveError: the archive is another one, or damaged; nothing was changed.
         PasswordError: the password is missing or wrong; nothing was changed.
         ResourceError: there is not enough room; nothing was changed.
@@ -64,7 +64,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         with staging(paths.root, needed=manifest.size(names)) as here:
             _, _, files = unpack(opened, layout, here, allow_missing=True, only=set(names))
             install_repaired(here, manifest, files, names, source)
-    _log.info("%s: wrote what was damaged anew from %s", paths.root, source)
+    _log.info("%s: rewrote what was damaged, from %s", paths.root, source)
     return names
 
 

@@ -150,7 +150,7 @@ def _base(lmdb: Path, force: bool) -> Path | None:
         return lmdb
     if not force:
         raise DamagedFeatures(f"{lmdb}: damaged: {problem}", lmdb=lmdb)
-    _log.warning("%s is damaged (%s), so it is built anew", lmdb, problem)
+    _log.warning("%s is damaged (%s), so it is built again", lmdb, problem)
     return None
 
 

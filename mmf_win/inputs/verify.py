@@ -215,7 +215,7 @@ def read_elsewhere(places: Places) -> Manifest:
 def _verify_elsewhere(need: Need, manifest: Manifest, full: bool) -> list[Difference]:
     """Verify files against the hash in their names, or else against an earlier reading.
 
-    A file without a hash in its name may be replaced by its owner: then it is recorded anew, and that is
+    A file without a hash in its name may be replaced by its owner: then it is recorded again, and that is
     logged. One whose content changes while its time and size stay is damaged.
     """
     files, checks, wrong = dict(manifest.files), manifest.checks, []

@@ -110,7 +110,7 @@ def record(folder: Path, names: Iterable[str], *, title: str = "Recording") -> M
 
 
 def mark_intact(manifest: Manifest, names: Iterable[str]) -> None:
-    """Record that the files ``names`` were written anew with the right content; for the lock's holder."""
+    """Record that the files ``names`` were rewritten with the right content; for the lock's holder."""
     for name, found in _stats(manifest.folder, names).items():
         manifest.checks[name] = Check.now(found)
     with suppress(OSError):

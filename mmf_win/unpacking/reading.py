@@ -179,7 +179,7 @@ class Journal:
         self._root = root
         self._entries = dict(_read(path))
         self._file = path.open("a", encoding="utf-8", newline="\n")
-        self._file.write("\n")  # after a torn line, the next one begins anew
+        self._file.write("\n")  # after a torn line, the next one begins again
 
     def note(self, done: Extracted) -> None:
         """A file below the root is written and verified."""

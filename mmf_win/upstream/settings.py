@@ -196,7 +196,7 @@ def on_one_device(environment: Mapping[str, str]) -> dict[str, str]:
 def worker_count() -> int:
     """DataLoader workers for this machine.
 
-    On two cores, and on Windows where each worker imports torch anew, they cost more than they bring.
+    On two cores, and on Windows where each worker imports torch again, they cost more than they bring.
     """
     if sys.platform == "win32":
         return 0

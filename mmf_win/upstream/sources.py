@@ -2,7 +2,7 @@
 
 Each source brings one fixed version into a folder and can tell later whether every file is still what it
 was. Neither trusts the network: PyPI's wheel is pinned by its hash and by that of its RECORD, which lists all
-other files; GitHub may pack its archives anew at any time, so there the id of git's tree is pinned.
+other files; GitHub may pack its archives again at any time, so there the id of git's tree is pinned.
 """
 
 from __future__ import annotations

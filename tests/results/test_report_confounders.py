@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mmf_win.dataset.annotations import Row
 from mmf_win.results.report.confounders import pairs
-from mmf_win.results.report.scored import Meme, worst
+from mmf_win.results.report.scored import ScoredMeme, worst
 
 
-def meme(id_: int, text: str, label: int | None, proba: float) -> Meme:
-    return Meme(Row(id_, f"img/{id_}.png", text, label, id_), proba, int(proba > 0.5))
+def meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:
+    return ScoredMeme(Row(id_, f"img/{id_}.png", text, label, id_), proba, int(proba > 0.5))
 
 
 def test_same_text_and_other_label_make_a_pair() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mmf_win.results.report.scored import Meme
+from mmf_win.results.report.scored import ScoredMeme
 
 Shared = Literal["text", "picture"]
 
@@ -28,8 +28,8 @@ class Pair:
         shared: what they have in common.
     """
 
-    hateful: Meme
-    benign: Meme
+    hateful: ScoredMeme
+    benign: ScoredMeme
     shared: Shared
 
     @property
@@ -38,7 +38,7 @@ class Pair:
         return self.hateful.proba - self.benign.proba
 
 
-def pairs(memes: Sequence[Meme], pictures: Mapping[int, int]) -> list[Pair]:
+def pairs(memes: Sequence[ScoredMeme], pictures: Mapping[int, int]) -> list[Pair]:
     """All confounder pairs, those first that the model got most wrong.
 
     Args:
@@ -52,9 +52,9 @@ def pairs(memes: Sequence[Meme], pictures: Mapping[int, int]) -> list[Pair]:
     return sorted(found, key=lambda pair: (pair.margin, pair.hateful.row.id, pair.benign.row.id))
 
 
-def _groups(memes: Sequence[Meme], keys: Mapping[int, Hashable]) -> list[tuple[Meme, Meme]]:
+def _groups(memes: Sequence[ScoredMeme], keys: Mapping[int, Hashable]) -> list[tuple[ScoredMeme, ScoredMeme]]:
     """Every hateful meme with every benign one of the same key, which few have."""
-    sides: dict[Hashable, tuple[list[Meme], list[Meme]]] = defaultdict(lambda: ([], []))
+    sides: dict[Hashable, tuple[list[ScoredMeme], list[ScoredMeme]]] = defaultdict(lambda: ([], []))
     for meme in memes:
         if meme.row.id in keys and meme.row.label is not None:
             sides[keys[meme.row.id]][meme.row.label].append(meme)

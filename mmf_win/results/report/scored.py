@@ -23,7 +23,7 @@ _NAME = re.compile(r"_(?P<stamp>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(-\d+)?)$")
 
 
 @dataclass(frozen=True)
-class Meme:
+class ScoredMeme:
     """A meme and what was predicted for it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Scored:
     split: str
     title: str
     annotations: Path
-    memes: tuple[Meme, ...]
+    memes: tuple[ScoredMeme, ...]
     record: dict[str, Any]
     full_rows: int | None = None
 
@@ -125,20 +125,20 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
         if outside:
             raise DataError(f"{len(outside)} rows with impossible numbers (first id {outside[0]})")
     except DataError as error:
-        raise DataError(f"{csv}: {error}", hint=f"predict {split} anew") from None
-    memes = tuple(Meme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
+        raise DataError(f"{csv}: {error}", hint=f"predict {split} again") from None
+    memes = tuple(ScoredMeme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
     facts = record.read(csv)
     if annotations == own:
         return Scored(csv, split, Path(str(facts.get("annotations", split))).name, annotations, memes, facts)
     return Scored(csv, split, split, annotations, memes, facts, coverage(dataset, split).full_rows)
 
 
-def ranked(memes: Sequence[Meme], limit: int) -> list[Meme]:
+def ranked(memes: Sequence[ScoredMeme], limit: int) -> list[ScoredMeme]:
     """Memes by their probability, the highest first."""
     return sorted(memes, key=lambda meme: (-meme.proba, meme.row.id))[:limit]
 
 
-def worst(memes: Sequence[Meme], label: int, limit: int) -> list[Meme]:
+def worst(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[ScoredMeme]:
     """Memes of class ``label`` that were taken for the other one, the surest mistakes first."""
     wrong = [meme for meme in memes if meme.row.label == label and meme.decision != label]
     return sorted(wrong, key=lambda meme: (-abs(meme.proba - label), meme.row.id))[:limit]

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 
 from mmf_win.worker.hooks.observer import ranks
 
-State = dict[str, Any]
+Saved = dict[str, Any]
 """Tensors and plain values only, which ``torch.load`` reads with ``weights_only``."""
 
 
@@ -35,15 +35,15 @@ class ResumeState:
         self._loader = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
         self._order = track_row_order(self._loader, trainer)
         self._validated: int | None = None
-        self._before_validation: State | None = None
+        self._before_validation: Saved | None = None
 
-    def state(self) -> State | None:
+    def state(self) -> Saved | None:
         """What a checkpoint stores; None before the first row."""
         position = self._order.position()
         random = self._before_validation or random_state()
         return position and {"position": position, "random": random, "validated": self._validated}
 
-    def resume(self, state: State) -> bool:
+    def resume(self, state: Saved) -> bool:
         """Resume from ``state``; False where the number of rows has changed; their order is then drawn again.
 
         Each of several ranks has random generators of its own, and a checkpoint holds only those of the
@@ -109,8 +109,8 @@ class RowOrder(Sampler[int]):
         self._rows_before = 0
         self._batches_before = 0
         self._epoch = 0
-        self._next: State | None = None
-        self.random: State | None = None
+        self._next: Saved | None = None
+        self.random: Saved | None = None
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -130,7 +130,7 @@ class RowOrder(Sampler[int]):
             set_random_state(self.random)
         yield from rows
 
-    def position(self) -> State | None:
+    def position(self) -> Saved | None:
         """Where training is; None before the first row."""
         if self._next is not None:
             return self._next
@@ -144,7 +144,7 @@ class RowOrder(Sampler[int]):
             "of": len(self),
         }
 
-    def resume(self, position: State) -> bool:
+    def resume(self, position: Saved) -> bool:
         """Start the next pass at ``position``, which is one of :meth:`position`.
 
         Returns:
@@ -168,7 +168,7 @@ def track_row_order(loader: Any, trainer: Any) -> RowOrder:
     return order
 
 
-def random_state() -> State:
+def random_state() -> Saved:
     """The state of Python's, NumPy's and torch's generators, and of each GPU's."""
     numbers: Any = numpy.random.get_state()
     name, key, *rest = numbers
@@ -180,7 +180,7 @@ def random_state() -> State:
     }
 
 
-def set_random_state(state: State) -> None:
+def set_random_state(state: Saved) -> None:
     """Put the generators back into a state of :func:`random_state`.
 
     Those of GPUs are left as they are where there are more or fewer of them now.
