@@ -17,6 +17,14 @@ from mmf_win.errors import DataError
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 _RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\.|$)")
+# As ``python -m MODULE``, which would look for modules in the current folder first.
+_RUN = """\
+import sys
+del sys.path[0]
+import runpy
+sys.path.append(sys.argv.pop(1))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 
 def is_portable(name: str) -> bool:
@@ -28,6 +36,11 @@ def portable_name(name: str) -> str:
     """``name`` with every character that Windows refuses replaced by ``-``."""
     name = _ILLEGAL.sub("-", name).rstrip(". ") or "-"
     return f"_{name}" if _RESERVED.match(name) else name
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """What runs a module of mmfw's; the user's files in the current folder cannot stand in for libraries."""
+    return [sys.executable, "-c", _RUN, str(Path(__file__).parents[1]), module, *words]
 
 
 def make_portable(folder: Path) -> list[tuple[Path, Path]]:

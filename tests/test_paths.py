@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.errors import DataError
-from mmf_win.paths import Places, is_portable, make_portable, portable_name
+from mmf_win.paths import Places, is_portable, make_portable, module_command, portable_name
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files to begin with")
 
@@ -61,3 +62,13 @@ def test_nothing_is_renamed_when_a_new_name_is_taken(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot become c-d"):
         make_portable(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a:b", "c-d", "c:d"]
+
+
+def test_files_in_the_current_folder_do_not_stand_in_for_libraries(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(9)", encoding="utf-8")
+    (tmp_path / "runpy.py").write_text("raise SystemExit(9)", encoding="utf-8")
+    source = tmp_path / "source.json"
+    source.write_text('{"a": 1}', encoding="utf-8")
+    command = module_command("json.tool", "--compact", str(source))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, '{"a":1}\n')

@@ -92,7 +92,7 @@ def _give_archive(error: errors.UnknownArchive) -> str:
 
 def _resume_intact(error: errors.DamagedCheckpoints) -> str:
     if error.intact is None:
-        return "no checkpoint of this run is intact: train it again, and delete the files when you like"
+        return "there is no intact checkpoint to resume from: train again, and delete the damaged files"
     newest = f"the newest intact one is {error.intact}; `{resume(Run(error.folder.parent))}` resumes from it"
     return f"{newest}; delete the damaged files when you like"
 

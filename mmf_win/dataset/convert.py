@@ -111,6 +111,8 @@ def convert(
     except DamagedManifest as error:
         damaged, manifest = error, None
     known = manifest or noted(paths.root)
+    if manifest and manifest.was_changed:  # so it does not tell which files are intact
+        manifest = None
     same = known is not None and known.source is not None and known.source.is_same(source)
     if damaged and not (same or force):
         raise damaged
@@ -124,7 +126,7 @@ def convert(
         layout = find_layout(source, archive.members)
         old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
         if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
-            message = "there is a dataset already that was not made from this archive"
+            message = "there is a dataset already, and not known to be made from this archive"
             raise AlreadyThere(f"{paths.root}: {message}")
         archive.check_password()
         made_of = Source.of(source)

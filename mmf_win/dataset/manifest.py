@@ -11,7 +11,7 @@ from typing import Any
 from mmf_win.console import Progress
 from mmf_win.fast_zlib import crc32
 from mmf_win.files import read_json
-from mmf_win.integrity.manifest import UNKNOWN, Entry, Manifest, Source, noted
+from mmf_win.integrity.manifest import UNKNOWN, Entry, Manifest, Source
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths
@@ -29,8 +29,6 @@ def load_manifest(paths: DatasetPaths) -> Manifest | None:
     """
     manifest = Manifest.load(paths.root)
     if not paths.old_record.is_file():
-        if manifest and not manifest.source and (known := noted(paths.root)):  # the list was changed
-            return replace(manifest, source=known.source, result=known.result)
         return manifest
     try:
         manifest = _from_old_record(paths.root, read_json(paths.old_record), manifest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.archives import Ask
@@ -12,7 +11,7 @@ from mmf_win.dataset.layout import find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DamagedManifest, DatasetError, MissingArchive
-from mmf_win.integrity.manifest import SUMS, UNKNOWN, Entry, Manifest, noted
+from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
@@ -53,10 +52,9 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     names = [found.path for found in verify(manifest, title="Verifying the dataset")]
     if not names:
         return []
+    if manifest.was_changed:
+        raise DamagedManifest(f"{paths.root / SUMS}: it was changed", folder=paths.root)
     source = archive or archive_of(manifest)
-    if manifest.basis == "recorded":  # a list that was changed must not refuse what the archive holds
-        unknown = dict.fromkeys(names, Entry(UNKNOWN))
-        manifest = replace(manifest, files={**manifest.files, **unknown}) if manifest.source else manifest
     _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
     with open_with_progress(source, ask) as opened:
         layout = find_layout(source, opened.members)
@@ -68,15 +66,19 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     return names
 
 
-def archive_of(manifest: Manifest | None) -> Path:
+def archive_of(manifest: Manifest | None, hint: str | None = None) -> Path:
     """What a dataset was converted from, where it lay then.
+
+    Args:
+        manifest: of the dataset.
+        hint: another way out.
 
     Raises:
         MissingArchive: it is not there, or nothing tells where that is.
     """
     source = manifest.source if manifest else None
     if source is None:
-        raise MissingArchive("nothing tells what the dataset was converted from")
+        raise MissingArchive("nothing tells what the dataset was converted from", hint=hint)
     if source.path is None or not Path(source.path).exists():
-        raise MissingArchive(f"the archive {source.name} is not where it was")
+        raise MissingArchive(f"the archive {source.name} is not where it was", hint=hint)
     return Path(source.path)

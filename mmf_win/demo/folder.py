@@ -14,14 +14,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win import __version__
 from mmf_win.errors import DataError, Interrupted, UsageError
 from mmf_win.files import read_json, write_json
-from mmf_win.paths import Inside
+from mmf_win.paths import Inside, module_command
 
 PASSWORD = "demo"
 """Of the archive."""
@@ -75,7 +74,7 @@ class DemoFolder:
             DataError: something could not be made; the child has said why.
             Interrupted: the user pressed Ctrl+C.
         """
-        command = [sys.executable, "-m", "mmf_win.demo.make", str(self.path), str(seed)]
+        command = module_command("mmf_win.demo.make", str(self.path), str(seed))
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
         if code == Interrupted.exit_code:
             raise Interrupted("interrupted")

@@ -201,7 +201,8 @@ def _repair_dataset(places: Places, archive: Path | None, ask: Ask | None) -> No
     try:
         repair_dataset(places, archive, ask=ask)
     except DamagedManifest:  # so nothing tells which of the files are intact
-        archive = archive or archive_of(noted(places.dataset.root))
+        root = places.dataset.root
+        archive = archive or archive_of(noted(root), f"delete {root / SUMS} to take the files as they are")
         convert(archive, places, ask=ask, allow_missing=True)
 
 

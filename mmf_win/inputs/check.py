@@ -28,6 +28,7 @@ from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of, tell_mmf
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.manifest import SUMS, noted
 from mmf_win.integrity.verify import verify
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.config import DATASET, Tree
@@ -190,6 +191,8 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
     folders = paths_of(dataset, "images", slots) if dataset.get("use_images") else []
     prefixes = tuple(f"{_below(path, root)}/" for path in folders)
     manifest = load_manifest(places.dataset)
+    if manifest is None and noted(root):
+        _log.warning("%s is missing, so the dataset is not verified", root / SUMS)
     if manifest is None:
         return
     names = [name for name in manifest.files if name in wanted or name.startswith(prefixes)]

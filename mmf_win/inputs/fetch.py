@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -343,19 +344,16 @@ def _loaded(need: Need) -> Manifest | None:
     """The manifest of the folder, without files where it is damaged; None where there is none."""
     if not need.is_ours:
         return None
-    known = noted(need.folder)
-    try:
-        manifest = Manifest.load(need.folder)
-    except DataError:
-        return known
-    # Where the list was changed, only what is noted beside it tells what the files were made of.
-    return known if manifest and known and known.source and not manifest.source else manifest
+    with suppress(DataError):
+        if manifest := Manifest.load(need.folder):
+            return manifest
+    return noted(need.folder)
 
 
 def _is_made_of(need: Need, archive: Path) -> bool:
     """Whether the files were made of this very archive, which nobody has published."""
     manifest = _loaded(need)
-    source = manifest.source if manifest and manifest.basis == "archive" else None
+    source = manifest.source if manifest and manifest.basis in ("archive", "recorded") else None
     return source is not None and source.is_same(archive)
 
 

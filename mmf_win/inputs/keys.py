@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -15,17 +14,10 @@ from mmf_win.dataset.annotations import Row
 from mmf_win.errors import DamagedFeatures, Interrupted
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Check
+from mmf_win.paths import module_command
 from mmf_win.upstream.install import require_packages
 
 _NOTE = "mmfw-keys.json"
-# As ``python -m MODULE``, but the user's files in the current folder cannot stand in for libraries.
-_RUN = """\
-import sys
-del sys.path[0]
-import runpy
-sys.path.append(sys.argv.pop(1))
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-"""
 
 
 def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
@@ -63,8 +55,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
 def answer_of(module: str, *words: str) -> tuple[Any, int]:
     """Ask a module of the worker that imports what the parent must not, in a process of its own.
 
-    It runs ``python -m MODULE WORDS OUTPUT``, which writes JSON to ``OUTPUT``. Paths among the
-    words are absolute.
+    It runs ``python -m MODULE WORDS OUTPUT``, which writes JSON to ``OUTPUT``.
 
     Returns:
         the JSON, None where it ended before it wrote any; and its exit code.
@@ -74,7 +65,7 @@ def answer_of(module: str, *words: str) -> tuple[Any, int]:
     """
     with tempfile.TemporaryDirectory(prefix="mmfw-answer-") as scratch:
         output = Path(scratch, "answer.json")
-        command = [sys.executable, "-c", _RUN, str(Path(__file__).parents[2]), module, *words, str(output)]
+        command = module_command(module, *words, str(output))
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
         if code == Interrupted.exit_code:
             raise Interrupted("interrupted")

@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from os import stat_result
 from pathlib import Path
 from sys import platform
@@ -201,7 +201,8 @@ class Manifest:
             files = {name: Entry(sha256, notes["sizes"].get(name)) for name, sha256 in hashes.items()}
             checks = {name: Check(*map(int, values)) for name, values in notes["checks"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return cls(folder, {name: Entry(sha256) for name, sha256 in hashes.items()})
+            files, known = {name: Entry(sha256) for name, sha256 in hashes.items()}, noted(folder)
+            return replace(known, files=files, basis="recorded") if known else cls(folder, files)
         return cls(folder, files, notes["vouched"], source, result, checks)
 
     def save(self) -> None:
@@ -249,6 +250,11 @@ class Manifest:
             return FIRST_READING
         kind = "the published archive" if self.basis == "published" else "the archive"
         return f"{kind} {self.source.name}"
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether this is not the list that was written when an archive was unpacked."""
+        return self.basis == "recorded" and self.source is not None and self.source.sha256 is not None
 
     def path(self, name: str) -> Path:
         """Where a file of the manifest is."""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from mmf_win.console import Progress
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest
+from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest, noted
 from mmf_win.locking import locked
 from mmf_win.threads import ThreadGroup, share_out, worker_count
 
@@ -91,6 +91,8 @@ def last_check(manifest: Manifest) -> float | None:
 def record(folder: Path, names: Iterable[str], *, title: str = "Recording") -> Manifest:
     """Hash the files ``names`` below ``folder`` as they are, and write their manifest.
 
+    If it is noted what they were made of, that is kept: it may still repair them.
+
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
     """
@@ -104,7 +106,9 @@ def record(folder: Path, names: Iterable[str], *, title: str = "Recording") -> M
         files[name] = Entry(sha256, sizes[name])
         if check is not None:
             checks[name] = check
-    manifest = Manifest(folder, {name: files[name] for name in paths}, checks=checks)
+    known = noted(folder)
+    source = known.source if known else None
+    manifest = Manifest(folder, {name: files[name] for name in paths}, source=source, checks=checks)
     manifest.save()
     return manifest
 

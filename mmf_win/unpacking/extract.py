@@ -228,7 +228,9 @@ def _made_of(archive: Path, folder: Path, expected_sha256: str | None) -> Manife
         manifest = Manifest.load(folder)
     except DataError:
         return None  # whatever it lists is unpacked again
-    if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
+    if manifest is None or manifest.source is None or manifest.was_changed:
+        return None
+    if not manifest.source.is_same(archive):
         return None
     return manifest if expected_sha256 in (None, manifest.source.sha256) else None
 

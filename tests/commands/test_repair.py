@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     hostile.cut(folder / "best.ckpt")
     assert main(["repair", "runs"]) == 3
-    assert "no checkpoint of this run is intact" in capsys.readouterr().err
+    assert "no intact checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["repair dataset", "convert --zip"])

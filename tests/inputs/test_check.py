@@ -318,7 +318,9 @@ def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
         dataset.check()
 
 
-def test_a_dataset_without_its_list_of_hashes_can_still_be_read(dataset: Dataset) -> None:
+def test_a_dataset_without_its_list_of_hashes_can_still_be_read(
+    dataset: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
     root = dataset.places.dataset.root
     record(root, ["annotations/train.jsonl"])
     with (root / "SHA256SUMS").open("a", encoding="utf-8") as file:
@@ -326,6 +328,7 @@ def test_a_dataset_without_its_list_of_hashes_can_still_be_read(dataset: Dataset
     dataset.check(regions=False)
     (root / "SHA256SUMS").unlink()
     dataset.check(regions=False)
+    assert "SHA256SUMS is missing, so the dataset is not verified" in caplog.text
 
 
 def test_features_are_found_by_the_names_that_mmf_asks_for() -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,18 +132,31 @@ def test_a_broken_archive_is_not_believed_but_downloaded_anew(
     assert "WARNING" in caplog.text
 
 
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "cut off": hostile.cut,
+    "changed": lambda sums: hostile.flip_byte(sums, 1),
+    "with a comment": lambda sums: sums.write_text(sums.read_text("utf-8") + "# mine\n", "utf-8"),
+    "missing": lambda sums: sums.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
-    zoo: Zoo, user_dir: Path
+    zoo: Zoo, user_dir: Path, damage: str
 ) -> None:
     """The zoo names another archive, which must not take their place."""
     archive, own = user_dir / "own.tar.gz", DATA[::-1]
     archive.write_bytes(features_archive(own))
     extract_features(archive, zoo.places, version=None)
-    hostile.cut(zoo.places.dataset.features / "SHA256SUMS")
+    sums = zoo.places.dataset.features / "SHA256SUMS"
+    DAMAGES[damage](sums)
+    verify_need(zoo.features, zoo.places)
+    hostile.cut(data_of(zoo))
     assert verify_need(zoo.features, zoo.places).state == "damaged"
     assert Fetcher(zoo.places).repair([zoo.features])[0].state == "intact"
     assert data_of(zoo).read_bytes() == own
-    hostile.cut(zoo.places.dataset.features / "SHA256SUMS")
+    DAMAGES[damage](sums)
+    hostile.cut(data_of(zoo))
     archive.unlink()
     finding = Fetcher(zoo.places).repair([zoo.features])[0]
     assert finding.state == "damaged"
