@@ -145,6 +145,8 @@ def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
     zoo: Zoo, user_dir: Path, damage: str
 ) -> None:
     """The zoo names another archive, which must not take their place."""
+    if damage == "missing":
+        pytest.importorskip("lmdb", reason="only lmdb can tell whether they are intact then")
     archive, own = user_dir / "own.tar.gz", DATA[::-1]
     archive.write_bytes(features_archive(own))
     extract_features(archive, zoo.places, version=None)

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import SUMS, Check, Manifest, manifest_files
+from mmf_win.integrity.manifest import SUMS, Check, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import LOCK, hash_files, last_check, record, verify
 from mmf_win.locking import locked
 from tests.worlds import hostile
@@ -255,3 +256,23 @@ def test_recording_what_is_not_there_fails_and_writes_nothing(folder: Path) -> N
     with pytest.raises(FileNotFoundError):
         record(folder, [*FILES, "no such file"])
     assert Manifest.load(folder) is None
+
+
+@pytest.mark.parametrize("damage", ["missing", "with a comment"])
+def test_what_the_files_were_made_of_is_known_also_where_their_list_is_not_the_one_that_was_written(
+    folder: Path, damage: str
+) -> None:
+    source = Source("own.tar.gz", 1, 2, "a" * 64, "/elsewhere/own.tar.gz")
+    replace(record(folder, FILES), basis="archive", source=source).save()
+    sums = folder / SUMS
+    if damage == "missing":
+        sums.unlink()
+        record(folder, FILES)
+    else:
+        sums.write_text(f"# mine\n{sums.read_text(encoding='utf-8')}", encoding="utf-8", newline="\n")
+        loaded = Manifest.load(folder)
+        assert loaded is not None
+        loaded.save_checks()
+    manifest = Manifest.load(folder)
+    assert manifest is not None
+    assert (manifest.source, manifest.basis, manifest.was_changed) == (source, "recorded", True)
