@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from mmf_win.console import colour, print_json, size, table
 from mmf_win.doctor.machine import Machine
 from mmf_win.doctor.survey import DatasetState, MmfState, Survey, missing, survey
 from mmf_win.errors import MmfError, MmfwError
-from mmf_win.paths import Places
+from mmf_win.paths import Places, module_command
 from mmf_win.upstream.install import find
 
 _SHOWN_PROBLEMS = 10
@@ -124,8 +123,7 @@ def _survey_compat() -> list[dict[str, Any]]:
     """The patches, surveyed in a child: they may import what the parent must not."""
     installed = find()
     done = subprocess.run(
-        [sys.executable, "-m", "mmf_win.worker.compat", str(installed.root), installed.version],
-        cwd=Path(sys.executable).parent,  # the user's files must not stand in for libraries
+        module_command("mmf_win.worker.compat", str(installed.root), installed.version),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import Progress
+from mmf_win.errors import DamagedManifest
 from mmf_win.fast_zlib import crc32
 from mmf_win.files import read_json
-from mmf_win.integrity.manifest import UNKNOWN, Entry, Manifest, Source
+from mmf_win.integrity.manifest import SUMS, UNKNOWN, Entry, Manifest, Source, noted
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths
+from mmf_win.unpacking.staging import was_killed_while_installing
 
 _PIECE = 1 << 20
 
@@ -37,6 +39,18 @@ def load_manifest(paths: DatasetPaths) -> Manifest | None:
     with suppress(OSError), locked(paths.root / LOCK):
         manifest.save()
         paths.old_record.unlink()
+    return manifest
+
+
+def require_list(paths: DatasetPaths) -> Manifest | None:
+    """The manifest as :func:`load_manifest` gives it, but a list of hashes that is gone is an error, too.
+
+    Raises:
+        DamagedManifest: the list is gone, or cannot be understood.
+    """
+    manifest = load_manifest(paths)
+    if manifest is None and noted(paths.root) and not was_killed_while_installing(paths.root):
+        raise DamagedManifest(f"{paths.root / SUMS}: it is missing", folder=paths.root)
     return manifest
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from mmf_win.archives import Ask
 from mmf_win.console import first_few
 from mmf_win.dataset.layout import find_layout
-from mmf_win.dataset.manifest import load_manifest
+from mmf_win.dataset.manifest import require_list
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DamagedManifest, DatasetError, MissingArchive
-from mmf_win.integrity.manifest import SUMS, Manifest, noted
+from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
@@ -44,9 +44,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         ResourceError: there is not enough room; nothing was changed.
     """
     paths = places.dataset
-    manifest = load_manifest(paths)
-    if manifest is None and noted(paths.root):
-        raise DamagedManifest(f"{paths.root / SUMS}: it is missing", folder=paths.root)
+    manifest = require_list(paths)
     if manifest is None:
         raise DatasetError(f"{paths.root}: no dataset was converted here")
     names = [found.path for found in verify(manifest, title="Verifying the dataset")]

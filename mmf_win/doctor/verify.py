@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.archives import Ask
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.manifest import load_manifest
+from mmf_win.dataset.manifest import require_list
 from mmf_win.dataset.repair import archive_of, repair_dataset
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.errors import (
@@ -32,7 +32,6 @@ from mmf_win.runs import history, presets
 from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import needs_of_presets
-from mmf_win.unpacking.staging import was_killed_while_installing
 from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
@@ -185,9 +184,7 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
     paths = places.dataset
     finding = Finding("dataset", "dataset", paths.root, "not verified", _NOTHING)
     try:
-        manifest = load_manifest(paths)
-        if manifest is None and noted(paths.root) and not was_killed_while_installing(paths.root):
-            raise DamagedManifest(f"{paths.root / SUMS}: it is missing", folder=paths.root)
+        manifest = require_list(paths)
         if manifest is None:
             return finding if paths.annotations.is_dir() else None
         wrong = verify_files(manifest, full=full, title="Verifying the dataset")

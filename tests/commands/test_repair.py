@@ -16,6 +16,8 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
+from mmf_win.dataset.manifest import load_manifest
+from mmf_win.errors import DamagedManifest
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find
 from tests.worlds import hostile
@@ -153,6 +155,20 @@ def test_without_the_hashes_all_is_written_again_but_for_what_the_user_put_besid
     assert main(["verify", "--full"]) == 0
     assert tree(world.dataset.root).items() >= laid_out(memes()).items()
     assert [path.read_bytes() for path in own] == [b"own", b"own"]
+
+
+def test_without_the_hashes_and_the_archive_the_dataset_can_be_taken_as_it_is(
+    world: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sums = world.dataset.root / "SHA256SUMS"
+    DAMAGES["the hashes cut off"](world)
+    (user_dir / "memes.zip").unlink()
+    with pytest.raises(DamagedManifest):
+        load_manifest(world.dataset)
+    assert main(["repair", "dataset"]) == 3
+    assert f"delete {sums}" in capsys.readouterr().err
+    sums.unlink()
+    assert load_manifest(world.dataset) is None
 
 
 def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tell(

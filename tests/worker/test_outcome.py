@@ -122,18 +122,23 @@ def test_an_error_is_said_in_one_line_with_its_type() -> None:
     assert end.message == "ValueError: one two"
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("kind", [UnreadableImage, KeyError, OSError], ids=lambda kind: kind.__name__)
-def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(kind: type[Exception]) -> None:
+def out_of_a_loaders_worker(error: Exception) -> Exception:
+    """What torch raises in its place, of the same class."""
     from torch._utils import ExceptionWrapper
 
     try:
-        raise kind("a.png: cut off")
+        raise error
     except Exception:
         wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
-    with pytest.raises(kind) as caught:
+    with pytest.raises(type(error)) as caught:
         wrapped.reraise()
-    end = classify(caught.value)
+    return caught.value
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", [UnreadableImage, KeyError, OSError], ids=lambda kind: kind.__name__)
+def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(kind: type[Exception]) -> None:
+    end = classify(out_of_a_loaders_worker(kind("a.png: cut off")))
     assert "a.png: cut off" in end.message
     assert "Caught" not in end.message and "Traceback" not in end.message
     if kind is UnreadableImage:
@@ -146,15 +151,7 @@ def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(kind: type[Excepti
 def test_a_message_of_several_lines_out_of_a_loaders_worker_does_not_hide_the_class(
     kind: type[Exception],
 ) -> None:
-    from torch._utils import ExceptionWrapper
-
-    try:
-        raise kind("CUDA out of memory.\nseen: 3 rows")
-    except Exception:
-        wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
-    with pytest.raises(kind) as caught:
-        wrapped.reraise()
-    end = classify(caught.value)
+    end = classify(out_of_a_loaders_worker(kind("CUDA out of memory.\nseen: 3 rows")))
     assert end.outcome == {"DatasetError": "data", "MemoryError": "host_oom"}.get(kind.__name__, "cuda_oom")
     assert "CUDA out of memory. seen: 3 rows" in end.message
 
