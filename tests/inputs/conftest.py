@@ -1,15 +1,18 @@
-"""Empty folders, and region features that are added in them."""
+"""Empty folders, region features that are added in them, and a zoo to fetch from."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from mmf_win.inputs.added import Added, add_features
 from mmf_win.paths import Places
+from tests.worlds.memes import tar_gz
+from tests.worlds.web import WebServer
+from tests.worlds.zoo import FC7, Zoo, features_archive
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +37,17 @@ def lmdb(places: Places) -> Path:
 def add(places: Places, lmdb: Path) -> Callable[..., Added]:
     """Adds folders to that LMDB."""
     return lambda *folders, force=False: add_features(folders, lmdb, places, force=force)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
+
+
+@pytest.fixture
+def zoo(user_dir: Path) -> Iterator[Zoo]:
+    """Archives on a web server of this machine, and folders for what comes out of them."""
+    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
+    places = Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
+    with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
+        yield Zoo(server, places)

@@ -4,54 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.dataset.features import built_version, extract_features
-from mmf_win.errors import ArchiveError, DataError, MmfError, ResourceError, UsageError
-from mmf_win.files import free_space, read_json, write_json
+from mmf_win.errors import ArchiveError, MmfError, ResourceError, UsageError
+from mmf_win.files import free_space, read_json
 from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import known, verify_need
-from mmf_win.integrity.finding import Finding
-from mmf_win.integrity.manifest import Manifest
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer, answers, breaks_off, stalls
-from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
-
-
-@pytest.fixture
-def zoo(user_dir: Path) -> Iterator[Zoo]:
-    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
-    places = Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
-    with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
-        yield Zoo(server, places)
-
-
-def fetch(zoo: Zoo, *needs: Need, source: str | Path | None = None, keep: bool = True) -> list[Finding]:
-    return Fetcher(zoo.places, Mirror.of(None if source is None else str(source)), keep).fetch(needs)
-
-
-def data_of(zoo: Zoo) -> Path:
-    return zoo.features.files[0]
+from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, sha256, unpacked_by_mmf
 
 
 def test_a_file_that_the_server_does_not_give_out_can_be_brought_from_elsewhere(zoo: Zoo) -> None:
@@ -92,78 +65,6 @@ def test_the_archive_stays_to_mend_from_unless_it_is_not_wanted(zoo: Zoo) -> Non
         "SHA256SUMS.json",
         *sorted(FC7),
     ]
-
-
-def test_a_broken_file_is_mended_from_the_archive_without_a_download(
-    zoo: Zoo, caplog: pytest.LogCaptureFixture
-) -> None:
-    fetch(zoo, zoo.fc7)
-    bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
-    hostile.cut(bias)
-    untouched = weights.stat().st_mtime_ns
-    assert known(zoo.fc7, zoo.places).state == "damaged"
-    zoo.server.asked.clear()
-    assert fetch(zoo, zoo.fc7)[0].state == "intact"
-    assert bias.read_bytes() == FC7["fc7_b.pkl"]
-    assert weights.stat().st_mtime_ns == untouched
-    assert zoo.server.gets == []
-    assert "repaired fc7_b.pkl" in caplog.text
-
-
-def test_without_the_archive_it_is_downloaded_again_and_only_what_is_wrong_is_written(zoo: Zoo) -> None:
-    fetch(zoo, zoo.fc7, keep=False)
-    hostile.flip_byte(zoo.fc7.folder / "fc7_b.pkl", 7)
-    untouched = (zoo.fc7.folder / "fc7_w.pkl").stat().st_mtime_ns
-    assert fetch(zoo, zoo.fc7)[0].state == "intact"
-    assert (zoo.fc7.folder / "fc7_b.pkl").read_bytes() == FC7["fc7_b.pkl"]
-    assert (zoo.fc7.folder / "fc7_w.pkl").stat().st_mtime_ns == untouched
-
-
-def test_a_broken_archive_is_not_believed_but_downloaded_anew(
-    zoo: Zoo, caplog: pytest.LogCaptureFixture
-) -> None:
-    fetch(zoo, zoo.features)
-    archive = zoo.places.dataset.features / "features.tar.gz"
-    hostile.cut(archive)
-    hostile.cut(data_of(zoo))
-    assert fetch(zoo, zoo.features)[0].state == "intact"
-    assert data_of(zoo).read_bytes() == DATA
-    assert archive.read_bytes() == zoo.server.files["features.tar.gz"]
-    assert "WARNING" in caplog.text
-
-
-DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "cut off": hostile.cut,
-    "changed": lambda sums: hostile.flip_byte(sums, 1),
-    "with a comment": lambda sums: sums.write_text(sums.read_text("utf-8") + "# mine\n", "utf-8"),
-    "missing": lambda sums: sums.unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
-    zoo: Zoo, user_dir: Path, damage: str
-) -> None:
-    """The zoo names another archive, which must not take their place."""
-    if damage == "missing":
-        pytest.importorskip("lmdb", reason="only lmdb can tell whether they are intact then")
-    archive, own = user_dir / "own.tar.gz", DATA[::-1]
-    archive.write_bytes(features_archive(own))
-    extract_features(archive, zoo.places, version=None)
-    sums = zoo.places.dataset.features / "SHA256SUMS"
-    DAMAGES[damage](sums)
-    verify_need(zoo.features, zoo.places)
-    hostile.cut(data_of(zoo))
-    assert verify_need(zoo.features, zoo.places).state == "damaged"
-    assert Fetcher(zoo.places).repair([zoo.features])[0].state == "intact"
-    assert data_of(zoo).read_bytes() == own
-    DAMAGES[damage](sums)
-    hostile.cut(data_of(zoo))
-    archive.unlink()
-    finding = Fetcher(zoo.places).repair([zoo.features])[0]
-    assert finding.state == "damaged"
-    assert "own.tar.gz" in str(finding.error)
-    assert zoo.server.gets == []
 
 
 @pytest.mark.parametrize("name", ["features.tar.gz", ""], ids=["file", "folder"])
@@ -281,104 +182,6 @@ def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
     assert Fetcher(zoo.places).cost(zoo.features) == (length, 3 * length)
 
 
-def test_files_that_mmf_has_unpacked_are_verified_against_their_archive(zoo: Zoo) -> None:
-    unpacked_by_mmf(zoo)
-    assert known(zoo.features, zoo.places).state == "not verified"
-    status = verify_need(zoo.features, zoo.places)
-    assert (status.state, status.against) == ("intact", "the published archive features.tar.gz")
-
-
-def test_a_half_extraction_is_found_and_mended_from_the_archive_that_lies_there(zoo: Zoo) -> None:
-    unpacked_by_mmf(zoo)
-    hostile.cut(data_of(zoo), 0.1)
-    status = verify_need(zoo.features, zoo.places)
-    assert status.state == "damaged"
-    assert "detectron.lmdb/data.mdb" in status.problems[0]
-    assert fetch(zoo, zoo.features)[0].state == "intact"
-    assert data_of(zoo).read_bytes() == DATA
-    assert zoo.server.gets == []
-
-
-@pytest.mark.parametrize("note", [None, "", '{"version": "0.9"}', "[]"])
-def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note: str | None) -> None:
-    fetch(zoo, zoo.features)
-    assert zoo.features.entry is not None
-    marker = zoo.features.entry.marker
-    marker.unlink()
-    if note is not None:
-        marker.write_text(note, encoding="utf-8")
-    fetch(zoo, zoo.features)
-    assert built_version(marker) == "1.0"
-    assert len(zoo.server.gets) == 1
-
-
-def test_files_of_which_no_archive_is_left_are_recorded_and_not_vouched_for(zoo: Zoo) -> None:
-    zoo.fc7.folder.mkdir(parents=True)
-    for name, content in FC7.items():
-        (zoo.fc7.folder / name).write_bytes(content)
-    status = verify_need(zoo.fc7, zoo.places)
-    assert (status.state, status.against) == ("recorded", "its first reading")
-    assert Manifest.load(zoo.fc7.folder) is not None
-    hostile.flip_byte(zoo.fc7.files[0], 3)
-    assert verify_need(zoo.fc7, zoo.places).state == "damaged"
-
-
-def test_a_flipped_byte_behind_an_old_time_is_found(zoo: Zoo) -> None:
-    fetch(zoo, zoo.features)
-    stat = data_of(zoo).stat()
-    hostile.flip_byte(data_of(zoo), 5000)
-    os.utime(data_of(zoo), ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    status = verify_need(zoo.features, zoo.places, full=True)
-    assert status.state == "damaged"
-    assert status.problems == ("changed: detectron.lmdb/data.mdb (other content)",)
-
-
-@pytest.mark.parametrize("in_zoo", [True, False])
-def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
-    zoo: Zoo, user_dir: Path, in_zoo: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    from mmf_win.dataset.features import extract_features
-
-    own = user_dir / "my features.tar.gz"
-    own.write_bytes(features_archive(b"mine" * 9999))
-    extract_features(own, zoo.places, version="1.0")
-    hostile.cut(data_of(zoo))
-    need = zoo.features if in_zoo else replace(zoo.features, entry=None)
-    assert fetch(zoo, need)[0].state == "intact", "from where the archive lay when it was extracted"
-
-    hostile.cut(data_of(zoo))
-    moved = own.rename(user_dir / "moved.tar.gz")
-    own.write_bytes(features_archive(b"others" * 9999))
-    with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not an archive") as raised:
-        fetch(zoo, need)
-    assert "--source" in str(hint_for(raised.value))
-    assert f"{own} is no longer the archive" in caplog.text
-    own.unlink()
-    with pytest.raises(DataError, match="which is not an archive"):
-        fetch(zoo, need)
-    assert zoo.server.gets == []
-    moved.rename(own)
-    assert fetch(zoo, need, source=own)[0].state == "intact"
-    assert data_of(zoo).read_bytes() == b"mine" * 9999
-
-
-def test_what_an_earlier_version_wrote_does_not_say_where_the_archive_lay(zoo: Zoo, user_dir: Path) -> None:
-    from mmf_win.dataset.features import extract_features
-
-    own = user_dir / "my features.tar.gz"
-    own.write_bytes(features_archive(b"mine" * 9999))
-    extract_features(own, zoo.places, version="1.0")
-    notes = zoo.places.dataset.features / "SHA256SUMS.json"
-    values = read_json(notes)
-    del values["source"]["path"]
-    write_json(notes, values)
-    assert verify_need(zoo.features, zoo.places).state == "intact"
-    hostile.cut(data_of(zoo))
-    with pytest.raises(DataError) as raised:
-        fetch(zoo, zoo.features)
-    assert "--source" in str(hint_for(raised.value))
-
-
 def test_a_folder_that_cannot_be_written_to_is_still_verified(
     zoo: Zoo, read_only: Callable[[Path], None]
 ) -> None:
@@ -415,15 +218,6 @@ def test_a_fetch_that_was_killed_is_gone_on_with(zoo: Zoo) -> None:
     assert known(zoo.fc7, zoo.places).state == "missing"
     assert fetch(zoo, zoo.fc7)[0].state == "intact"
     assert zoo.server.gets[-1].headers["Range"] == "bytes=100-"
-
-
-def unpacked_by_mmf(zoo: Zoo) -> None:
-    """The archive, beside it what came out of it, and MMF's marker."""
-    folder = zoo.places.dataset.features
-    folder.mkdir(parents=True)
-    (folder / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
-    shutil.unpack_archive(folder / "features.tar.gz", folder, filter="data")
-    (folder / ".built.json").write_text('{"created_at": "today", "version": "1.0"}', encoding="utf-8")
 
 
 @pytest.fixture

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
+from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places
 from mmf_win.upstream.zoo import ZooEntry
 from tests.worlds.memes import tar_gz
@@ -91,3 +94,22 @@ def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> 
         "MMF_DATASET_ZOO": str(folder / "datasets.yaml"),
         "MMF_MODEL_ZOO": str(folder / "models.yaml"),
     }
+
+
+def fetch(zoo: Zoo, *needs: Need, source: str | Path | None = None, keep: bool = True) -> list[Finding]:
+    """Fetch what is needed."""
+    return Fetcher(zoo.places, Mirror.of(None if source is None else str(source)), keep).fetch(needs)
+
+
+def data_of(zoo: Zoo) -> Path:
+    """The features' file."""
+    return zoo.features.files[0]
+
+
+def unpacked_by_mmf(zoo: Zoo) -> None:
+    """The archive, beside it what came out of it, and MMF's marker."""
+    folder = zoo.places.dataset.features
+    folder.mkdir(parents=True)
+    (folder / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
+    shutil.unpack_archive(folder / "features.tar.gz", folder, filter="data")
+    (folder / ".built.json").write_text('{"created_at": "today", "version": "1.0"}', encoding="utf-8")
