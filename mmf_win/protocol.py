@@ -54,6 +54,7 @@ Outcome = Literal[
     "interrupted",
     "cuda_oom",
     "host_oom",
+    "handles",
     "disk",
     "nan",
     "killed",
@@ -68,8 +69,8 @@ Outcome = Literal[
 ]
 """How an attempt ends.
 
-``killed``: from outside; ``busy``: another process trains the same run; ``untrusted``: to load a checkpoint
-could run code.
+``handles``: too few files may be open at once; ``killed``: from outside; ``busy``: another process trains the
+same run; ``untrusted``: to load a checkpoint could run code.
 """
 
 Phase = Literal["train", "val", "predict"]

@@ -105,9 +105,9 @@ def prediction(
 def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[str, int, int] | None:
     """What the next attempt has less of, as name, old and new number.
 
-    When the host's memory ran out, half the ``workers`` of the DataLoader, down to none. When that of a GPU
-    did in validation or prediction, a smaller ``eval_batch``; else a smaller ``micro_batch``, while an update
-    keeps its rows.
+    When the host's memory or the limit of open files was at its end, half the ``workers`` of the DataLoader,
+    down to none. When the memory of a GPU was in validation or prediction, a smaller ``eval_batch``; else a
+    smaller ``micro_batch``, while an update keeps its rows.
 
     Args:
         failed: the attempt that failed.
@@ -115,12 +115,12 @@ def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[s
         started: the event that tells what it really had; without it, not even the model fitted.
 
     Returns:
-        None when memory is not the cause, or nothing smaller is left.
+        None when neither is the cause, or nothing smaller is left.
     """
     if started is None:
         return None
     workers, batch = started["workers"], started["batch"]
-    if end.outcome == "host_oom":
+    if end.outcome in ("host_oom", "handles"):
         return ("workers", workers, workers // 2) if workers else None
     if end.outcome != "cuda_oom":
         return None

@@ -14,16 +14,19 @@ from mmf_win.protocol import Exit, Outcome, Phase
 
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
 _OUT_OF_PAGING_FILE = 1455
+_NO_HANDLES = {errno.EMFILE, errno.ENFILE}
 # What torch says in a plain RuntimeError, and in the text of another process's error.
 _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
+    ("handles", re.compile(r"Too many open files|received \d+ items of ancdata|with exit code 24\b")),
     ("host_oom", re.compile(r"not enough memory|can't allocate memory|Cannot allocate memory")),
     ("host_oom", re.compile(r"shared memory|</torch_\d|/dev/shm/")),  # which ends as a full disk does
     ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
     ("nan", re.compile(r"(?i)\bnan\b")),
 )
 # torch raises this in a signal handler; the interrupted code may then fail with another error on top of it.
-_LOADER_WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: (Killed|Bus error)")
+_LOADER_WORKER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([^.\n]+)\.")
+_FOR_WANT_OF_MEMORY = {"Killed", "Bus error"}
 # torch passes on what a DataLoader's worker or another rank raised as the text of its traceback.
 _PASSED_ON = re.compile(
     r"^Caught \w+ in DataLoader worker.*\nOriginal Traceback"
@@ -72,7 +75,7 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
 
     Args:
         error: what left MMF.
-        prepared: MMF could be imported; before that, all but a lack of memory is the environment's fault.
+        prepared: MMF could be imported; before that, all but a lack of memory or handles means ``mmf``.
     """
     kind, message = _raised(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -81,11 +84,14 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     frames = [(Path(file), line, function) for file, line, function in _FRAME.findall(own)]
     places = {(path.name, function) for path, _, function in frames}
     outcome: Outcome = next(_outcomes(error, kind, message, trace, places), "internal")
-    if not prepared and outcome not in ("interrupted", "host_oom"):
+    if not prepared and outcome not in ("interrupted", "host_oom", "handles"):
         outcome = "mmf"
     if not issubclass(kind, (MmfwError, StopRequested, Diverged)):
         message = f"{kind.__name__}: {message}" if message else kind.__name__
     hint = error.hint if isinstance(error, MmfwError) else None
+    if killed := _LOADER_WORKER_KILLED.search(trace):
+        message = f"a DataLoader worker (pid {killed[1]}) was killed by the signal {killed[2]}"
+        hint = "training.num_workers=0 loads the rows without such workers" if outcome == "killed" else None
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
     functions = {function for _, _, function in _FRAME.findall(trace)}
     phase = next((phase for phase, names in _PHASES if functions & names), None)
@@ -138,8 +144,10 @@ def _outcomes(
     no_paging_file = getattr(error, "winerror", None) == _OUT_OF_PAGING_FILE
     if issubclass(kind, MemoryError) or number == errno.ENOMEM or no_paging_file:
         yield "host_oom"
-    if _LOADER_WORKER_KILLED.search(trace):
-        yield "host_oom"
+    if killed := _LOADER_WORKER_KILLED.search(trace):
+        yield "host_oom" if killed[2] in _FOR_WANT_OF_MEMORY else "killed"
+    if number in _NO_HANDLES:
+        yield "handles"
     if number in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}:
         yield "disk"
     if issubclass(kind, ImportError):

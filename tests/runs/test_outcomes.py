@@ -20,6 +20,7 @@ from tests.worlds.torch_files import checkpoint
         ("interrupted", 130),
         ("cuda_oom", 7),
         ("host_oom", 5),
+        ("handles", 5),
         ("disk", 5),
         ("nan", 7),
         ("killed", 7),

@@ -49,6 +49,8 @@ def caught(error: BaseException) -> BaseException:
             OSError("Caught OSError in DataLoader worker process 0.\n[Errno 12] Cannot allocate memory"),
             "host_oom",
         ),
+        (OSError(errno.EMFILE, "Too many open files", "img/1.png"), "handles"),
+        (RuntimeError("received 0 items of ancdata"), "handles"),
         (OSError(errno.ENOSPC, "No space left on device", "current.ckpt"), "disk"),
         (RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed"), "disk"),
         (RuntimeError("Function 'MulBackward0' returned nan values in its 0th output."), "nan"),

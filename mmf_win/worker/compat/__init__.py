@@ -1,11 +1,11 @@
 """Patches: what an unmodified MMF needs to import and run on today's Python, torch and transformers.
 
 Each module has the patches for one thing that changed, in its ``PATCHES``: ``transformers``, ``torch`` (with
-torchvision, torchaudio, torchtext and Lightning), ``omegaconf``, ``python`` (with Windows). Patches for
-mistakes of MMF's own are in ``mmf_data``, ``mmf_imports`` and ``mmf_models``. Classes that replace those of
-packages that are gone are in ``stand_ins``. ``patch`` says what a patch consists of and how it changes a
-module. :func:`install` applies those that are needed, before MMF is imported; MMF's files stay as
-they are.
+torchvision, torchaudio, torchtext and Lightning), ``dataloader``, ``omegaconf``, ``python`` (with Windows).
+Patches for mistakes of MMF's own are in ``mmf_data``, ``mmf_imports`` and ``mmf_models``. Classes that
+replace those of packages that are gone are in ``stand_ins``. ``patch`` says what a patch consists of and how
+it changes a module. :func:`install` applies those that are needed, before MMF is imported; MMF's files stay
+as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from mmf_win.worker.compat import (
+    dataloader,
     mmf_data,
     mmf_imports,
     mmf_models,
@@ -26,6 +27,7 @@ from mmf_win.worker.compat.patch import Patch, activate
 
 PATCHES: tuple[Patch, ...] = (
     *torch.PATCHES,
+    *dataloader.PATCHES,
     *transformers.PATCHES,
     *omegaconf.PATCHES,
     *python.PATCHES,

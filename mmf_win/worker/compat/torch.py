@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-from functools import wraps
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, missing
 
 _OPERATORS = "torchvision._meta_registrations"
-_KILLED = (-9, -7)  # SIGKILL and SIGBUS, as multiprocessing's exit codes say them
 _CUDA_CALLERS = ("mmf.models.visual_bert", "mmf.models.vilbert", "mmf.modules.embeddings")
 _LIGHTNING_USERS = (
     "mmf.common.test_reporter",
@@ -45,27 +42,6 @@ def _operators_fail() -> bool:
 def _leave_out_operators() -> None:
     # Only tells torch.compile the shapes of operators that are not there. Models and transforms need none.
     sys.modules[_OPERATORS] = ModuleType(_OPERATORS)
-
-
-def say_how_workers_died(module: ModuleType) -> None:
-    """Let a DataLoader raise MemoryError where the system killed one of its workers.
-
-    The system does so when memory or /dev/shm run out. torch's signal handler says that it happened, but
-    what the handler interrupts may swallow its error; torch then only names the workers that are missing.
-    """
-    iterator: Any = module._MultiProcessingDataLoaderIter
-    try_get_data = iterator._try_get_data
-
-    @wraps(try_get_data)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return try_get_data(self, *args, **kwargs)
-        except RuntimeError as error:
-            if any(worker.exitcode in _KILLED for worker in self._workers):
-                raise MemoryError(f"{error}: killed by the system") from error
-            raise
-
-    iterator._try_get_data = checked
 
 
 PATCHES = (
@@ -134,11 +110,5 @@ PATCHES = (
             Edit(module, ".cuda()", '.to("cuda" if torch.cuda.is_available() else "cpu")')
             for module in _CUDA_CALLERS
         ),
-    ),
-    Patch(
-        name="loader-workers",
-        problem="DataLoader: says that a worker ended, and not that the system killed it for want of memory",
-        library="torch",
-        after_import={"torch.utils.data.dataloader": say_how_workers_died},
     ),
 )

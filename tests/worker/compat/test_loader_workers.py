@@ -1,44 +1,93 @@
-"""How a DataLoader's worker ended, where torch's own signal handler could not tell."""
+"""What the reader of a DataLoader is told when its worker dies, or cannot hand a batch over."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals, limits and /dev/shm"),
+]
 
 _LOADER = """
-import os, signal, sys
-from threading import Event
+import os, resource, signal, sys
+from multiprocessing.reduction import DupFd
+import torch
 from torch.utils.data import DataLoader, Dataset, dataloader
-from mmf_win.worker.compat.torch import say_how_workers_died
+from torch.utils.data._utils import worker
+from mmf_win.worker.compat.dataloader import hand_errors_over, say_how_workers_ended
+from mmf_win.worker.outcome import classify
+
+def leave_handles(count):
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, free + count))
 
 class Rows(Dataset):
+    def __init__(self, how):
+        self.how = how
     def __len__(self):
         return 4
     def __getitem__(self, index):
-        sys.exit(3) if sys.argv[1] == "exits" else os.kill(os.getpid(), signal.SIGKILL)
+        how = self.how
+        if how == "exits":
+            sys.exit(3)
+        if how.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[how])
+        row = torch.zeros(1 << 16)
+        if how == "no handle to share with":
+            leave_handles(0)
+        if how == "no handle to pass on with":
+            row.share_memory_()
+            DupFd(0)  # which starts the thread that passes them on
+            leave_handles(1)
+        return row
 
-say_how_workers_died(dataloader)
-rows = iter(DataLoader(Rows(), num_workers=1))
-signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as if the handler's error had been swallowed
-try:
-    next(rows)
-except Exception as error:
-    print(type(error).__name__, error)
+hand_errors_over(worker)
+say_how_workers_ended(dataloader)
+for how in sys.argv[1:]:
+    rows = iter(DataLoader(Rows(how), num_workers=1, batch_size=None))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as if the error of torch's handler had been swallowed
+    try:
+        print(len([*rows]), "rows")
+    except Exception as error:
+        end = classify(error)
+        print(f"{end.outcome}: {end.message}; {end.hint}")
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
-@pytest.mark.parametrize(("end", "kind"), [("killed", "MemoryError"), ("exits", "RuntimeError")])
-def test_a_worker_that_the_system_killed_means_a_lack_of_memory(end: str, kind: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _LOADER, end],
-        check=True,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.stdout.startswith(f"{kind} DataLoader worker (pid")
+_ENDS = {
+    "SIGKILL": r"host_oom: .* killed by the signal Killed; None",
+    "SIGBUS": r"host_oom: .* killed by the signal Bus error; None",
+    "SIGSEGV": r"killed: .* killed by the signal Segmentation fault; training\.num_workers=0 ",
+    "exits": r"internal: .*DataLoader worker \(pid",
+    "no handle to share with": r"handles: .*Too many open files",
+    "no handle to pass on with": r"handles: .*Too many open files",
+    "goes on": "4 rows",
+}
+
+
+def told(*hows: str, wrapper: tuple[str, ...] = ()) -> list[str]:
+    """Of loaders whose worker ends so, or cannot go on."""
+    command = [*wrapper, sys.executable, "-c", _LOADER, *hows]
+    return subprocess.run(
+        command, check=True, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=120
+    ).stdout.splitlines()
+
+
+def test_how_a_worker_ended_and_that_it_cannot_go_on() -> None:
+    for answer, end in zip(told(*_ENDS), _ENDS.values(), strict=True):
+        assert re.match(end, answer)
+
+
+def test_shared_memory_that_is_full_means_a_lack_of_memory() -> None:
+    mount = "mount -t tmpfs -o size=100k tmpfs /dev/shm"
+    small = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
+    if subprocess.run([*small, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("no right to mount a file system")
+    (answer,) = told("goes on", wrapper=small)
+    assert re.match("host_oom: .*shared memory", answer)
