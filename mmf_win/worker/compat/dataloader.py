@@ -35,7 +35,8 @@ def hand_errors_over(module: ModuleType) -> None:
         def on_feeder_error(error: Exception, item: Any) -> None:
             traceback.print_exc()
             if isinstance(item, tuple):  # else the pipe is broken, and nobody reads
-                batches.put((item[0], ExceptionWrapper(where="in DataLoader worker process")))
+                wrapped = ExceptionWrapper(where="in DataLoader worker process")  # type: ignore[no-untyped-call]
+                batches.put((item[0], wrapped))
 
         batches._on_queue_feeder_error = on_feeder_error
         sys.excepthook = _leave  # by which multiprocessing's thread that passes handles tells its errors
