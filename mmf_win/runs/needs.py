@@ -41,12 +41,16 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     """Check what training reads.
 
     Raises:
+        UsageError: the configuration does not train, or cannot be used.
         DataError: something is missing or broken.
     """
+    config, run_type = _config_of(asked, request, places), str(asked.settings["run_type"])
+    if "train" not in run_type:
+        raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     return check(
         Path(asked.mmf),
         places,
-        _config_of(asked, request, places),
+        config,
         slots=("train", "val"),
         allow_missing=request.allow_missing,
         offline=request.offline,

@@ -27,7 +27,18 @@ from mmf_win.paths import Places, portable_name, presets_dir
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.config import Experiment
 
-_KEYS = ("title", "model", "config", "settings", "extends", "offline", "zoo", "published")
+_KEYS: dict[str, type] = {
+    "title": str,
+    "model": str,
+    "config": str,
+    "settings": dict,
+    "extends": str,
+    "offline": bool,
+    "zoo": str,
+    "published": dict,
+}
+_NAMES = {str: "a text", bool: "true or false", dict: "a mapping of keys"}
+_OF_MMF = ("includes", "model_config", "dataset_config", "optimizer", "scheduler", "training", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -124,20 +135,19 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{path}: a preset is a mapping of keys")
     own = {str(key): value for key, value in values.items()}
-    for key in own:
+    for key, value in own.items():
         if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, n=1)
-            known = f"did you mean {near[0]}?" if near else f"a preset has the keys {', '.join(_KEYS)}"
-            raise UsageError(f"{path}: unknown key '{key}'", hint=known)
+            raise UsageError(f"{path}: unknown key '{key}'", hint=_meant(path, own, key))
+        if not isinstance(value, (_KEYS[key], NoneType)):
+            raise UsageError(f"{path}: '{key}' must be {_NAMES[_KEYS[key]]}")
     for key in ("settings", "published"):
-        own[key] = {} if own.get(key) is None else own[key]
-        if not isinstance(own[key], dict):
-            raise UsageError(f"{path}: '{key}' must be a mapping of keys")
+        own[key] = own.get(key) or {}
     dotted = next((key for key in own["settings"] if "." in str(key)), None)
     if dotted is not None:
         raise UsageError(f"{path}: 'settings' is a tree; write {dotted} as nested keys")
-    if not isinstance(own.get("zoo"), (str, NoneType)):
-        raise UsageError(f"{path}: 'zoo' must be a key of MMF's zoo, such as mmbt.hateful_memes.images")
+    flat = next((k for k in _OF_MMF if not isinstance(own["settings"].get(k, {}), (dict, list))), None)
+    if flat is not None:
+        raise UsageError(f"{path}: '{flat}' in 'settings' must be a mapping of keys")
     config = own.get("config")
     if config and (path.parent / config).is_file():
         own["config"] = str((path.parent / config).absolute())
@@ -147,7 +157,26 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     beside = path.parent / other
     base = _read(beside if beside.is_file() else _find(other), (*below, path))
     own = {key: value for key, value in own.items() if value not in (None, {})}
-    return {**base, **own, "settings": merge(base["settings"], own.get("settings", {}))}
+    try:
+        settings = merge(base["settings"], own.get("settings", {}))
+    except TypeError as error:
+        raise UsageError(f"{path}: 'settings' do not fit those of {other}: {error}") from None
+    return {**base, **own, "settings": settings}
+
+
+def _meant(path: Path, own: Mapping[str, Any], key: str) -> str:
+    """What to write instead of an unknown key."""
+    if own.keys() & set(_OF_MMF):
+        if own.keys() & {"model", "extends"}:
+            return f"MMF's keys stand below 'settings', as in settings: {{ {key}: ... }}"
+        models = own.get("model_config")
+        model = next(iter(models), "MODEL") if isinstance(models, Mapping) else "MODEL"
+        return (
+            "this is a configuration of MMF's own; a preset is a file of its own that names it, with the "
+            f"lines\n  model: {model}\n  config: {path}"
+        )
+    near = difflib.get_close_matches(key, _KEYS, n=1)
+    return f"did you mean {near[0]}?" if near else f"a preset has the keys {', '.join(_KEYS)}"
 
 
 def _load_yaml(path: Path) -> Any:

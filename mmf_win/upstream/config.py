@@ -16,16 +16,19 @@ from typing import Any
 
 from mmf_win.errors import BrokenMmf, ReservedKey, UsageError
 from mmf_win.paths import Places, no_datasets
-from mmf_win.upstream.overrides import assign
+from mmf_win.upstream.overrides import assign, leaves, values_of
+from mmf_win.upstream.refused import require_usable
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
 Tree = dict[str, Any]
 
 DATASET = "hateful_memes"
+_DEFAULTS = Path("mmf", "configs", "defaults.yaml")
 _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
 # 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.
 _ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
 _FOLDERS = ("cache_dir", "data_dir", "save_dir", "report_dir")
+_NAMED_BESIDE = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
 # mmf.utils.configuration.Configuration.upgrade and ._update_specific
 _RENAMED = {
     "learning_rate": "optimizer.params.lr",
@@ -73,9 +76,14 @@ def resolve(root: Path, places: Places, asked: Experiment, overrides: Sequence[s
     from yaml import YAMLError
 
     try:
-        merged = merge(root, places, asked)
+        version, of_mmf = read_version(root), _of_mmf(root, asked)
+        merged = _with_settings(of_mmf, root, places, asked)
         own_code = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
-        assign(merged, overrides, version=read_version(root), has_user_dir=bool(own_code))
+        assign(merged, overrides, version=version, has_user_dir=bool(own_code))
+        if not own_code:  # which may bring names and keys of any kind
+            in_settings = dict(leaves(asked.settings)) if asked.settings else {}
+            changes = {"model": asked.model, **in_settings, **values_of(overrides)}
+            require_usable(root, OmegaConf.to_container(of_mmf), changes, version)
 
         def part(path: str) -> Any:
             node = OmegaConf.select(merged, path)
@@ -94,16 +102,28 @@ def resolve(root: Path, places: Places, asked: Experiment, overrides: Sequence[s
 
 def merge(root: Path, places: Places, asked: Experiment) -> Any:
     """MMF's whole configuration before the overrides; arguments and errors as for :func:`resolve`."""
+    return _with_settings(_of_mmf(root, asked), root, places, asked)
+
+
+def _of_mmf(root: Path, asked: Experiment) -> Any:
+    """The configuration that MMF's files make of the experiment, without its settings."""
     from omegaconf import OmegaConf
 
-    defaults: Any = load_yaml(root, root / "mmf" / "configs" / "defaults.yaml")
     own = model_config(root, asked.model)
     named = [root / "mmf" / own] if own else []
     named += [root / "mmf" / _DATASET_CONFIG]
     named += [config_path(root, asked.config)] if asked.config else []
-    merged: Any = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named), asked.settings)
+    return OmegaConf.merge(*(load_yaml(root, path) for path in (root / _DEFAULTS, *named)))
+
+
+def _with_settings(of_mmf: Any, root: Path, places: Places, asked: Experiment) -> Any:
+    from omegaconf import OmegaConf
+
+    for key in _NAMED_BESIDE & asked.settings.keys():
+        raise ReservedKey(f"{key} is set by mmfw", key=key)
+    merged: Any = OmegaConf.merge(of_mmf, asked.settings)
     env: Any = OmegaConf.to_container(merged.env)
-    env_of_mmf: Any = OmegaConf.to_container(defaults.env)
+    env_of_mmf: Any = OmegaConf.to_container(load_yaml(root, root / _DEFAULTS).env)
     for key in _FOLDERS:
         if env[key] != env_of_mmf[key]:
             raise ReservedKey(f"env.{key} is set by mmfw", key=f"env.{key}")

@@ -63,7 +63,7 @@ def _assign(config: Any, override: str, value: Any, version: str) -> None:
             example = f"{here}[{name}]" if _is_list(node) else here
             raise UsageError(f"{override}: {here} has no keys below it", hint=f"{example}=VALUE")
         if name not in node:
-            raise _unknown(config, key, version)
+            raise unknown_key(config, key, version)
         here += f".{name}" if here else name
         parent, last, node = node, name, _child(node, name)
         if item:
@@ -138,7 +138,26 @@ def _group(override: str, key: str, group: Mapping[str, Any]) -> UsageError:
     )
 
 
-def _unknown(config: Any, key: str, version: str) -> UnknownKey:
+def nearest_group(config: Any, key: str) -> tuple[str, Mapping[str, Any]]:
+    """The last group of keys on the way to a key and what it holds; a value in its way is an empty one."""
+    here, node = "", config
+    for field in key.split(".")[:-1]:
+        if field not in node:
+            break
+        here, node = f"{here}.{field}" if here else field, _child(node, field)
+        if not isinstance(node, Mapping):
+            return here, {}
+    return here, node
+
+
+def may_have_more(group: str) -> bool:
+    """Whether a group's keys go to a class of which MMF's configuration need not name all."""
+    fields = group.split(".")
+    return fields[-1] == "params" or (fields[0] in ("model_config", "dataset_config") and len(fields) > 1)
+
+
+def unknown_key(config: Any, key: str, version: str) -> UnknownKey:
+    """The error that MMF's configuration has no such key, with what may be meant."""
     message = f"MMF {version} has no key {key}"
     others = [other for other in versions_with(key) if other != version]
     if others:
@@ -147,15 +166,17 @@ def _unknown(config: Any, key: str, version: str) -> UnknownKey:
     name = key.rpartition(".")[2]
     near = [other for other in known if other.rpartition(".")[2] == name]
     near += get_close_matches(key, known, n=3)
-    meant = f"did you mean {', '.join(dict.fromkeys(near[:3]))}? else " if near else ""
-    return UnknownKey(message, hint=meant + _in_a_preset(key))
+    hints = [f"did you mean {', '.join(dict.fromkeys(near[:3]))}?"] if near else []
+    if may_have_more(nearest_group(config, key)[0]):
+        hints += [_in_a_preset(key)]
+    return UnknownKey(message, hint=" else ".join(hints) or None)
 
 
 def _in_a_preset(key: str) -> str:
     tree = "VALUE"
     for field in reversed(key.split(".")):
         tree = f"{{ {field}: {tree} }}"
-    return f"a preset of your own may add keys: settings: {tree}"
+    return f"a preset of your own may add keys that code reads: settings: {tree}"
 
 
 def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -170,6 +191,12 @@ def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name in node:
         yield from leaves(_child(node, name), f"{above}.{name}" if above else str(name))
+
+
+def values_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """The keys that overrides set as a whole → their values as MMF reads them."""
+    pairs = (override.partition("=")[::2] for override in overrides)
+    return {key: _decoded(value) for key, value in pairs if not key.endswith("]")}
 
 
 def _decoded(value: str) -> Any:

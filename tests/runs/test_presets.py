@@ -69,6 +69,10 @@ def test_an_unknown_preset_is_an_error_with_the_nearest_name() -> None:
         ("5\n", "a preset is a mapping|Invalid"),
         ("title: x${\n", "not valid YAML"),
         ("model: mmbt\nsettings: 5\n", "'settings' must be a mapping"),
+        ("model: [mmbt]\n", "'model' must be a text"),
+        ("model: mmbt\nconfig: [a]\n", "'config' must be a text"),
+        ("model: mmbt\nsettings: {training: fast}\n", "'training' in 'settings' must be a mapping"),
+        ("extends: demo\nsettings: {training: [1]}\n", "do not fit"),
         ("extends: wrong.yaml\n", "extends itself"),
         ("model: mmbt\nsettings: {training.max_updates: 3}\n", "write training.max_updates as nested keys"),
     ],
@@ -88,3 +92,15 @@ def test_a_missing_file_is_named() -> None:
 def test_an_empty_settings_key_is_no_settings(tmp_path: Path) -> None:
     path = write(tmp_path / "empty.yaml", "model: mmbt\nsettings:\n")
     assert presets.load(str(path)).settings == {}
+
+
+def test_a_configuration_of_mmfs_own_is_named_by_the_lines_that_the_hint_says(
+    tmp_path: Path,
+) -> None:
+    config = write(tmp_path / "of mmf.yaml", "includes: []\nmodel_config: {mmbt: {}}\n")
+    with pytest.raises(UsageError) as caught:
+        presets.load(str(config))
+    assert caught.value.hint is not None
+    lines = caught.value.hint.splitlines()[1:]
+    preset = presets.load(str(write(tmp_path / "own.yaml", "\n".join(line.strip() for line in lines))))
+    assert (preset.model, preset.config) == ("mmbt", str(config))

@@ -1,0 +1,146 @@
+"""Keys and values that MMF would refuse only after a minute of loading, or drop in silence.
+
+The names that MMF registers, such as those of its optimizers, are read from its files.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mmf_win.console import first_few
+from mmf_win.errors import UsageError
+from mmf_win.upstream.overrides import may_have_more, nearest_group, unknown_key
+
+# The keys that name what MMF's registry holds → of which kind.
+_REGISTERED = {
+    "model": "model",
+    r"optimizer\.type": "optimizer",
+    r"scheduler\.type": "scheduler",
+    r"evaluation\.metrics": "metric",
+    r"model_config\.\w+\.losses": "loss",
+    r"dataset_config\.\w+\.processors\.\w+\.type": "processor",
+}
+_COUNTS = {
+    "training.batch_size": 1,
+    "training.max_updates": 1,
+    "training.max_epochs": 1,
+    "training.log_interval": 1,
+    "training.checkpoint_interval": 1,
+    "training.evaluation_interval": 1,
+    "training.update_frequency": 1,
+    "training.num_workers": 0,
+}
+_RATE = "optimizer.params.lr"
+_RUN_TYPES = {"train", "val", "test", "inference"}
+_ALMOST = 0.8
+
+
+def require_usable(root: Path, config: Any, changes: Mapping[str, Any], version: str) -> None:
+    """Refuse keys that nothing reads, and values that cannot be used.
+
+    Args:
+        root: the folder that holds the package ``mmf``.
+        config: MMF's own configuration of the experiment, as plain values.
+        changes: what is set → the value; ``model`` is the name of the model.
+        version: of MMF.
+
+    Raises:
+        UsageError: there is one; it names the key.
+    """
+    for key, value in changes.items():
+        group, below = nearest_group(config, key)
+        first, _, deeper = key.removeprefix(f"{group}.").partition(".")
+        is_known = key == "model" or first in below or (group and not below)
+        if not is_known and not _is_read(root, changes["model"], group, first, below):
+            raise unknown_key(config, key, version)
+        if isinstance(value, str) and "${" in value:
+            continue
+        before = None if deeper else below.get(first)
+        _require_kind(key, before, value)
+        _require_number(key, value)
+        for pattern, kind in _REGISTERED.items():
+            if value != before and re.fullmatch(pattern, key):
+                _require_registered(root, kind, key, value)
+
+
+def _is_read(root: Path, model: str, group: str, name: str, below: Mapping[str, Any]) -> bool:
+    """Whether an additional key has a reader, as far as MMF's code tells."""
+    if may_have_more(group):
+        almost = get_close_matches(name, below, n=1, cutoff=_ALMOST)
+        return not almost or bool(re.search(rf"\b{re.escape(name)}\b", _code(root)))
+    if not group or f"{group}.{name}" == f"model_config.{model}":  # some have no configuration of their own
+        return bool(group)
+    last = group.rpartition(".")[2]
+    return bool(re.search(rf"\b{last}\w*\W{{1,4}}(?:get\W{{1,2}})?{re.escape(name)}\b", _code(root)))
+
+
+def _require_kind(key: str, before: Any, value: Any) -> None:
+    """Refuse a value of another kind than MMF's own."""
+    if value is None or before is None:
+        return
+    if isinstance(before, Mapping) and before and not isinstance(value, Mapping):
+        some = first_few([f"{key}.{name}" for name in before], 5)
+        raise UsageError(f"{key}: {value!r} in place of a group of keys", hint=f"set a key in it: {some}")
+    if isinstance(before, bool) and not isinstance(value, bool):
+        raise UsageError(f"{key}: {value!r} is neither true nor false")
+    if _is_number(before) and not _is_number(value):
+        raise UsageError(f"{key}: {value!r} is no number", hint=f"MMF's own is {before}")
+
+
+def _require_number(key: str, value: Any) -> None:
+    """Refuse a number that is too small, and one with a fraction where MMF counts."""
+    if key == "run_type" and not set(re.split(r"[_+]", str(value))) <= _RUN_TYPES:
+        made_of = ", ".join(sorted(_RUN_TYPES))
+        raise UsageError(f"run_type: MMF knows no {value!r}", hint=f"it is made of {made_of}")
+    if value is None or (key not in _COUNTS and key != _RATE):
+        return
+    least = _COUNTS.get(key, 0)
+    fits = _is_number(value) and math.isfinite(value) and value >= least
+    if not fits or (key in _COUNTS and value != int(value)):
+        what = "a whole number" if key in _COUNTS else "a number"
+        raise UsageError(f"{key}: {value!r} is not {what} of {least} or more")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require_registered(root: Path, kind: str, key: str, value: Any) -> None:
+    known = _registered(root, kind)
+    for name in _names_in(value):
+        if name in known or not known:
+            continue
+        near = get_close_matches(name, known, n=3) or get_close_matches(name.lower(), known, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else f"it has {first_few(sorted(known), 20)}"
+        raise UsageError(f"{key}: MMF has no {kind} {name!r}", hint=hint)
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """The names in a name, or in a list of names and of mappings with a ``type``."""
+    for item in value if isinstance(value, list) else [value]:
+        name = item.get("type") if isinstance(item, Mapping) else item
+        if isinstance(name, str):
+            yield name
+
+
+@lru_cache
+def _registered(root: Path, kind: str) -> frozenset[str]:
+    """The names under which MMF registers its classes of a kind; PyTorch's optimizers with them."""
+    names = set(re.findall(rf'\bregister_{kind}\(\s*"([^"]+)"', _code(root)))
+    torch = find_spec("torch") if kind == "optimizer" else None
+    for folder in (torch.submodule_search_locations or []) if torch else []:
+        names |= set(re.findall(r"\b[A-Z]\w+", Path(folder, "optim", "__init__.py").read_text("utf-8")))
+    return frozenset(names)
+
+
+@lru_cache
+def _code(root: Path) -> str:
+    files = sorted((root / "mmf").rglob("*.py"))
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)

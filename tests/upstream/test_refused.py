@@ -1,0 +1,104 @@
+"""What MMF would find only after a minute of loading, or drop: wrong keys, names and values are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from mmf_win.commands.hints import hint_for
+from mmf_win.errors import UsageError
+from mmf_win.paths import Places
+from mmf_win.upstream.config import Experiment, merge, resolve
+from mmf_win.upstream.refused import require_usable
+from mmf_win.upstream.versions import read_version
+from tests.worlds.mmf_configuration import leaves
+
+pytestmark = pytest.mark.torch  # for MMF
+
+CONFIG = "projects/mmbt/configs/hateful_memes/defaults.yaml"
+PROCESSORS = "dataset_config.hateful_memes.processors"
+
+
+@pytest.fixture
+def places(user_dir: Path) -> Places:
+    """Empty folders."""
+    return Places.resolve(user_dir / "data", user_dir / "save", {"MMF_CACHE_DIR": str(user_dir / "cache")})
+
+
+def tree(*words: str) -> dict[str, Any]:
+    """The settings of a preset, of words such as ``training.batch_size=3``."""
+    return dict(OmegaConf.to_container(OmegaConf.from_dotlist(list(words))))  # type: ignore[arg-type]
+
+
+WRONG = [
+    ("training.batchsize=4", "training.batch_size"),
+    ("trainign.batch_size=4", "training.batch_size"),
+    ("model_config.mmbt.num_label=2", "model_config.mmbt.num_labels"),
+    ("model_config.vilbert.num_labels=2", "model_config.mmbt.num_labels"),
+    ("dataset_config.hateful_meme.max_features=5", "dataset_config.hateful_memes.max_features"),
+    ("training.batch_size=abc", ""),
+    ("training.batch_size=0", "1 or more"),
+    ("training.max_updates=1.5", "1 or more"),
+    ("training.evaluation_interval=0", "1 or more"),
+    ("training.num_workers=-1", "0 or more"),
+    ("training.clip_gradients=5", "true"),
+    ("training.early_stop=5", "training.early_stop.enabled"),
+    ("optimizer.params.lr=-1", "0 or more"),
+    ("optimizer.params.lr=.inf", "0 or more"),
+    ("optimizer.type=adamww", "adam_w"),
+    ("optimizer.type=sgd", "SGD"),
+    ("scheduler.type=warmup_liner", "warmup_linear"),
+    ("evaluation.metrics=[acuracy]", "accuracy"),
+    ("model_config.mmbt.losses=[{type: cross_entrop}]", "cross_entropy"),
+    (f"{PROCESSORS}.text_processor.type=bert_tokeniser", "bert_tokenizer"),
+    ("run_type=tset", "test"),
+    ("datasets=vqa2", "Hateful Memes only"),
+]
+
+
+@pytest.mark.parametrize(("word", "meant"), WRONG, ids=[word for word, _ in WRONG])
+def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
+    mmf_root: Path, places: Places, word: str, meant: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(mmf_root, places, Experiment("mmbt", CONFIG, tree(word)))
+    assert meant in f"{caught.value} {hint_for(caught.value)}"
+    assert word.partition("=")[0].partition(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["training.batch_size=0", "optimizer.type=adamww", "run_type=tset"])
+def test_the_same_holds_for_overrides(mmf_root: Path, places: Places, word: str) -> None:
+    with pytest.raises(UsageError):
+        resolve(mmf_root, places, Experiment("mmbt", CONFIG), [word])
+
+
+def test_a_model_that_mmf_has_not_is_refused_but_for_ones_own(mmf_root: Path, places: Places) -> None:
+    with pytest.raises(UsageError, match="mmbtt") as caught:
+        resolve(mmf_root, places, Experiment("mmbtt", CONFIG))
+    assert "mmbt" in str(hint_for(caught.value))
+    own = tree("env.user_dir=mine", "model_config.mmbtt.layers=3", "optimizer.type=mine")
+    resolve(mmf_root, places, Experiment("mmbtt", CONFIG, own))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "training.max_grad_l2_norm=0.25",  # MMF reads it, though its defaults lack it
+        "optimizer.params.betas=[0.9, 0.98]",
+        "optimizer.type=SGD",
+        "training.max_updates=null",
+        "checkpoint.pretrained_state_mapping.bert=bert",
+        "model_config.mmbt.text_encoder.params.layer_norm_eps=0.1",
+        "training.seed=${oc.env:SEED,3}",
+    ],
+)
+def test_what_mmf_reads_is_taken(mmf_root: Path, places: Places, word: str) -> None:
+    resolve(mmf_root, places, Experiment("mmbt", CONFIG, tree(word)))
+
+
+def test_nothing_that_mmf_itself_sets_is_refused(mmf_root: Path, places: Places) -> None:
+    whole = OmegaConf.to_container(merge(mmf_root, places, Experiment("mmbt", CONFIG)))
+    require_usable(mmf_root, whole, {"model": "mmbt", **dict(leaves(whole))}, read_version(mmf_root))
