@@ -200,6 +200,12 @@ class UnreadableImage(DatasetError):
         )
 
 
+class UnfinishedInstallation(DatasetError):
+    """Only some of the new files in ``folder`` are in their places."""
+
+    folder: Path
+
+
 class MissingArchive(DatasetError):
     """The archive that the dataset was converted from cannot be found."""
 

@@ -55,6 +55,10 @@ def _repair_manifest(error: errors.DamagedManifest) -> str:
     return "delete this list of hashes, and the files are verified again"
 
 
+def _finish(error: errors.UnfinishedInstallation) -> str:
+    return as_typed("mmfw", "repair", "dataset", *data_option(DatasetPaths(error.folder).data_dir))
+
+
 def _repair_features(error: errors.DamagedFeatures) -> str:
     """Repair what came out of an archive, and make what did not, or was never there."""
     features = error.lmdb.parent
@@ -150,6 +154,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.DamagedCheckpoints: _resume_intact,
     errors.MissingArchive: "name it, or its folder, with --source",
     errors.UnknownArchive: _give_archive,
+    errors.UnfinishedInstallation: _finish,
     errors.DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: _get_mmf,

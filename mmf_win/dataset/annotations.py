@@ -25,6 +25,7 @@ from typing import Any
 
 from mmf_win.errors import DatasetError, NoDataset
 from mmf_win.paths import DatasetPaths
+from mmf_win.unpacking.staging import require_finished
 
 SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_unseen")
 """The splits of phase 1 (train, dev, test) and of phase 2, as their files are named."""
@@ -157,6 +158,7 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     Raises:
         DatasetError: there is none.
     """
+    require_finished(paths.root)
     file = paths.split(split)
     if "," in split:
         raise DatasetError(f"{file}: MMF takes no comma in the name of a split", hint="rename the file")
@@ -197,6 +199,7 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     Raises:
         DatasetError: there is nothing to train with or to validate on.
     """
+    require_finished(paths.root)
     there = splits_on_disk(paths)
     val = next((split for split in _VAL if split in there), None)
     if "train" not in there or val is None:

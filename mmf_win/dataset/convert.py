@@ -23,11 +23,12 @@ from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import AlreadyThere, DamagedManifest
-from mmf_win.integrity.manifest import Source, noted
-from mmf_win.paths import Places
+from mmf_win.files import share
+from mmf_win.integrity.manifest import Manifest, Source, noted
+from mmf_win.paths import DatasetPaths, Places
 from mmf_win.unpacking.extract import install, make_manifest
 from mmf_win.unpacking.reading import open_with_progress
-from mmf_win.unpacking.staging import staging, was_killed_while_installing
+from mmf_win.unpacking.staging import Staging, finish, is_unfinished, staging
 
 # SHA-256 of the archives that Facebook and DrivenData published: MMF's mmf_cli/hm_convert.py,
 # POSSIBLE_CHECKSUMS; the last one only in 1.0.0rc12
@@ -105,9 +106,11 @@ def convert(
     started = time.monotonic()
     source = source.absolute()
     paths = places.dataset
+    finish(paths.root)
+    interrupted = is_unfinished(paths.root)
     damaged: DamagedManifest | None = None
     try:
-        manifest = load_manifest(paths)
+        manifest = None if interrupted else load_manifest(paths)
     except DamagedManifest as error:
         damaged, manifest = error, None
     known = manifest or noted(paths.root)
@@ -121,7 +124,6 @@ def convert(
         earlier = Conversion.from_json(manifest.result)
         seconds = time.monotonic() - started
         return replace(earlier, target=paths.root, already_done=not repaired, seconds=seconds)
-    interrupted = manifest is None and was_killed_while_installing(paths.root)
     with open_with_progress(source, ask) as archive:
         layout = find_layout(source, archive.members)
         old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
@@ -150,8 +152,20 @@ def convert(
             # The annotations of an earlier release must not stay; what the user put beside them does.
             stale = [f for f in old if manifest is None or f"annotations/{f.name}" in manifest.files]
             replaced = [paths.images / "img", paths.old_record, *stale]
+            if manifest is not None:
+                _keep_own_images(paths, here, manifest)
             install(here, new, replaces=[] if same and manifest is None else replaced)
             return result
+
+
+def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest) -> None:
+    """Take the images that the user put beside those of the old dataset over to the new one."""
+    for path in (paths.images / "img").rglob("*"):
+        name = path.relative_to(paths.root)
+        new = here.new / name
+        if path.is_file() and name.as_posix() not in manifest.files and not new.exists():
+            new.parent.mkdir(parents=True, exist_ok=True)
+            share(path, new)
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from mmf_win.integrity.manifest import SUMS, UNKNOWN, Entry, Manifest, Source, n
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths
-from mmf_win.unpacking.staging import was_killed_while_installing
+from mmf_win.unpacking.staging import require_finished
 
 _PIECE = 1 << 20
 
@@ -28,7 +28,9 @@ def load_manifest(paths: DatasetPaths) -> Manifest | None:
 
     Raises:
         DamagedManifest: the manifest cannot be understood.
+        UnfinishedInstallation: a conversion was killed amidst the moves to their places.
     """
+    require_finished(paths.root)
     manifest = Manifest.load(paths.root)
     if not paths.old_record.is_file():
         return manifest
@@ -49,7 +51,7 @@ def require_list(paths: DatasetPaths) -> Manifest | None:
         DamagedManifest: the list is gone, or cannot be understood.
     """
     manifest = load_manifest(paths)
-    if manifest is None and noted(paths.root) and not was_killed_while_installing(paths.root):
+    if manifest is None and noted(paths.root):
         raise DamagedManifest(f"{paths.root / SUMS}: it is missing", folder=paths.root)
     return manifest
 

@@ -16,13 +16,13 @@ from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
 from mmf_win.unpacking.reading import open_with_progress
-from mmf_win.unpacking.staging import staging
+from mmf_win.unpacking.staging import finish, staging
 
 _log = logging.getLogger(__name__)
 
 
 def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
-    """Rewrite the files of the dataset that are damaged or missing.
+    """Rewrite the files of the dataset that are damaged or missing, and end a conversion that was killed.
 
     Files that mmfw did not write, such as annotations of the user's own, stay as they are.
 
@@ -44,6 +44,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         ResourceError: there is not enough room; nothing was changed.
     """
     paths = places.dataset
+    finish(paths.root)
     manifest = require_list(paths)
     if manifest is None:
         raise DatasetError(f"{paths.root}: no dataset was converted here")

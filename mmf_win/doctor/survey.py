@@ -15,10 +15,11 @@ from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
 from mmf_win.dataset.annotations import nearby_dataset
 from mmf_win.doctor.machine import Machine, survey_machine
-from mmf_win.errors import BrokenMmf, MmfError, MmfwError, NoDataset, ResourceError, UsageError
+from mmf_win.errors import BrokenMmf, DatasetError, MmfError, MmfwError, NoDataset, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 from mmf_win.runs import fits
+from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.install import Installed, find, pip_hint, verify, was_set_up
 
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
@@ -179,9 +180,14 @@ def missing(found: Survey, places: Places) -> Iterator[MmfwError]:
             yield MmfError(f"not installed: {', '.join(absent)}", hint=pip_hint(extra and f"[{extra}]"))
     if found.mmf.error is not None:
         yield found.mmf.error
-    if not found.dataset.splits or not found.dataset.images:
-        message = f"no Hateful Memes dataset in {places.dataset.root}"
-        yield NoDataset(message, data_dir=places.data_dir, nearby=nearby_dataset(places.dataset))
+    try:
+        require_finished(places.dataset.root)
+    except DatasetError as error:
+        yield error
+    else:
+        if not found.dataset.splits or not found.dataset.images:
+            message = f"no Hateful Memes dataset in {places.dataset.root}"
+            yield NoDataset(message, data_dir=places.data_dir, nearby=nearby_dataset(places.dataset))
     for folder in found.folders:
         if folder.free is None:
             yield UsageError(f"no drive for {folder.name} in {folder.path}", hint="choose another folder")

@@ -18,6 +18,7 @@ from mmf_win.errors import (
     DataError,
     MmfError,
     PasswordError,
+    UnfinishedInstallation,
     UsageError,
 )
 from mmf_win.inputs.fetch import Fetcher, Mirror
@@ -197,6 +198,9 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
 def _repair_dataset(places: Places, archive: Path | None, ask: Ask | None) -> None:
     try:
         repair_dataset(places, archive, ask=ask)
+    except UnfinishedInstallation:  # of an earlier mmfw, which did not note how to finish it
+        archive = archive or archive_of(noted(places.dataset.root))
+        convert(archive, places, ask=ask, allow_missing=True)
     except DamagedManifest:  # so nothing tells which of the files are intact
         root = places.dataset.root
         archive = archive or archive_of(noted(root), f"delete {root / SUMS} to take the files as they are")

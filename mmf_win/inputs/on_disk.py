@@ -13,6 +13,7 @@ from mmf_win.inputs.listing import Kind, Need, glove, hub_model, resnet152
 from mmf_win.inputs.verify import read_elsewhere
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.paths import Places
+from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from mmf_win.upstream.install import find
 from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
 
@@ -22,7 +23,7 @@ def needs_on_disk(places: Places) -> list[Need]:
     folders = {places.cache_dir} if (places.cache_dir / SUMS).is_file() else set()
     for here, below, names in os.walk(places.data_dir):
         below[:] = [name for name in below if not name.startswith(".mmfw-")]
-        if SUMS in names or Path(here) == places.dataset.features:
+        if SUMS in names or Path(here) == places.dataset.features or is_unfinished(Path(here)):
             folders.add(Path(here))
     needs = [need for folder in sorted(folders - {places.dataset.root}) for need in _listed(folder, places)]
     elsewhere = (path for path in map(Path, read_elsewhere(places).files) if not _is_of_others(path, places))
@@ -55,7 +56,7 @@ def _listed(folder: Path, places: Places) -> Iterator[Need]:
     names: tuple[str, ...] = ()
     data = "detectron.lmdb/data.mdb"
     try:
-        if (manifest := Manifest.load(folder)) is not None:
+        if manifest := Manifest.load(folder) or Manifest.load(staging_folder(folder)):
             names = tuple(manifest.files)
             kind = "features" if manifest.basis == "built" else kind
         elif (folder / data).is_file():

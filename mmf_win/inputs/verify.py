@@ -28,6 +28,7 @@ from mmf_win.integrity.manifest import FIRST_READING, UNKNOWN, Check, Entry, Man
 from mmf_win.integrity.verify import hash_files, last_check, record, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import manifest_of
+from mmf_win.unpacking.staging import require_finished
 
 _CHECKED, _FORMAT = "mmfw-checked.json", 1
 _log = logging.getLogger(__name__)
@@ -35,10 +36,12 @@ _log = logging.getLogger(__name__)
 
 def known(need: Need, places: Places) -> Finding:
     """What is known of files without reading any of them."""
-    if not need.is_there:
-        return _missing(need, places)
     finding = _finding(need, "not verified")
     try:
+        if need.is_ours:
+            require_finished(need.folder)
+        if not need.is_there:
+            return _missing(need, places)
         manifest = _manifest(need, places)
     except DataError as error:
         return _damaged(finding, str(error))
@@ -67,9 +70,11 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
         places: MMF's folders.
         full: read every file.
     """
-    if not need.is_there:
-        return _missing(need, places)
     try:
+        if need.is_ours:
+            require_finished(need.folder)
+        if not need.is_there:
+            return _missing(need, places)
         manifest = _manifest(need, places)
         if manifest is None:
             manifest = _new_manifest(need) if need.is_ours else read_elsewhere(places)

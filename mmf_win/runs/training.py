@@ -17,6 +17,7 @@ from mmf_win.runs.folder import Run, require_idle
 from mmf_win.runs.overrides import without
 from mmf_win.runs.presets import merge
 from mmf_win.runs.request import RunRequest
+from mmf_win.unpacking.staging import require_finished
 
 _log = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ def _of_preset(asked: RunRequest, places: Places) -> RunRequest:
 
 
 def _require_dataset(places: Places) -> None:
+    require_finished(places.dataset.root)
     if not places.dataset.split("train").is_file():
         message, nearby = f"no Hateful Memes dataset in {places.data_dir}", nearby_dataset(places.dataset)
         raise NoDataset(message, data_dir=places.data_dir, nearby=nearby)

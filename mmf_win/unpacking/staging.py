@@ -10,7 +10,10 @@
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
         ├── old/                what they replace, until all of them are in place
-        └── installing          an empty file, there while files are moved
+        └── installing          the moves, there from the first of them until the last
+
+Where ``installing`` is, nobody reads the files in the root. If its process has died, whoever works there next
+makes the moves that are left.
 """
 
 from __future__ import annotations
@@ -21,20 +24,20 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
 
 from mmf_win.console import Progress, size
-from mmf_win.errors import NoDrive, NoRoom, UsageError
-from mmf_win.files import free_space, rename
+from mmf_win.errors import DatasetError, NoDrive, NoRoom, UnfinishedInstallation, UsageError
+from mmf_win.files import free_space, read_json, rename, write_json
 from mmf_win.integrity.verify import LOCK
-from mmf_win.locking import locked
+from mmf_win.locking import is_locked, locked
 
 _log = logging.getLogger(__name__)
 
-_PURPOSE = "purpose"
+_PURPOSE, _INSTALLING = "purpose", "installing"
 _RESERVE = 64 << 20
 _FLUSHED_AT_ONCE = 8
 _AHEAD = 1 << 25
@@ -50,7 +53,9 @@ class Staging:
     """
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self.folder = staging_folder(root)
+        self._installing = self.folder / _INSTALLING
         self._old = self.folder / "old"
         self.new = self.folder / "new"
         self.journal = self.folder / "journal"
@@ -61,18 +66,39 @@ class Staging:
         What was at the targets is kept until all moves have succeeded, and put back when one fails.
         """
         self._old.mkdir(exist_ok=True)
-        (self.folder / "installing").touch()
+        moves = [(new, target) for new, target in moves if new is not None or os.path.lexists(target)]
+        names = [[new and self._name(new), self._name(target)] for new, target in moves]
         with ExitStack() as undo:
-            for number, (new, target) in enumerate(moves):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if target.exists() or target.is_symlink():
-                    old = self._old / str(number)
-                    rename(target, old)
-                    undo.callback(rename, old, target)
-                if new is not None:
-                    rename(new, target)
-                    undo.callback(rename, target, new)
+            undo.callback(self._installing.unlink, missing_ok=True)
+            write_json(self._installing, names)
+            self._make(moves, undo)
+            (self.folder / _PURPOSE).unlink(missing_ok=True)  # there is nothing left to resume
+            self._installing.unlink()
             undo.pop_all()
+
+    def finish(self) -> None:
+        """Make the moves that are left of those of a process that died amidst them."""
+        with suppress(FileNotFoundError, ValueError, TypeError):  # an earlier mmfw noted none
+            names = read_json(self._installing)
+            moves = [(new and self._root / new, self._root / target) for new, target in names]
+            self._make(moves, ExitStack())
+            self._installing.unlink()
+
+    def _make(self, moves: Sequence[tuple[Path | None, Path]], undo: ExitStack) -> None:
+        for number, (new, target) in enumerate(moves):
+            old = self._old / str(number)
+            if os.path.lexists(old) if new is None else not os.path.lexists(new):
+                continue  # it was made before
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if os.path.lexists(target):
+                rename(target, old)
+                undo.callback(rename, old, target)
+            if new is not None:
+                rename(new, target)
+                undo.callback(rename, target, new)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
 
 
 @contextmanager
@@ -104,10 +130,10 @@ def staging(
             stack.enter_context(locked(root / LOCK, inf if wait else 0, on_wait=waiting))
         except BlockingIOError:
             raise UsageError(what, hint="wait until it has finished") from None
-        folder = staging_folder(root)
+        folder, here = staging_folder(root), Staging(root)
+        here.finish()
         if not _can_resume(root, purpose):
             _remove(folder)
-        here = Staging(root)
         here.new.mkdir(parents=True, exist_ok=True)
         if purpose is not None:
             (folder / _PURPOSE).write_text(purpose, encoding="utf-8")
@@ -130,7 +156,7 @@ def _left_over(root: Path, purpose: str | None) -> int:
 
 
 def _can_resume(root: Path, purpose: str | None) -> bool:
-    if purpose is None or was_killed_while_installing(root):
+    if purpose is None or is_unfinished(root):
         return False
     try:
         return (staging_folder(root) / _PURPOSE).read_text(encoding="utf-8") == purpose
@@ -143,9 +169,33 @@ def staging_folder(root: Path) -> Path:
     return root / ".mmfw-staging"
 
 
-def was_killed_while_installing(root: Path) -> bool:
-    """Whether some of the files in ``root`` may have been moved there by a run that died amidst it."""
-    return (staging_folder(root) / "installing").exists()
+def is_unfinished(root: Path) -> bool:
+    """Whether only some of the files that belong together in ``root`` may have been moved there."""
+    return (staging_folder(root) / _INSTALLING).exists()
+
+
+def require_finished(root: Path) -> None:
+    """Refuse to read files in ``root`` of which some may belong to an older set, or are not there yet.
+
+    Raises:
+        DatasetError: a process is moving them there.
+        UnfinishedInstallation: it has died.
+    """
+    if is_unfinished(root):
+        if is_locked(root / LOCK):
+            raise DatasetError(
+                f"{root}: another mmfw is moving files to their places", hint="wait until it has finished"
+            )
+        message = f"{root}: mmfw was killed while it moved new files to their places"
+        raise UnfinishedInstallation(message, folder=root)
+
+
+def finish(root: Path) -> None:
+    """Make the moves that are left of those of a process that died, as far as it noted them, and clear up."""
+    here = staging_folder(root)
+    if here.exists() and (is_unfinished(root) or not (here / _PURPOSE).exists()):
+        with suppress(UsageError), staging(root, wait=is_unfinished(root)):
+            pass
 
 
 def flush(path: Path) -> None:
@@ -228,5 +278,12 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; what cannot be removed now is removed at the next start."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a staging folder; what cannot be removed now is removed at the next start.
+
+    Only ``installing`` stays, which an earlier mmfw may have left: without it, a part would be believed.
+    """
+    for path in folder.glob("*"):
+        if path.name != _INSTALLING:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()

@@ -18,7 +18,7 @@ from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DamagedManifest
-from mmf_win.paths import Places
+from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.install import find
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tar_gz, tree
@@ -32,6 +32,7 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
     "the hashes changed": lambda p: hostile.flip_byte(p.dataset.root / "SHA256SUMS", 1),
     "the hashes cut off": lambda p: hostile.cut(p.dataset.root / "SHA256SUMS"),
     "the hashes are missing": lambda p: (p.dataset.root / "SHA256SUMS").unlink(),
+    "an earlier mmfw was killed amidst the moves": lambda p: killed_before_moves_were_noted(p.dataset),
     "features cut off": lambda p: hostile.cut(p.dataset.features / "detectron.lmdb/data.mdb"),
     "features are missing": lambda p: (p.dataset.features / "detectron.lmdb/data.mdb").unlink(),
     "their hashes changed": lambda p: hostile.flip_byte(p.dataset.features / "SHA256SUMS", 1),
@@ -41,6 +42,12 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
     "a file of MMF changed": lambda p: hostile.flip_byte(find().root / "mmf_cli/run.py", 3),
     "MMF is gone": lambda p: shutil.rmtree(find().root),
 }
+
+
+def killed_before_moves_were_noted(paths: DatasetPaths) -> None:
+    paths.split("dev_seen").unlink()
+    (paths.root / ".mmfw-staging").mkdir()
+    (paths.root / ".mmfw-staging" / "installing").touch()
 
 
 def hint(told: str) -> list[str]:

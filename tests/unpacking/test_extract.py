@@ -283,14 +283,7 @@ def noting(self, done):
     noted.append(done)
     note(self, done)
 
-rename = Path.replace
-
-def renaming(self, target):
-    if when == "moving" and target.name == "fc7_w.pkl":
-        die()
-    return rename(self, target)
-
-Journal.note, Path.replace = noting, renaming
+Journal.note = noting
 extract_verified(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -299,19 +292,18 @@ def child(archive: Path, folder: Path, when: str) -> list[str]:
     return [sys.executable, "-X", "utf8", "-c", _CHILD, str(archive), str(folder), when]
 
 
-@pytest.mark.parametrize(("when", "again"), [("extracting", 3), ("moving", 5)])
 def test_after_a_kill_nothing_looks_finished_and_the_next_one_goes_on(
-    when: str, again: int, archive: Path, folder: Path, written: list[str]
+    archive: Path, folder: Path, written: list[str]
 ) -> None:
     killed = subprocess.run(
-        child(archive, folder, when), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        child(archive, folder, "extracting"), stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     assert killed.returncode != 0
     assert Manifest.load(folder) is None
-    assert (folder / "detectron.lmdb").exists() == (when == "moving")
+    assert not (folder / "detectron.lmdb").exists()
 
     manifest = extract_verified(archive, folder)
-    assert len(written) == again
+    assert len(written) == 3
     assert tree(folder) == FILES
     assert manifest.source == Source.of(archive, sha256(archive))
     assert not staging_folder(folder).exists()

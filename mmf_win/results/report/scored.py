@@ -17,6 +17,7 @@ from mmf_win.paths import DatasetPaths
 from mmf_win.results import record
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, NO_PROBABILITIES
 from mmf_win.runs.folder import Run
+from mmf_win.unpacking.staging import require_finished
 
 # As Run.report names them; the split is the stem of an annotation file.
 _NAME = re.compile(r"_(?P<stamp>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(-\d+)?)$")
@@ -118,6 +119,8 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     if not annotations.is_file():
         message = f"{annotations}: there is no such file, and {csv.name} was predicted for it"
         raise NoDataset(message, data_dir=dataset.data_dir)
+    if annotations != own:
+        require_finished(dataset.root)
     rows = read_rows(annotations)
     try:
         predictions = in_order(read_predictions(csv), [row.shown_id for row in rows])

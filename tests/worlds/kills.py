@@ -1,0 +1,187 @@
+"""Commands that put files into place, killed at any step on the disk, and what may be read afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from mmf_win.dataset.annotations import choose_splits
+from mmf_win.dataset.convert import convert
+from mmf_win.dataset.features import extract_features
+from mmf_win.doctor.verify import Scope, repair, verify
+from mmf_win.errors import DatasetError, NoDataset
+from mmf_win.paths import Places
+from mmf_win.unpacking.staging import is_unfinished, staging_folder
+from tests.worlds import hostile
+from tests.worlds.memes import PHASE_1, Files, laid_out, lay_out, memes, tree
+
+_CHILD = """\
+import os, signal, sys
+from mmf_win.cli import main
+
+last, step = int(sys.argv.pop(1)), 0
+
+def watch(event, args):
+    global step
+    if event == "open":
+        if not isinstance(args[1], str) or not set(args[1]) & set("wax+"):
+            return
+    elif event not in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link"):
+        return
+    step += 1
+    if not last:
+        print("step", event, args[event in ("os.rename", "os.link")], file=sys.stderr)
+    elif step == last:
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows both kill
+
+sys.addaudithook(watch)
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A command that puts files into a folder.
+
+    Attributes:
+        words: of the command.
+        again: does the same in this process.
+        places: MMF's folders.
+        folder: where the files go.
+        prepared: the data folder as it is before; None for none.
+        new: the files that are in the folder afterwards.
+    """
+
+    words: tuple[str, ...]
+    again: Callable[[], object]
+    places: Places
+    folder: Path
+    prepared: Path | None
+    new: Files
+
+    def reset(self) -> None:
+        """Make the data folder as it was before."""
+        shutil.rmtree(self.places.data_dir, ignore_errors=True)
+        if self.prepared is not None:
+            shutil.copytree(self.prepared, self.places.data_dir)
+
+    def run(self, last: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run the command in a process of its own, which is killed just before a step, counted from 1."""
+        words = [*self.words, "--data-dir", str(self.places.data_dir)]
+        return subprocess.run(
+            [sys.executable, "-X", "utf8", "-c", _CHILD, str(last), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )
+
+    def files(self) -> Files:
+        """What is in its place."""
+        there = tree(self.folder) if self.folder.is_dir() else {}
+        return {name: content for name, content in there.items() if name[0] != "."}
+
+    def steps(self) -> tuple[int, list[int]]:
+        """How many steps it takes on the disk, and those that move files to their places."""
+        self.reset()
+        done = self.run()
+        assert done.returncode == 0, done.stderr
+        steps = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+        marks = [number for number, step in enumerate(steps, 1) if Path(step).name == "installing"]
+        begin, end = marks[0], marks[-1] + 2
+        moves = [number for number in range(begin, end) if "os.mkdir" not in steps[number - 1]]
+        return len(steps), moves
+
+    def try_kill(self, last: int) -> bool:
+        """Kill it before a step, and see what may be read and how that is mended; whether it was killed."""
+        self.reset()
+        old = self.files()
+        if self.run(last).returncode == 0:
+            return False
+        unfinished = is_unfinished(self.folder)
+        left = self.files()
+        if self.folder == self.places.dataset.root:
+            try:
+                choose_splits(self.places.dataset)
+            except NoDataset:
+                assert left == {}
+            except DatasetError:
+                assert unfinished
+            else:
+                assert not unfinished
+        scope = Scope.of(["dataset", "features"], self.places)
+        found = [finding for finding in verify(scope, self.places) if finding.folder == self.folder]
+        assert not unfinished or [finding.state for finding in found] == ["damaged"]
+        if last % 2:
+            repair(scope, self.places)
+            mended = self.files()
+            if unfinished:
+                assert mended == self.new
+            else:
+                assert left in (old, self.new)
+        self.again()
+        assert self.files() == self.new
+        assert all(finding.is_usable for finding in verify(scope, self.places))
+        assert not staging_folder(self.folder).exists()
+        return True
+
+
+def installations(folder: Path) -> dict[str, Installation]:
+    """A conversion where nothing is, one in the place of another set, a repair, and other region features."""
+    release = hostile.plain_zip(folder / "release.zip", memes())
+    first = hostile.plain_zip(folder / "first.zip", memes(PHASE_1))
+    data = "detectron.lmdb/data.mdb"
+    a, b = (hostile.plain_zip(folder / f"{n}.zip", {data: bytes([n] * 9)}) for n in (1, 2))
+    own = {"annotations/mine.jsonl": b"{}\n", "images/img/mine.png": b"x", "images/img/mine/1.png": b"y"}
+
+    def convert_first(places: Places) -> None:
+        convert(first, places)
+        lay_out(own, places.dataset.root)
+
+    def damage(places: Places) -> None:
+        convert(release, places)
+        hostile.cut(places.dataset.root / "images" / "img" / "00003.png")
+        (places.dataset.root / "annotations" / "train.jsonl").unlink()
+
+    def extract_first(places: Places) -> None:
+        extract_features(a, places, version=None)
+
+    def made(
+        name: str,
+        before: Callable[[Places], object] | None,
+        again: Callable[[Places], object],
+        new: Files,
+        *words: object,
+    ) -> Installation:
+        places = Places.resolve(folder / name, folder / "save", environ={})
+        prepared = None
+        if before is not None:
+            before(places)
+            prepared = places.data_dir.rename(folder / f"{name} before")
+        target = places.dataset.features if "features" in words else places.dataset.root
+        return Installation(tuple(map(str, words)), partial(again, places), places, target, prepared, new)
+
+    new = laid_out(memes())
+    return {
+        "fresh": made("fresh", None, lambda p: convert(release, p), new, "convert", "--zip", release),
+        "force": made(
+            "force",
+            convert_first,
+            lambda p: convert(release, p, force=True),
+            new | own,
+            *("convert", "--force", "--zip", release),
+        ),
+        "repair": made("repair", damage, lambda p: convert(release, p), new, "repair", "dataset"),
+        "features": made(
+            "features",
+            extract_first,
+            lambda p: extract_features(b, p, version=None, force=True),
+            {data: bytes([2] * 9)},
+            *("features", "extract", b, "--force"),
+        ),
+    }
