@@ -36,10 +36,11 @@ class MmfwError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
-    # Where an attempt of a run ended with the error: how, what it was to do, and the run's folder.
+    # Where an attempt of a run ended with the error: how, what it was to do, the run's folder and the output.
     outcome: str | None = None
     action: str | None = None
     run_dir: Path | None = None
+    log: Path | None = None
 
     def __init__(self, message: str, *, hint: str | None = None, **attributes: Any) -> None:
         super().__init__(message)

@@ -39,9 +39,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write a file to, which then takes the place of ``path``.
 
     A reader of ``path`` sees the old file or the complete new one. When the block raises, nothing
-    is left of the new one.
+    is left of the new one. No other process gets the same name, so of two that write one file at once, the
+    slower one wins.
     """
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     try:
         yield temporary
         rename(temporary, path)
@@ -55,7 +56,6 @@ def share(source: Path, path: Path) -> None:
     A hard link where the file system has them, else a copy. So ``source`` must never be written to in place.
     """
     with replacing(path) as temporary:
-        temporary.unlink(missing_ok=True)
         try:
             os.link(source, temporary)
         except OSError:  # FAT and some network drives have none, and none leads to another drive

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -75,13 +75,57 @@ def new_folder(parent: Path) -> Path:
         OSError: it cannot be made.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    stamp = timestamp()
-    for n in count(1):
-        path = parent / (stamp if n == 1 else f"{stamp}-{n}")
+    return first_free((parent / name for name in numbered(timestamp())), Path.mkdir)
+
+
+@contextmanager
+def new_file(folder: Path, start: str, suffix: str) -> Iterator[Path]:
+    """The name of a file that is not there yet, and that no other process gets while the block makes it.
+
+    Within the same second, later ones get a number. What reserves it lies beside it under another name, so
+    that nobody takes it for the file.
+
+    Args:
+        folder: where it goes.
+        start: of the name; the time follows.
+        suffix: of the name, with the dot.
+
+    Raises:
+        OSError: nothing can be made in the folder.
+    """
+
+    def reserve(marker: Path) -> None:
+        marker.touch(exist_ok=False)
+        if marker.with_suffix("").exists():  # made, and no longer reserved
+            marker.unlink()
+            raise FileExistsError
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (f"{name}{suffix}.reserved" for name in numbered(start + timestamp()))
+    marker = first_free((folder / name for name in names), reserve)
+    try:
+        yield marker.with_suffix("")
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def first_free(paths: Iterator[Path], make: Callable[[Path], None]) -> Path:
+    """The first of the paths that ``make`` could make; another process may be making the same at this moment.
+
+    Args:
+        paths: without an end.
+        make: raises FileExistsError where the path is taken.
+    """
+    for path in paths:
         with suppress(FileExistsError):
-            path.mkdir()
+            make(path)
             return path
-    raise AssertionError("numbers do not end")
+    raise AssertionError("the paths do not end")
+
+
+def numbered(name: str) -> Iterator[str]:
+    """The name, and then with the numbers from 2 on."""
+    return (name if n == 1 else f"{name}-{n}" for n in count(1))
 
 
 def timestamp(when: datetime | None = None) -> str:

@@ -89,6 +89,8 @@ class RunFolder:
     """How the last attempt to train ended; not there while it runs, nor where it was killed."""
     lock = Inside("lock")
     """Held by the worker that trains."""
+    log = Inside("log.txt")
+    """The whole output of the workers that trained."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,10 @@ class AttemptFolder:
     """Why a process that the worker started – of a DataLoader, or for another GPU – could not begin."""
     raw = Inside("raw")
     """Predictions as MMF wrote them."""
+    log = Inside("log.txt")
+    """The whole output of a worker that predicted, since several may predict at once."""
+    logs = Inside("logs")
+    """MMF's own logs of a prediction."""
 
     @property
     def name(self) -> str:
@@ -177,6 +183,11 @@ class AttemptRequest:
     def attempt(self) -> AttemptFolder:
         """The attempt's files."""
         return AttemptFolder(Path(self.attempt_dir))
+
+    @property
+    def log(self) -> Path:
+        """Where the worker's output goes."""
+        return self.run.log if self.action == "train" else self.attempt.log
 
     def save(self) -> None:
         """Write the request to its place."""

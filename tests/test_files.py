@@ -31,6 +31,15 @@ def test_a_failure_leaves_the_old_file_and_nothing_of_the_new_one(user_dir: Path
     assert list(user_dir.iterdir()) == [path]
 
 
+def test_two_that_write_one_file_at_once_write_to_names_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    with replacing(path) as first, replacing(path) as second:
+        second.write_text("second", encoding="utf-8")
+        first.write_text("first, and longer", encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == "first, and longer"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_json_of_any_language_comes_back(user_dir: Path) -> None:
     path = user_dir / "note.json"
     write_json(path, {"Память": ["中文", None, 1.5]})

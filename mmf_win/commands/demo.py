@@ -19,7 +19,7 @@ from mmf_win.console import as_typed, colour, duration, print_json, say
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
-from mmf_win.paths import timestamp
+from mmf_win.paths import new_file
 from mmf_win.results import record
 from mmf_win.runs import history
 from mmf_win.upstream.install import require_packages, usable_mmf
@@ -108,7 +108,7 @@ def _go(path: Path) -> dict[str, Any]:
         "auroc": metrics["auroc"],
         "accuracy": metrics["accuracy"],
         "csv": str(csv),
-        "report": str(run.reports / "report.html"),
+        "report": str(csv.with_suffix(".html")),
         "run": run.id,
         "data_dir": str(folder.data_dir),
         "save_dir": str(folder.save_dir),
@@ -117,17 +117,16 @@ def _go(path: Path) -> dict[str, Any]:
 
 def _kept(result: dict[str, Any]) -> dict[str, str | None]:
     """Copies of the predictions and the report in the current folder; None for what cannot be written."""
-    name = f"mmfw-demo-{timestamp()}"
-    copies: dict[str, str | None] = {}
-    for key in ("csv", "report"):
-        kept = Path(name + Path(result[key]).suffix).absolute()
-        try:
-            with replacing(kept) as temporary:
-                shutil.copyfile(result[key], temporary)
-            copies[key] = str(kept)
-        except OSError as error:
-            say(f"{kept.name} cannot be written here ({error.strerror})")
-            copies[key] = None
+    copies: dict[str, str | None] = {"csv": None, "report": None}
+    try:
+        with new_file(Path.cwd(), "mmfw-demo-", ".csv") as csv:
+            for key in copies:
+                kept = csv.with_suffix(Path(result[key]).suffix)
+                with replacing(kept) as temporary:
+                    shutil.copyfile(result[key], temporary)
+                copies[key] = str(kept)
+    except OSError as error:
+        say(f"the results cannot be written here ({error.strerror})")
     return copies
 
 

@@ -31,7 +31,7 @@ def hint_for(error: errors.MmfwError) -> str | None:
     glue = " " if (error.hint or "").endswith("?") else ", or "
     hint = glue.join(part for part in (error.hint, own) if part) or None
     if hint is None and error.outcome is not None and error.run_dir is not None:
-        return _hint_after(error.outcome, error.action == "train", Run(error.run_dir))
+        return _hint_after(error.outcome, error.action == "train", Run(error.run_dir), error.log)
     return hint
 
 
@@ -198,7 +198,7 @@ _AFTER = {
 }
 
 
-def _hint_after(outcome: str, trains: bool, run: Run) -> str | None:
+def _hint_after(outcome: str, trains: bool, run: Run, log: Path | None) -> str | None:
     if outcome == "interrupted":
         if not trains:
             return None
@@ -207,8 +207,8 @@ def _hint_after(outcome: str, trains: bool, run: Run) -> str | None:
     hint = _AFTER.get(outcome, "")
     if "{" in hint:
         hint = _filled_in(hint, run) if trains else ""
-    log = f"the whole output is in {run.log}"
-    return f"{hint}; {log}" if hint else log
+    where = f"the whole output is in {log}"
+    return f"{hint}; {where}" if hint else where
 
 
 def _filled_in(hint: str, run: Run) -> str:

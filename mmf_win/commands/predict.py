@@ -20,7 +20,7 @@ from mmf_win.paths import Places
 from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
-from mmf_win.results.record import METRICS
+from mmf_win.results.record import METRICS, NO_INTERVAL
 from mmf_win.runs import history
 from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES
 from mmf_win.runs.paper import splits_of_paper
@@ -107,7 +107,7 @@ Examples:
 @click.option(
     "--report/--no-report",
     default=True,
-    help="Whether to make a report.html beside the predictions, which takes seconds.",
+    help="Whether to make a page beside the predictions, which takes seconds.",
 )
 @options.stop_timeout
 @options.no_retry
@@ -136,10 +136,8 @@ def command(
 
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
-    runs or checkpoints each is predicted by itself, and with --ensemble they are blended too. The
-    page report.html beside the predictions is about the split that was named first, report_SPLIT.html about
-    another; an ensemble's splits have a folder each. --json prints an object for each prediction file, which
-    names the page that shows it.
+    runs or checkpoints each is predicted by itself, and with --ensemble they are blended too. Beside each
+    prediction file, the page of the same name shows it. --json prints an object for each prediction file.
     """
     _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_words(words)
@@ -177,12 +175,11 @@ def command(
         probas = prediction.predict_one(chosen_members, save_dir, chosen, image[0], text)
         _print_probas(probas, chosen_members, ensemble, as_json)
         return
-    shown: dict[Path, list[str]] = {}  # folder → the splits that have a page there
     for result in prediction.predict(chosen_members, save_dir, chosen):
         if not as_json:
             _tell(result)
             print(result.csv, flush=True)
-        page = _page(result, data_dir, shown.setdefault(result.csv.parent, [])) if report else None
+        page = _page(result, data_dir) if report else None
         if as_json:
             print_json({"csv": result.csv, "report": page, **result.record})
 
@@ -236,11 +233,8 @@ def _require_alone(preset: str, runs: Sequence[str], checkpoint: Sequence[str], 
         )
 
 
-def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | None:
-    """The page about a prediction; None where its split is ``shown`` already, or a package is missing."""
-    split: str = result.record["split"]
-    if split in shown:
-        return None
+def _page(result: Result, data_dir: Path | None) -> Path | None:
+    """The page about a prediction; None where a package is missing."""
     try:
         require_packages("jinja2", "matplotlib", "pillow")
     except MmfError as error:  # the predictions are there, and that is what was asked for
@@ -252,10 +246,7 @@ def _page(result: Result, data_dir: Path | None, shown: list[str]) -> Path | Non
     if run is None:  # an ensemble's lie in none, each in a folder of its own
         page = pages.of_ensemble(result.csv)
     else:
-        beside = shown or result.memes != split  # own memes do not take the place of a split's page
-        page = result.csv.with_name(f"report_{split}.html" if beside else "report.html")
-        pages.of_run(run, split=split, csv=result.csv, data_dir=data_dir, output=page)
-    shown.append(split)
+        page = pages.of_run(run, split=result.record["split"], csv=result.csv, data_dir=data_dir)
     say(f"report: {page}")
     return page
 
@@ -272,7 +263,8 @@ def _tell(result: Result) -> None:
         say("  AUROC is not defined, since all labels are of one class")
     for name, title in METRICS.items():
         if record[name] is not None:
-            low, high = record["intervals"][name]
-            say(f"  {title:<17} {record[name]:.4f}  (95 %: {low:.4f} to {high:.4f})")
+            interval = record["intervals"].get(name)
+            sure = NO_INTERVAL if interval is None else "95 %: {:.4f} to {:.4f}".format(*interval)
+            say(f"  {title:<17} {record[name]:.4f}  ({sure})")
     if record["threshold_from"] != "default":
         say(f"  labelled hateful above {record['threshold']:.4f}, for {record['threshold_from']}")

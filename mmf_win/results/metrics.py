@@ -1,16 +1,21 @@
 """How good predictions are, and how sure that is.
 
-The intervals are percentile intervals of a stratified bootstrap: rows are drawn with replacement within each
-class, so that every draw has both (B. Efron and R. Tibshirani, *An Introduction to the Bootstrap*, 1993,
-chapter 13; stratified as in X. Robin et al., *pROC*, BMC Bioinformatics 12:77, 2011). To draw rows is to
-weight them by how often they were drawn, so all draws are scored at once by each metric's weighted form. The
-value is that of weight one everywhere. scikit-learn gives the same numbers, but scores one draw at a time.
+The interval of the accuracy is Wilson's score interval (E. B. Wilson, *Probable Inference*, JASA 22, 1927).
+The others are percentile intervals of a bootstrap: rows are drawn with replacement, whatever their class, and
+draws in which a metric is undefined are left out (B. Efron and R. Tibshirani, *An Introduction to the
+Bootstrap*, 1993, chapter 13). Where the draws give one value, they do not tell how sure it is, and there is no
+interval.
+
+To draw rows is to weight them by how often they were drawn, so all draws are scored at once by each metric's
+weighted form. The value is that of weight one everywhere. scikit-learn gives the same numbers, but scores one
+draw at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +24,14 @@ Floats = npt.NDArray[np.float64]
 Weighted = Callable[[Floats], Floats]
 
 SAMPLES = 2000
-"""Draws of the bootstrap, as many as pROC makes by default."""
+"""Draws of the bootstrap."""
 
 CALIBRATION_BINS = 15
 """Bins of the expected calibration error, as in Guo et al. 2017."""
 
 _CELLS = 1 << 22  # of a block of draws: 32 MiB of weights
+_SAME = 1e-12  # apart by rounding alone
+_Z = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,9 @@ class Score:
 
     Attributes:
         value: on the rows as they are; None where the labels leave it undefined.
-        low, high: the ends of its bootstrap interval of 95 %; None with the value. The calibration error
-            of a drawn set is on average larger than the set's own, so its interval may lie above its value.
+        low, high: the ends of its interval of 95 %; None with the value, and where the draws give one value.
+            The calibration error of a drawn set is on average larger than the set's own, so its interval may
+            lie above its value.
     """
 
     value: float | None
@@ -76,13 +84,16 @@ def measure(
     drawn: dict[str, list[Floats]] = {name: [] for name in scorers}
     with np.errstate(invalid="ignore"):  # what is undefined is NaN
         values = {name: _on_all_rows(scorer, y) for name, scorer in scorers.items()}
-        for weights in _draws(y, samples, seed):
+        for weights in _draws(len(y), samples, seed):
             for name, scorer in scorers.items():
                 drawn[name].append(scorer(weights))
     undefined = set() if calibrated else {"brier", "calibration_error"}
     undefined |= {name for name, value in values.items() if np.isnan(value)}
+    ends = {name: _ends(draws) for name, draws in drawn.items() if samples}
+    if samples:
+        ends["accuracy"] = _wilson(values["accuracy"], len(y))
     return {
-        name: Score(None) if name in undefined else Score(value, *(_ends(drawn[name]) if samples else ()))
+        name: Score(None) if name in undefined else Score(value, *ends.get(name, ()))
         for name, value in values.items()
     }
 
@@ -93,13 +104,13 @@ class AurocDifference:
 
     Attributes:
         value: the metric of the first less that of the second.
-        low, high: the ends of the bootstrap interval of 95 %.
+        low, high: the ends of the bootstrap interval of 95 %; None where the draws give one value.
         p: two-sided p-value of no difference: twice the smaller share of draws on one side of zero.
     """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     p: float
 
 
@@ -128,11 +139,14 @@ def auroc_difference(
     if not 0 < y.sum() < len(y):
         return None
     scorers = _auroc(y, p), _auroc(y, q)
-    drawn = np.concatenate([scorers[0](w) - scorers[1](w) for w in _draws(y, samples, seed)])
+    with np.errstate(invalid="ignore"):
+        drawn = [scorers[0](weights) - scorers[1](weights) for weights in _draws(len(y), samples, seed)]
+    known = _defined(drawn)
     # One is added to both counts: a p-value of 0 cannot be shown by any number of draws.
-    tail = (min(np.sum(drawn <= 0), np.sum(drawn >= 0)) + 1) / (samples + 1)
+    tail = (min(np.sum(known <= 0), np.sum(known >= 0)) + 1) / (len(known) + 1)
     value = _on_all_rows(scorers[0], y) - _on_all_rows(scorers[1], y)
-    return AurocDifference(value, *_ends([drawn]), p=float(min(1.0, 2 * tail)))
+    low, high = _ends(drawn) or (None, None)
+    return AurocDifference(value, low, high, p=float(min(1.0, 2 * tail)))
 
 
 def _arrays(labels: Sequence[int], probas: Sequence[float]) -> tuple[npt.NDArray[np.int64], Floats]:
@@ -159,22 +173,37 @@ def _on_all_rows(scorer: Weighted, y: npt.NDArray[np.int64]) -> float:
     return float(scorer(np.ones((1, len(y))))[0])
 
 
-def _ends(parts: Sequence[Floats]) -> tuple[float, float]:
-    low, high = np.nanquantile(np.concatenate(parts), (0.025, 0.975))
+def _defined(drawn: Sequence[Floats]) -> Floats:
+    values = np.concatenate(drawn)
+    return values[~np.isnan(values)]
+
+
+def _ends(drawn: Sequence[Floats]) -> tuple[float, float] | tuple[()]:
+    """The ends of the percentile interval; none where the draws give one value, or are undefined."""
+    known = _defined(drawn)
+    if not len(known) or np.ptp(known) <= _SAME:
+        return ()
+    low, high = np.quantile(known, (0.025, 0.975))
     return float(low), float(high)
 
 
-def _draws(y: npt.NDArray[np.int64], samples: int, seed: int) -> Iterator[Floats]:
+def _wilson(share: float, rows: int) -> tuple[float, float]:
+    """The ends of Wilson's score interval of a share of the rows."""
+    squared = _Z * _Z / rows
+    middle = share + squared / 2
+    half = _Z * ((share * (1 - share) + squared / 4) / rows) ** 0.5
+    low, high = ((middle + side) / (1 + squared) for side in (-half, half))
+    return max(0.0, low), min(1.0, high)  # rounding leaves 0 and 1 by a hair
+
+
+def _draws(rows: int, samples: int, seed: int) -> Iterator[Floats]:
     """How often each row was drawn, for some of the draws at a time: shape (draws, rows)."""
     random = np.random.default_rng(seed)
-    classes = [np.flatnonzero(y == label) for label in (0, 1) if (y == label).any()]
-    block = max(1, _CELLS // len(y))
+    block = max(1, _CELLS // rows)
     for start in range(0, samples, block):
         count = min(block, samples - start)
-        offsets = np.arange(count)[:, None] * len(y)
-        picked = [random.choice(rows, (count, len(rows))) + offsets for rows in classes]
-        drawn = np.bincount(np.concatenate(picked, axis=1).ravel(), minlength=count * len(y))
-        yield drawn.reshape(count, len(y)).astype(np.float64)
+        picked = random.integers(0, rows, (count, rows)) + np.arange(count)[:, None] * rows
+        yield np.bincount(picked.ravel(), minlength=count * rows).reshape(count, rows).astype(np.float64)
 
 
 def _mean(values: Floats) -> Weighted:

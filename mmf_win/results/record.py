@@ -4,7 +4,8 @@
 
     auroc, accuracy, average_precision, f1, brier, calibration_error
                          a number, or null where it is undefined; of ranks the last two are
-    intervals            metric → [low, high], 95 %; without the metrics that are null
+    intervals            metric → [low, high], 95 %; without the metrics that are null, and without those that
+                         have one value in every draw of the bootstrap
     rows, labelled       how many, and how many of them have a label
     hateful              how many of them are labelled 1; null where not all rows have a label
     full_rows            how many rows the full split has: more than rows where the conversion left some out;
@@ -38,6 +39,9 @@ METRICS = {
     "calibration_error": "calibration error",
 }
 """Their names for people, in the order of their weight in the challenge."""
+
+NO_INTERVAL = "no interval: every draw of the bootstrap gives this value"
+"""Why a metric that is defined has none."""
 
 
 def path_beside(csv: Path) -> Path:
@@ -81,5 +85,6 @@ def scores(
     ).items():
         if score.value is not None:
             record[name] = score.value
-            record["intervals"][name] = [score.low, score.high]
+            if score.low is not None:
+                record["intervals"][name] = [score.low, score.high]
     return record

@@ -69,7 +69,7 @@ def until_it_fits(
         started = attempt_started(events)
         less = plan.smaller(asked, end, started) if retry and number < _MOST else None
         if less is None or started is None:
-            raise as_error(end, run, asked.action)
+            raise as_error(end, asked)
         failed, (name, had, fewer) = asked, less
         log = EventLog(run.events, failed.attempt.name)
         log.write(
@@ -89,7 +89,7 @@ def until_it_fits(
         try:
             _wait_until_free(free)
         except KeyboardInterrupt:
-            raise as_error(Exit("interrupted", "stopped between two attempts"), run, asked.action) from None
+            raise as_error(Exit("interrupted", "stopped between two attempts"), asked) from None
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -124,9 +124,9 @@ def run_worker(
     asked.save()
     trains = asked.action == "train"
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
-    save_dir = run.checkpoints if trains else files.raw
+    save_dir, logs = (run.checkpoints, run.logs) if trains else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
-    environment = settings.environment(places, save_dir, run.logs, files.raw, offline=request.offline)
+    environment = settings.environment(places, save_dir, logs, files.raw, offline=request.offline)
     if trains:
         run.exit_file.unlink(missing_ok=True)
     else:
@@ -151,7 +151,7 @@ def run_worker(
     with display(run) as show:
         ended = run_child(
             [sys.executable, "-m", "mmf_win.worker.entry", str(files.request)],
-            log=run.log,
+            log=asked.log,
             environment=environment,
             stop_file=files.stop,
             exit_file=files.exit,

@@ -6,20 +6,20 @@
       request.json      what was asked for
       events.jsonl      what happened
       exit.json         how the last training attempt ended
-      log.txt           the worker's whole output
+      log.txt           the whole output of the workers that trained
       events.out.tfevents.*    curves for TensorBoard
-      attempts/<n>/     each attempt's request, MMF configuration and exit
+      attempts/<n>/     each attempt's request, MMF configuration and exit; log.txt and logs/ of a prediction
       lock              held by the worker that trains
       logs/             MMF's own logs
       checkpoints/      MMF's own folder: best.ckpt, current.ckpt, models/, *_final.pth, config.yaml
-      reports/          predictions and their metrics
+      reports/          predictions, their metrics and pages
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from pathlib import Path
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import is_locked
-from mmf_win.paths import Inside, new_folder, portable_name, timestamp
+from mmf_win.paths import Inside, first_free, new_file, new_folder, portable_name
 from mmf_win.protocol import AttemptFolder, RunFolder, known_fields
 from mmf_win.runs.request import RunRequest
 
@@ -38,14 +38,12 @@ class Run(RunFolder):
 
     request_file = Inside("request.json")
     """What was asked for; a folder without it is no run."""
-    log = Inside("log.txt")
-    """The worker's whole output."""
     logs = Inside("logs")
     """MMF's own logs."""
     checkpoints = Inside("checkpoints")
     """MMF's save_dir."""
     reports = Inside("reports")
-    """Predictions and their metrics."""
+    """Predictions, their metrics and pages."""
 
     @classmethod
     def create(cls, save_dir: Path, name: str) -> Run:
@@ -57,20 +55,17 @@ class Run(RunFolder):
         """``<name>/<time>``, which every command understands."""
         return f"{self.path.parent.name}/{self.path.name}"
 
-    def report(self, split: str) -> Path:
-        """A new prediction file for ``split``."""
-        name = f"hateful_memes_{self.path.parent.name}_{split}_{timestamp()}"
-        numbered = (f"{name}-{n}" if n > 1 else name for n in count(1))
-        return next(path for stem in numbered if not (path := self.reports / f"{stem}.csv").exists())
+    def new_report(self, split: str) -> AbstractContextManager[Path]:
+        """The name of a new prediction file for ``split``, which the block makes."""
+        return new_file(self.reports, f"hateful_memes_{self.path.parent.name}_{split}_", ".csv")
 
     def new_attempt(self) -> AttemptFolder:
         """A new folder under ``attempts``, numbered on from the last."""
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
         numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdecimal()]
-        attempt = AttemptFolder(attempts / str(max(numbers, default=0) + 1))
-        attempt.path.mkdir()
-        return attempt
+        following = count(max(numbers, default=0) + 1)
+        return AttemptFolder(first_free((attempts / str(n) for n in following), Path.mkdir))
 
     def save_request(self, request: RunRequest) -> None:
         """Remember what was asked for."""

@@ -12,8 +12,7 @@ from mmf_win.errors import (
     TrainingError,
     UsageError,
 )
-from mmf_win.protocol import Action, AttemptRequest, Exit, Outcome
-from mmf_win.runs.folder import Run
+from mmf_win.protocol import AttemptRequest, Exit, Outcome
 from mmf_win.supervise import Ended
 
 _ERRORS: dict[Outcome, type[MmfwError]] = {
@@ -56,8 +55,8 @@ def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exi
     return end
 
 
-def as_error(end: Exit, run: Run, action: Action) -> MmfwError:
-    """The outcome as an error whose class gives the exit code.
+def as_error(end: Exit, asked: AttemptRequest) -> MmfwError:
+    """The outcome of an attempt as an error whose class gives the exit code.
 
     Of what to do next it brings only what the worker said; the rest needs names of options and commands.
     """
@@ -66,8 +65,13 @@ def as_error(end: Exit, run: Run, action: Action) -> MmfwError:
         message += f" (at {end.where})"
     error = _ERRORS.get(end.outcome, TrainingError)(message)
     if end.hint:
-        error.hint = f"{end.hint}; the whole output is in {run.log}"
-    error.outcome, error.action, error.run_dir = end.outcome, action, run.path
+        error.hint = f"{end.hint}; the whole output is in {asked.log}"
+    error.outcome, error.action, error.run_dir, error.log = (
+        end.outcome,
+        asked.action,
+        asked.run.path,
+        asked.log,
+    )
     return error
 
 

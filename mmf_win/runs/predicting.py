@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,15 +48,15 @@ def predict(
     request = asked.over(run.request())
     first = plan.prediction(needs.mmf_for(request), request, target, checkpoint, features)
     needs.check_prediction(first, request, places, target, features)
-    report = report or run.report(target.name)
 
     def attempt(first: AttemptRequest) -> Exit:
         return run_worker(run, first, request, places, display)
 
-    try:
-        until_it_fits(run, replace(first, report=str(report)), attempt, retry=request.retry)
-    except DataError as error:
-        if target.is_own:  # MMF read annotations that were made of the user's file
-            error.args = (str(error).replace(str(target.annotations), str(target.source)),)
-        raise
-    return report
+    with nullcontext(report) if report else run.new_report(target.name) as csv:
+        try:
+            until_it_fits(run, replace(first, report=str(csv)), attempt, retry=request.retry)
+        except DataError as error:
+            if target.is_own:  # MMF read annotations that were made of the user's file
+                error.args = (str(error).replace(str(target.annotations), str(target.source)),)
+            raise
+    return csv

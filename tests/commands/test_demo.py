@@ -67,7 +67,7 @@ def test_the_whole_workflow_ends_well_and_can_be_continued(tmp_path: Path) -> No
     again, _ = mmfw("predict", *where, "--split", "dev_seen", cwd=tmp_path)
     assert again["auroc"] >= 0.8
     assert predicted_ids(Path(again["csv"])) == annotated_ids(places.dataset, "dev_seen")
-    page = Path(result["report"]).read_text(encoding="utf-8")
+    page = Path(again["report"]).read_text(encoding="utf-8")
     assert f"Attempt 2 began at update {UPDATES}, with more updates to go" in page
     assert again["members"][0]["checkpoint_sha256"] in page
     assert list(tmp_path.iterdir()) == [folder], "nothing is written elsewhere"
@@ -120,10 +120,11 @@ def test_files_that_cannot_be_made_are_said_by_the_child(
     user_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (user_dir / "mmfw-demo.json").write_text(f'{{"mmfw": "{__version__}"}}', encoding="utf-8")
-    (user_dir / "hateful_memes.zip.part").mkdir()
+    for name in ("hateful_memes.zip", "features.tar.gz", "data"):  # the last must be a folder
+        (user_dir / name).touch()
     assert main(["demo", "--dir", str(user_dir)]) == 3
     said = capfd.readouterr().err
-    assert "hateful_memes.zip.part" in said
+    assert "data'" in said
     assert "the demo's files could not be made" in said
     assert "Traceback" not in said
 

@@ -100,7 +100,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     labels = f"{len(rows) - 1} of {len(rows)} labels"
     assert labels in Path(unscored["report"]).read_text(encoding="utf-8")
     assert tool.code("report", "--split", own["split"]) == 0
-    page = Path(own["csv"]).with_name("report.html").read_text(encoding="utf-8")
+    page = Path(own["csv"]).with_suffix(".html").read_text(encoding="utf-8")
     assert "dev_seen.jsonl" in page and "Published" not in page
     assert "licensed" not in page
 

@@ -112,7 +112,7 @@ def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_p
     tool.world = unlabelled
     assert tool("train", preset, "--updates", "1")["state"] == "done"
     predicted = tool("predict")
-    assert "has no labels" in Path(predicted["csv"]).with_name("report.html").read_text(encoding="utf-8")
+    assert "has no labels" in Path(predicted["report"]).read_text(encoding="utf-8")
     assert predicted["rows"] == len(rows)
     assert predicted["auroc"] is None and predicted["accuracy"] is None
 

@@ -17,6 +17,7 @@ pages = pytest.importorskip("mmf_win.results.report.pages")
 
 from mmf_win.cli import main  # noqa: E402
 from mmf_win.commands.hints import hint_for  # noqa: E402
+from mmf_win.dataset.own_memes import annotations_beside  # noqa: E402
 from mmf_win.errors import DataError, UsageError  # noqa: E402
 from mmf_win.files import write_json  # noqa: E402
 from mmf_win.locking import locked  # noqa: E402
@@ -87,7 +88,7 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Worl
     told = {"split": SPLIT, "annotations": str(world.dataset.split(SPLIT)), "threshold": 0.5}
     write_json(csv.with_suffix(".metrics.json"), {**told, "members": members, "ensemble": "mean"})
     written = pages.of_ensemble(csv)
-    assert written == csv.with_name("report.html")
+    assert written == csv.with_suffix(".html")
     page = written.read_text(encoding="utf-8")
     for word in (f"Mean of 2 on {SPLIT}", "Member a/x", "Member b/x", "The ensemble", "Do not publish"):
         assert word in text_of(page), word
@@ -106,6 +107,53 @@ def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: World) -> 
     assert 'id="roc"' in page and "Average precision" in text_of(page)
     assert 'id="calibration"' not in page and "Brier" not in page and "Calibration error" not in page
     assert "PyTorch 2.13.0" in text_of(page)
+    assert "probabilit" not in page.lower() and "got the higher rank" in text_of(page)
+    memes = [{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1032)]
+    world.annotate(memes)
+    page = pages.of_ensemble(csv).read_text(encoding="utf-8")
+    assert "Highest ranks" in page and "probabilit" not in page.lower()
+
+
+def test_intervals_name_their_method_and_why_there_is_none(world: World) -> None:
+    run = world.run()
+    world.predict(run, skill=5)
+    page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
+    assert "Wilson" in page and "percentiles of a bootstrap with 2,000 draws" in page
+    assert "1.0000 No interval: every draw" in page, "the AUROC"
+    assert re.search(r"Accuracy 1\.0000 95 % interval 0\.8\d+ – 1\.0000", page)
+
+
+def test_texts_of_megabytes_are_cut_with_their_length(world: World) -> None:
+    memes = [
+        {"id": n, "img": f"img/{n:05}.png", "text": f"{n} long " * 100_000, "label": n % 2}
+        for n in range(1000, 1006)
+    ]
+    world.annotate(memes)
+    run = world.run()
+    world.predict(run)
+    page = pages.of_run(run)
+    assert page.stat().st_size < 500_000
+    assert f"1000 long … ({10 * 100_000:,} characters)" in text_of(page.read_text(encoding="utf-8"))
+
+
+def test_pillows_warnings_are_not_for_the_user(world: World) -> None:
+    """Of a picture above its limit it warns, which is an error in tests, and then there would be no copy."""
+    from PIL import Image
+
+    world.annotate([{"id": n, "img": f"img/{n}.jpg", "text": "a"} for n in (1, 2)])
+    for n in (1, 2):
+        Image.new("L", (10_000, 9_500), 100 * n).save(world.dataset.images / "img" / f"{n}.jpg")
+    assert "too large" not in made(world)
+
+
+def test_pages_of_two_predictions_lie_beside_them(world: World) -> None:
+    run = world.run()
+    first = world.predict(run)
+    second = first.with_name(first.name.replace("T00-00-01", "T00-00-02"))
+    second.write_bytes(first.read_bytes())
+    made = {pages.of_run(run, split=SPLIT, csv=csv) for csv in (first, second)}
+    assert made == {first.with_suffix(".html"), second.with_suffix(".html")}
+    assert first.name in text_of(first.with_suffix(".html").read_text(encoding="utf-8"))
 
 
 def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
@@ -143,8 +191,8 @@ def test_missing_and_broken_images_leave_their_place_and_are_counted(world: Worl
     for image in images[1::2]:
         image.write_bytes(b"broken")
     page = made(world)
-    assert "The picture is missing or broken" in page
-    assert re.search(r"\d+ of the pictures below are missing or broken", page)
+    assert "The picture is missing, broken or too large" in page
+    assert re.search(r"\d+ of the pictures below are missing, broken or too large", page)
     assert "Show all pictures" not in page.split("<script>")[0], "there is none to show"
 
 
@@ -154,6 +202,18 @@ def test_a_split_without_labels_gets_a_page_without_scores(world: World) -> None
     assert "has no labels" in page
     assert 'id="histogram"' in page and 'id="loss"' in page
     assert 'id="roc"' not in page and "Worst mistakes" not in page
+    gallery = page.partition('id="gallery"')[2]
+    probas = [float(proba) for proba in re.findall(r"<b>(0\.\d+)</b>", gallery)]
+    assert len(probas) == 8 and probas == sorted(probas, reverse=True)
+
+
+def test_own_memes_with_labels_have_a_gallery_beside_their_mistakes(world: World) -> None:
+    run = world.run()
+    csv = world.predict(run)
+    annotations_beside(csv).write_bytes(world.dataset.split(SPLIT).read_bytes())
+    page = pages.of_run(run).read_text(encoding="utf-8")
+    assert page.count('class="card"', page.index('id="gallery"'), page.index("Worst mistakes")) == 24
+    assert page.count('class="all"') == 1, "one button is for all pictures"
 
 
 @pytest.mark.parametrize("label", [0, 1])
@@ -278,10 +338,12 @@ def test_predictions_that_cannot_be_are_an_error(world: World, rest: str) -> Non
 
 def test_the_command_says_where_the_page_is(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     run = world.run()
-    world.predict(run)
     save = ["--save-dir", str(world.save)]
     assert main(["report", *save]) == 0
     assert Path(capsys.readouterr().out.strip()) == run.reports / "report.html"
+    csv = world.predict(run)
+    assert main(["report", *save]) == 0
+    assert Path(capsys.readouterr().out.strip()) == csv.with_suffix(".html")
     output = world.save.parent / "new folder" / "страница.html"
     assert main(["report", "mmbt_grid", "--no-images", "--output", str(output), "--json", *save]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(output), "runs": [run.id]}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from random import Random
@@ -48,6 +50,35 @@ def test_a_missing_or_broken_picture_is_none(tmp_path: Path, content: bytes | No
         path.write_bytes(content)
     assert pictures.thumbnail(path) is None
     assert alike({1: path, 2: path}) == {}
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from mmf_win.results.report import pictures
+
+files = {n: Path(name) for n, name in enumerate(sys.argv[1:])}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with pictures.PictureMatcher({**files, -1: files[0], -2: files[1]}) as matcher:
+    shown = [pictures.thumbnail(file) is not None for file in files.values()]
+    alike = sorted(matcher.alike())
+print(shown, alike, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="measured by what POSIX counts")
+def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> None:
+    """A JPEG is made smaller while it is decoded; no other format can be."""
+    png, jpeg = tmp_path / "a.png", tmp_path / "a.jpg"
+    large = Image.new("L", (10_000, 9_500), 200)
+    large.paste(30, (0, 0, 10_000, 4_000))
+    for path in (png, jpeg):
+        large.save(path)
+    command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(png), str(jpeg)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    *found, kibibytes = done.stdout.split()
+    assert "".join(found) == "[False,True][-2,1]", done.stderr
+    assert int(kibibytes) < 60_000, "95 megabytes decoded, and four times that in colour"
 
 
 def test_a_picture_that_lost_its_palette_is_none(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ from mmf_win.supervise import Ended
 from tests.worlds.torch_files import checkpoint
 
 
+def training(run: Run) -> AttemptRequest:
+    return AttemptRequest("train", "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
+
+
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [
@@ -38,7 +42,7 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
 ) -> None:
     run = Run(tmp_path)
     checkpoint(run.checkpoints / "current.ckpt", 3)
-    error = as_error(Exit(outcome, "why"), run, "train")
+    error = as_error(Exit(outcome, "why"), training(run))
     assert error.exit_code == code
     assert str(error) == "why"
     hint = str(hint_for(error))
@@ -46,13 +50,13 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
 
 
 def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path: Path) -> None:
-    hint = str(hint_for(as_error(Exit("interrupted", "stopped"), Run(tmp_path), "train")))
+    hint = str(hint_for(as_error(Exit("interrupted", "stopped"), training(Run(tmp_path)))))
     assert "the same command" in hint and "--resume" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["disk", "nan", "killed"])
 def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: Outcome) -> None:
-    hint = str(hint_for(as_error(Exit(outcome, "why"), Run(tmp_path), "train")))
+    hint = str(hint_for(as_error(Exit(outcome, "why"), training(Run(tmp_path)))))
     assert "the same command" in hint
     assert "--resume" not in hint and "checkpoint" not in hint
 
@@ -68,19 +72,19 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
     for run in (older, newest):
         checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
-    hints = [str(hint_for(as_error(Exit(outcome, "why"), run, "train"))) for run in (older, newest)]
+    hints = [str(hint_for(as_error(Exit(outcome, "why"), training(run)))) for run in (older, newest)]
     assert "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
     assert "--resume last " in hints[1]
 
 
 def test_braces_in_a_workers_hint_are_no_placeholders(tmp_path: Path) -> None:
-    error = as_error(Exit("data", "why", "see {folder}"), Run(tmp_path), "train")
+    error = as_error(Exit("data", "why", "see {folder}"), training(Run(tmp_path)))
     assert error.hint is not None and error.hint.startswith("see {folder}; ")
 
 
 def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
     end = Exit("internal", "ValueError: x", where="base_trainer.py:253")
-    assert str(as_error(end, Run(tmp_path), "train")) == "ValueError: x (at base_trainer.py:253)"
+    assert str(as_error(end, training(Run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
 
 
 @pytest.mark.parametrize(

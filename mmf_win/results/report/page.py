@@ -18,8 +18,8 @@ from mmf_win.files import replacing
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
-from mmf_win.results.metrics import Score, measure
-from mmf_win.results.record import METRICS
+from mmf_win.results.metrics import SAMPLES, Score, measure
+from mmf_win.results.record import METRICS, NO_INTERVAL
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
 from mmf_win.results.report.curves import TrainingCurves, read_curves
@@ -34,10 +34,12 @@ MISTAKES = 12
 """Memes shown of each kind of mistake."""
 
 GALLERY = 24
-"""Memes shown of a split without labels."""
+"""Memes shown of own memes, and of a split without labels."""
 
 PAIRS = 8
 """Confounder pairs shown."""
+
+_LONGEST = 500  # characters of a meme's text, or of what else a file says
 
 # As the worker names them in its events; mmfw is what a record calls it.
 _PACKAGES = {
@@ -148,23 +150,28 @@ def _predictions(
     """What there is to show of predictions; ``numbers`` are those published of the preset."""
     images = matcher is not None
     shown: dict[str, Any] = {"scored": scored, "published": numbers, "paper": PAPER, "images": images}
-    shown |= {"metrics": None, "decisions": []}
+    shown |= {"metrics": None, "decisions": [], "gallery": []}
     if scored is None:
         return shown
     labels, probas, threshold = scored.labels, scored.probas, scored.threshold
+    gallery = ranked(scored.memes, GALLERY) if labels is None or scored.are_own else []
+    shown |= {"gallery": gallery}
+    memes = list(gallery)
     if labels is None:
-        memes = ranked(scored.memes, GALLERY)
-        shown |= {"gallery": memes, "decisions": [plots.histogram(probas, threshold)]}
+        shown |= {"decisions": [plots.histogram(probas, threshold, name=scored.value_name)]}
     else:
         metrics = measure(labels, probas, threshold=threshold, calibrated=scored.are_probabilities)
-        decisions = plots.decisions(labels, probas, metrics, threshold)  # while the pictures are compared
+        # While the pictures are compared.
+        decisions = plots.decisions(labels, probas, metrics, threshold, name=scored.value_name)
         found = pairs(scored.memes, {} if matcher is None else matcher.alike())
         worst_pairs = _without_repeats(found)
         counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
         alarms, misses = (worst(scored.memes, label, MISTAKES) for label in (0, 1))
-        memes = [*alarms, *misses, *(meme for pair in worst_pairs for meme in (pair.hateful, pair.benign))]
+        memes += [*alarms, *misses, *(meme for pair in worst_pairs for meme in (pair.hateful, pair.benign))]
         shown |= {
             "metrics": metrics,
+            "samples": SAMPLES,
+            "no_interval": NO_INTERVAL,
             "tiles": _tiles(metrics, scored, numbers),
             "why_none": why_none(scored.title),
             "kept": counts[0, 0],
@@ -283,13 +290,18 @@ def write(template: str, output: Path, about: dict[str, Any]) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["score"] = _score
+    environment.filters |= {"score": _score, "cut": _cut}
     made = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = environment.get_template(template).render(version=__version__, made=made, **about)
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output.resolve()) as temporary:  # a link stays one
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
     return output
+
+
+def _cut(text: str) -> str:
+    """A text that is short enough to be read, with its length where it was longer."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
 def _score(value: float | None, digits: int = 4, sign: bool = False) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from mmf_win.dataset.annotations import splits_on_disk
@@ -31,7 +32,7 @@ def of_run(
         split: whose predictions to show; None for the newest. Without any, the page is about training alone.
         csv: which predictions of the split; None for the newest.
         data_dir: MMF's data folder; None for the run's own.
-        output: the page; None for ``report.html`` in the run's reports.
+        output: the page; None for one beside the predictions that has their name, or ``report.html``.
         images: whether the page holds small copies of the memes.
 
     Raises:
@@ -51,11 +52,12 @@ def of_run(
         from mmf_win.results.report import page
 
         about = page.of_run(run, scored, dataset, matcher)
-        return page.write("run.html", output or run.reports / "report.html", about)
+        beside = page_beside(found[1]) if found else run.reports / "report.html"
+        return page.write("run.html", output or beside, about)
 
 
 def of_ensemble(csv: Path) -> Path:
-    """Write the page of an ensemble as ``report.html`` beside its predictions, and return it.
+    """Write the page of an ensemble beside its predictions, and return it.
 
     Args:
         csv: the blended predictions, with their record beside them.
@@ -71,7 +73,12 @@ def of_ensemble(csv: Path) -> Path:
         from mmf_win.results.report import page
 
         about = page.of_ensemble(scored, dataset, matcher)
-        return page.write("run.html", csv.with_name("report.html"), about)
+        return page.write("run.html", page_beside(csv), about)
+
+
+def page_beside(csv: Path) -> Path:
+    """The page that shows a prediction file."""
+    return csv.with_suffix(".html")
 
 
 def of_runs(
@@ -109,14 +116,18 @@ def of_runs(
     return page.write("compare.html", output or save_dir / "comparison.html", about)
 
 
-def _matching(
-    scored: Scored | None, dataset: DatasetPaths, images: bool
-) -> AbstractContextManager[PictureMatcher | None]:
+@contextmanager
+def _matching(scored: Scored | None, dataset: DatasetPaths, images: bool) -> Iterator[PictureMatcher | None]:
     """Compare the pictures in the background, from before the rest that a page needs has been imported."""
     if not images:
-        return nullcontext()
+        yield None
+        return
     labelled = scored.memes if scored is not None and scored.labels is not None else ()
-    return PictureMatcher({meme.row.id: dataset.images / meme.row.img for meme in labelled})
+    with warnings.catch_warnings():
+        # The page shows which pictures are broken or too large. Filters are of the whole process.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        with PictureMatcher({meme.row.id: dataset.images / meme.row.img for meme in labelled}) as matcher:
+            yield matcher
 
 
 def _dataset(run: Run, data_dir: Path | None) -> DatasetPaths:

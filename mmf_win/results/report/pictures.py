@@ -7,9 +7,9 @@ import io
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from mmf_win.console import Progress
 
 SIDE = 256
 """The longer side of a small copy, in pixels."""
+
+_MOST_PIXELS = 16_000_000  # decoded at once: 64 MB in Pillow, and that again in another mode
 
 # A coarse grid is compared, from a quarter of the height down to five eighths: clear of captions at the top
 # and the bottom. A perceptual hash of the whole picture finds the same pairs, but takes twice the time.
@@ -50,22 +52,40 @@ class Thumbnail:
 def thumbnail(path: Path) -> Thumbnail | None:
     """A copy of at most :data:`SIDE` pixels; None where there is no picture that can be read."""
     try:
-        with Image.open(path) as image:
-            small = image.convert("RGB")
+        with _opened(path) as image:
+            image.load()
+            small = image if image.mode == "RGB" else image.convert("RGB")
+            small.thumbnail((SIDE, SIDE))
+            small.info.clear()  # a colour profile may be larger than the picture
     except Exception:  # for bad files, Pillow raises anything from OSError to AssertionError
         return None
-    small.thumbnail((SIDE, SIDE))
     buffer = io.BytesIO()
     small.save(buffer, "WEBP", quality=72)
     coded = base64.b64encode(buffer.getvalue()).decode("ascii")
     return Thumbnail(f"data:image/webp;base64,{coded}", small.width, small.height)
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """A picture that can be decoded: a JPEG is made smaller on the way, where it is large.
+
+    Raises:
+        ValueError: it has too many pixels.
+    """
+    with Image.open(path) as image:
+        if image.width * image.height > _MOST_PIXELS:
+            image.draft(None, (SIDE, SIDE))
+        if image.width * image.height > _MOST_PIXELS:
+            raise ValueError(f"{image.width} × {image.height} pixels are too many")
+        yield image
+
+
 class PictureMatcher:
     """Looks for pictures that show the same under different captions, in the background from the start.
 
     Two pictures are the same when they have one size and agree in seven tenths of a coarse grid, which begins
-    below a caption at the top and ends above one at the bottom. Plain backgrounds are left out.
+    below a caption at the top and ends above one at the bottom. Plain backgrounds are left out, and pictures
+    too large to be decoded.
 
     Args:
         files: the picture of each meme, by its id.
@@ -105,9 +125,9 @@ class PictureMatcher:
 
 
 def _cells(path: Path) -> Cells | None:
-    """The brightness of the grid's cells; None for a plain background and a picture that cannot be read."""
+    """The brightness of the grid's cells; None for a plain background, and where it cannot be decoded."""
     try:
-        with Image.open(path) as image:
+        with _opened(path) as image:
             top, bottom = image.height / 4, image.height * (8 + _ROWS) / 32
             _leave_out_below(image, math.ceil(bottom))
             grey = image.crop((0, int(top), image.width, math.ceil(bottom))).convert("L")

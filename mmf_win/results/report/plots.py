@@ -69,23 +69,36 @@ def resources(curves: TrainingCurves) -> list[Plot]:
 
 
 def decisions(
-    labels: Sequence[int], probas: Sequence[float], metrics: Mapping[str, Score], threshold: float
+    labels: Sequence[int],
+    probas: Sequence[float],
+    metrics: Mapping[str, Score],
+    threshold: float,
+    *,
+    name: str,
 ) -> list[Plot]:
-    """ROC, precision and recall, calibration and scores by class, as far as the labels allow them."""
+    """ROC, precision and recall, calibration and scores by class, as far as the labels allow them.
+
+    Args:
+        labels, probas: of each meme.
+        metrics: what they were measured at.
+        threshold: what is above it was predicted to be hateful.
+        name: of what was predicted, which may be no probability.
+    """
     y, p = np.asarray(labels), np.asarray(probas)
     draw = {"auroc": _roc, "average_precision": _precision_recall, "calibration_error": _calibration}
-    plots = [plot(y, p, value) for name, plot in draw.items() if (value := metrics[name].value) is not None]
-    return [*plots, histogram(probas, threshold, labels)]
+    plots = [plot(y, p, value) for key, plot in draw.items() if (value := metrics[key].value) is not None]
+    return [*plots, histogram(probas, threshold, labels, name=name)]
 
 
-def histogram(probas: Sequence[float], threshold: float, labels: Sequence[int] | None = None) -> Plot:
-    """How the probabilities are spread, by class where labels are known."""
+def histogram(
+    probas: Sequence[float], threshold: float, labels: Sequence[int] | None = None, *, name: str
+) -> Plot:
+    """How the probabilities, or what has the ``name``, are spread, by class where labels are known."""
     by = " by class" if labels is not None else ""
     plot = Plot(
         "histogram",
         "Scores",
-        f"How many memes got which probability of being hateful{by}. "
-        f"The broken line is the threshold, {threshold:.3g}.",
+        f"How many memes got which {name}{by}. The broken line is the threshold, {threshold:.3g}.",
         {} if labels is None else {"not hateful": "benign", "hateful": "hateful"},
     )
     p, edges = np.asarray(probas), [n / _BARS for n in range(_BARS + 1)]
@@ -98,7 +111,7 @@ def histogram(probas: Sequence[float], threshold: float, labels: Sequence[int] |
                 axes.hist(p[y == label], edges, color=COLOURS[role], alpha=0.55)
         axes.axvline(threshold, color=COLOURS["ink"], **_BROKEN)
         axes.grid(axis="x", visible=False)
-        axes.set(xlim=(0, 1), xlabel="predicted probability", ylabel="memes")
+        axes.set(xlim=(0, 1), xlabel=name, ylabel="memes")
     return plot
 
 

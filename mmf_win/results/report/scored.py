@@ -91,6 +91,11 @@ class Scored:
         return self.record.get("ensemble") not in NO_PROBABILITIES
 
     @property
+    def value_name(self) -> str:
+        """What stands for a meme's place between benign and hateful."""
+        return "probability" if self.are_probabilities else "rank"
+
+    @property
     def threshold(self) -> float:
         """A probability above it was predicted to be hateful."""
         value = self.record.get("threshold")

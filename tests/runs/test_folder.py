@@ -1,0 +1,67 @@
+"""The names in a run's folder, which several processes may want at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win import paths
+from mmf_win.paths import new_folder
+from mmf_win.runs.folder import Run
+from tests.worlds import rivals
+
+ROUNDS = 10
+STAMP = "2026-01-01T00-00-00"
+
+
+def predict_fake(folder: Path) -> list[str]:
+    """Takes a prediction's names, all within one second; every other time, while the others have theirs."""
+    paths.timestamp = lambda when=None: STAMP
+    run = Run(folder)
+    names = []
+    for turn in range(ROUNDS):
+        rivals.meet()
+        attempt = run.new_attempt()
+        attempt.request.write_text("{}", encoding="utf-8")
+        with run.new_report("test_seen") as csv:
+            if turn % 2:
+                rivals.meet()
+            assert not csv.exists()
+            csv.write_text(attempt.name, encoding="utf-8")
+        names += [attempt.name, csv.name]
+    return names
+
+
+def begin_fake(folder: Path) -> list[str]:
+    """Makes folders, all within one second."""
+    paths.timestamp = lambda when=None: STAMP
+    names = []
+    for _ in range(ROUNDS):
+        rivals.meet()
+        names.append(new_folder(folder / "demo").name)
+    return names
+
+
+def test_predictions_begun_in_the_same_second_by_several_processes_have_names_of_their_own(
+    user_dir: Path,
+) -> None:
+    names = rivals.compete(predict_fake, user_dir)
+    assert len(set(names)) == len(names) == 2 * ROUNDS * rivals.COUNT
+    run = Run(user_dir)
+    csvs = sorted(path for path in run.reports.iterdir())
+    assert [path.suffix for path in csvs] == [".csv"] * ROUNDS * rivals.COUNT, "nothing else is left"
+    assert len({path.read_text(encoding="utf-8") for path in csvs}) == len(csvs)
+
+
+def test_folders_made_in_the_same_second_by_several_processes_have_names_of_their_own(user_dir: Path) -> None:
+    names = rivals.compete(begin_fake, user_dir)
+    assert len(set(names)) == len(names) == ROUNDS * rivals.COUNT
+
+
+def test_a_prediction_that_fails_leaves_no_name_behind(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with pytest.raises(ValueError, match="diverged"), run.new_report("test_seen"):
+        assert list(run.reports.glob("*.csv")) == [], "nobody may take the name for a prediction"
+        raise ValueError("diverged")
+    assert list(run.reports.iterdir()) == []
