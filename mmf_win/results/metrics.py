@@ -3,8 +3,8 @@
 The interval of the accuracy is Wilson's score interval (E. B. Wilson, *Probable Inference*, JASA 22, 1927).
 The others are percentile intervals of a bootstrap: rows are drawn with replacement, whatever their class, and
 draws in which a metric is undefined are left out (B. Efron and R. Tibshirani, *An Introduction to the
-Bootstrap*, 1993, chapter 13). Where the draws give one value, they do not tell how sure it is, and there is no
-interval.
+Bootstrap*, 1993, chapter 13). Where the draws give one value, they do not tell how sure it is, and there is
+no interval.
 
 To draw rows is to weight them by how often they were drawn, so all draws are scored at once by each metric's
 weighted form. The value is that of weight one everywhere. scikit-learn gives the same numbers, but scores one

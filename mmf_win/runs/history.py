@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -226,17 +227,26 @@ def differences(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
     Raises:
         DataError: a request or a configuration cannot be read.
     """
-    known = [dict(leaves(asdict(run.request()), "request")) for run in (first, second)]
-    resolved = [_resolved(first), _resolved(second)]
-    if None not in resolved:
-        for settings, config in zip(known, resolved, strict=True):
-            settings.update(leaves(config, "mmf"))
-    pairs = {key: (known[0].get(key), known[1].get(key)) for key in sorted(known[0].keys() | known[1].keys())}
-    return {
-        key: pair
-        for key, pair in pairs.items()
-        if pair[0] != pair[1] and ".".join(key.split(".")[:2]) not in _NOT_COMPARED
-    }
+    return differing(configuration(first), configuration(second))
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """What :func:`differences` compares of a run, by key.
+
+    Raises:
+        DataError: its request or configuration cannot be read.
+    """
+    known, resolved = dict(leaves(asdict(run.request()), "request")), _resolved(run)
+    if resolved is not None:
+        known.update(leaves(resolved, "mmf"))
+    return {key: value for key, value in known.items() if ".".join(key.split(".")[:2]) not in _NOT_COMPARED}
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Key → both values, of two configurations; MMF's keys only where both have some."""
+    resolved = all(any(key.startswith("mmf.") for key in known) for known in (first, second))
+    keys = (key for key in sorted(first.keys() | second.keys()) if resolved or not key.startswith("mmf."))
+    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
 def _resolved(run: Run) -> Any:

@@ -15,6 +15,8 @@ comparison = pytest.importorskip("mmf_win.results.report.comparison")
 
 from mmf_win.cli import main  # noqa: E402
 from mmf_win.errors import UsageError  # noqa: E402
+from mmf_win.files import json_bytes  # noqa: E402
+from mmf_win.protocol import Exit  # noqa: E402
 from mmf_win.results.report.scored import predictions_of, read_scored  # noqa: E402
 from tests.worlds import report_world  # noqa: E402
 from tests.worlds.report_world import World, left_out, text_of  # noqa: E402
@@ -43,10 +45,10 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
     world.predict(other)
     first, second = comparison.grouped(entries(world, [*runs, other]))
     aurocs = [entry.auroc for entry in first.entries]
-    assert first.spread("auroc") == pytest.approx((statistics.mean(aurocs), statistics.stdev(aurocs)))
-    assert second.spread("auroc") == (second.entries[0].auroc, None), "one run has no deviation"
+    assert first.spread("auroc") == pytest.approx((statistics.mean(aurocs), statistics.stdev(aurocs), 3))
+    assert second.spread("auroc") == (second.entries[0].auroc, None, 1), "one run has no deviation"
     page = text_of(pages.of_runs([*runs, other], world.save).read_text(encoding="utf-8"))
-    assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f}" in page
+    assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f} n = 3" in page
     assert "Published AUROC on test_seen" in page
     assert "0.6792 on 1,000 rows: not comparable" in page, "with 32"
 
@@ -59,15 +61,78 @@ def test_published_weights_are_not_averaged_with_trained_runs_of_the_preset(worl
     first, second = comparison.grouped(entries(world, [trained[0], weights, trained[1]]))
     assert [entry.run for entry in first.entries] == trained
     assert [entry.run for entry in second.entries] == [weights]
-    assert first.preset != second.preset
-    assert list(comparison.coloured([*first.entries, *second.entries])) == [first.preset, second.preset]
+    assert first.name != second.name
+    assert list(comparison.coloured([first, second])) == [first.name, second.name]
+
+
+UNLIKE: dict[str, dict[str, Any]] = {
+    "updates": {"updates": 22},
+    "overrides": {"overrides": ["optimizer.params.lr=1e-3"]},
+    "settings": {"settings": {"model_config": {"mmbt": {"hidden_size": 64}}}},
+    "start": {"start": "elsewhere/current.ckpt"},
+    "init": {"init": "mmbt.hateful_memes.images"},
+    "the same seed": {"seed": 1},
+}
+
+
+@pytest.mark.parametrize("changes", UNLIKE.values(), ids=UNLIKE)
+def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
+    world: World, changes: dict[str, Any]
+) -> None:
+    first = world.run(stamp="2026-01-01T00-00-00", seed=1)
+    second = world.run(stamp="2026-01-02T00-00-00", seed=2, keep=3)
+    other = world.run(stamp="2026-01-03T00-00-00", **{"seed": 3, **changes})
+    found = comparison.grouped([comparison.entry_of(run, None) for run in (first, other, second)])
+    assert [[entry.run for entry in group.entries] for group in found] == [[first, second], [other]]
+    names = [group.name for group in found]
+    assert len(set(names)) == 2
+    [key] = changes
+    value = changes[key]
+    expected = other.id if key == "seed" else key if isinstance(value, dict) else str(value).strip("[]'")
+    assert expected in names[1] or "hidden size 64" in names[1]
+    page = text_of(pages.of_runs([first, other, second], world.save).read_text(encoding="utf-8"))
+    assert "n = 2" in page and "n = 3" not in page
+
+
+def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
+    runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3, 4)]
+    Exit("interrupted").save(runs[2].exit_file)
+    Exit("interrupted").save(runs[3].exit_file)
+    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
+    assert [[entry.run for entry in group.entries] for group in found] == [runs[:2], [runs[2]], [runs[3]]]
+    assert "interrupted" in found[1].name and runs[2].id in found[1].name and runs[3].id in found[2].name
+
+
+def test_a_run_whose_total_was_raised_later_is_not_averaged(world: World) -> None:
+    runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2)]
+    events = [
+        *report_world.attempt("1", 0, 60, "ok", max_updates=60),
+        *report_world.attempt("2", 60, 120, "ok"),
+    ]
+    runs[1].events.write_bytes(b"".join(json_bytes(event) for event in events))
+    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
+    assert [group.name for group in found] == ["mmbt_grid", "mmbt_grid, totals 60 then 120"]
+
+
+def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(world: World) -> None:
+    """As after a change to a configuration file that the preset names."""
+    runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
+    for run, rate in zip(runs, (0.1, 0.2, 0.2), strict=True):
+        run.checkpoints.mkdir()
+        config = {"optimizer": {"params": {"lr": rate}}, "training": {"seed": run.request().seed}}
+        (run.checkpoints / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
+    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
+    assert [group.name for group in found] == [
+        "mmbt_grid, optimizer.params.lr 0.1",
+        "mmbt_grid, optimizer.params.lr 0.2",
+    ]
 
 
 def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:
-    runs = [world.run("first"), world.run("second"), world.run("third", preset="visual_bert")]
-    found = [comparison.entry_of(run, None) for run in runs]
+    runs = [world.run("first"), world.run("second", seed=2), world.run("third", preset="visual_bert")]
+    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
     assert list(comparison.coloured(found)) == ["mmbt_grid", "visual_bert"]
-    assert list(comparison.coloured(found[:2])) == [runs[0].id, runs[1].id]
+    assert list(comparison.coloured(found[:1])) == [runs[0].id, runs[1].id]
     page = pages.of_runs(runs[:2], world.save).read_text(encoding="utf-8")
     assert page.count("--key: var(--series-2)") == 2, "in the legend and in the table"
 
@@ -155,7 +220,7 @@ def test_runs_of_no_preset_of_the_paper_are_not_told_what_it_reports(world: Worl
 
 def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
     left_out(world, report_world.SPLIT, 8)
-    runs = [world.run("a"), world.run("b"), world.run("c", preset="vilbert")]
+    runs = [world.run("a"), world.run("b", seed=2), world.run("c", preset="vilbert")]
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
         events = report_world.attempt("1", 0, 120, "ok", validated=data)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -20,6 +21,15 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
 from mmf_win.runs.request import RunRequest
 
+_WORDS = 4  # of a group's name
+_LONGEST = 60  # characters of each
+
+# The seed, and keys that change how fast or how often something is done, and not the result.
+_NO_MATTER = (
+    *(f"request.{key}" for key in ("seed", "keep", "auto_batch", "remembered", "offline", "detect_anomaly")),
+    *(f"mmf.{key}" for key in ("training.seed", "training.num_workers", "checkpoint")),
+)
+
 
 @dataclass(frozen=True)
 class ComparedRun:
@@ -27,6 +37,7 @@ class ComparedRun:
 
     Attributes:
         run, request, summary, curves: what its folder says.
+        traits: what its result depends on beside the seed, by key; see :func:`_traits`.
         scored: its predictions of the split that is compared; None where there are none with labels.
         auroc, accuracy: of these predictions.
     """
@@ -35,6 +46,7 @@ class ComparedRun:
     request: RunRequest
     summary: history.Summary
     curves: TrainingCurves
+    traits: Mapping[str, Any]
     scored: Scored | None
     auroc: float | None
     accuracy: float | None
@@ -55,25 +67,42 @@ class ComparedRun:
         return None if self.scored is None else self.scored.coverage.amount
 
     @property
-    def group(self) -> str:
-        """What it is averaged with: runs trained by the same preset, or published weights of it."""
+    def preset(self) -> str:
+        """What it was trained by, or what its published weights are of."""
         preset = self.request.preset
         return f"{preset}, published weights" if self.request.published_weights else preset
 
 
 @dataclass(frozen=True)
-class PresetGroup:
-    """The runs of one preset."""
+class Group:
+    """Runs that were trained to their end with configurations that differ in the seed alone, or one run.
 
-    preset: str
+    Attributes:
+        name: their preset, and what tells them from other groups of it.
+        entries: the runs.
+    """
+
+    name: str
     entries: Sequence[ComparedRun]
 
-    def spread(self, metric: str) -> tuple[float | None, float | None]:
-        """Mean of ``best``, ``auroc`` or ``accuracy``, and standard deviation where two or more are known."""
+    def takes(self, entry: ComparedRun) -> bool:
+        """Whether the run is one of these by all but its seed."""
+        first, seeds = self.entries[0], [other.request.seed for other in self.entries]
+        return (
+            first.summary.state == entry.summary.state == "done"
+            and (entry.request.seed is None or entry.request.seed not in seeds)
+            and not history.differing(first.traits, entry.traits)
+        )
+
+    def spread(self, metric: str) -> tuple[float | None, float | None, int]:
+        """Mean of ``best``, ``auroc`` or ``accuracy``, standard deviation where two or more are known, and of
+        how many that is.
+        """
         known = [value for entry in self.entries if (value := getattr(entry, metric)) is not None]
         return (
             statistics.mean(known) if known else None,
             statistics.stdev(known) if len(known) > 1 else None,
+            len(known),
         )
 
     def same(self, attribute: str) -> str | None:
@@ -110,8 +139,8 @@ def of_runs(runs: Sequence[tuple[Run, Scored | None]], split: str | None) -> dic
     """
     entries = [entry_of(run, scored) for run, scored in runs]
     groups = grouped(entries)
-    colours = coloured(entries)
-    published_of = {group.preset: group.entries[0].request.published for group in groups}
+    colours = coloured(groups)
+    published_of = {group.name: group.entries[0].request.published for group in groups}
     papers = {name: split and published(of, split, "auroc") for name, of in published_of.items()}
     curves = (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss"))
     return {
@@ -124,7 +153,15 @@ def of_runs(runs: Sequence[tuple[Run, Scored | None]], split: str | None) -> dic
         "contrasts": contrasts(entries),
         "samples": SAMPLES,
         "plots": [
-            plots.overlaid(name, title, [(e.curves.series(key), _colour(e, colours)) for e in entries])
+            plots.overlaid(
+                name,
+                title,
+                [
+                    (entry.curves.series(key), colours.get(entry.run.id) or colours[group.name])
+                    for group in groups
+                    for entry in group.entries
+                ],
+            )
             for name, title, key in curves
             if any(e.curves.series(key) for e in entries)
         ],
@@ -132,24 +169,71 @@ def of_runs(runs: Sequence[tuple[Run, Scored | None]], split: str | None) -> dic
     }
 
 
-def coloured(entries: Sequence[ComparedRun]) -> dict[str, str]:
-    """What colours tell apart, each with its role: the presets, or the runs where all are of one preset.
+def coloured(groups: Sequence[Group]) -> dict[str, str]:
+    """What colours tell apart, each with its role: the groups, or the runs where all are of one group.
 
     There are eight colours, which then come again.
     """
-    presets = dict.fromkeys(entry.group for entry in entries)
-    apart = list(presets) if len(presets) > 1 else [entry.run.id for entry in entries]
+    apart = [group.name for group in groups]
+    if len(groups) == 1:
+        apart = [entry.run.id for entry in groups[0].entries]
     return {name: SERIES[n % len(SERIES)] for n, name in enumerate(apart)}
 
 
-def _colour(entry: ComparedRun, colours: Mapping[str, str]) -> str:
-    return colours.get(entry.run.id) or colours[entry.group]
+def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
+    """The runs with those that they may be averaged with, in the order in which they were named."""
+    groups: list[Group] = []
+    for entry in entries:
+        group = next((group for group in groups if group.takes(entry)), None)
+        if group is None:
+            groups.append(Group(entry.preset, [entry]))
+        else:
+            groups[groups.index(group)] = replace(group, entries=[*group.entries, entry])
+    firsts = [group.entries[0] for group in groups]
+    names = [_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
+    return [
+        replace(group, name=name if names.count(name) == 1 else f"{name} ({group.entries[0].run.id})")
+        for group, name in zip(groups, names, strict=True)
+    ]
 
 
-def grouped(entries: Sequence[ComparedRun]) -> list[PresetGroup]:
-    """The runs by preset, in the order in which the presets were first named."""
-    names = dict.fromkeys(entry.group for entry in entries)
-    return [PresetGroup(name, [entry for entry in entries if entry.group == name]) for name in names]
+def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
+    """The preset of a group, and what it has that groups of ``others`` have not."""
+    apart = {key for other in others for key in history.differing(first.traits, other.traits)}
+    # What was asked for says enough; MMF's configuration follows from it.
+    shown = sorted(key for key in apart if not key.startswith("mmf.")) or sorted(apart)
+    words = [f"{_brief(key)} {_said(value)}" for key in shown if (value := first.traits.get(key)) is not None]
+    more = [f"and {len(words) - _WORDS} more"] if len(words) > _WORDS else []
+    return ", ".join([first.preset, *words[:_WORDS], *more])
+
+
+def _brief(key: str) -> str:
+    return re.sub(r"^(request\.settings|request|mmf)\.", "", key).replace("_", " ")
+
+
+def _said(value: object) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _traits(run: Run, summary: history.Summary, curves: TrainingCurves) -> dict[str, Any]:
+    """What the result of a run depends on beside its seed.
+
+    That is its configuration, and what this does not tell: what it was trained on, which totals it was to
+    reach when, since rates of learning depend on that, and how it ended.
+    """
+    traits = {
+        key: value
+        for key, value in history.configuration(run).items()
+        if not any(key == same or key.startswith(f"{same}.") for same in _NO_MATTER)
+    }
+    totals = list(dict.fromkeys(attempt.total for attempt in curves.attempts))
+    data = next((str(attempt.data) for attempt in reversed(curves.attempts) if attempt.data), None)
+    return traits | {
+        "trained on": data,
+        "totals": " then ".join(map(str, totals)) if len(totals) > 1 else None,
+        "ended": None if summary.state == "done" else summary.state,
+    }
 
 
 def contrasts(entries: Sequence[ComparedRun]) -> list[Contrast]:
@@ -180,5 +264,6 @@ def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
     if scored is not None and scored.labels is not None:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold, samples=0)
         auroc, accuracy = metrics["auroc"].value, metrics["accuracy"].value
-    curves = read_curves(read_events(run.events))
-    return ComparedRun(run, run.request(), history.summarize(run), curves, scored, auroc, accuracy)
+    curves, summary = read_curves(read_events(run.events)), history.summarize(run)
+    traits = _traits(run, summary, curves)
+    return ComparedRun(run, run.request(), summary, curves, traits, scored, auroc, accuracy)

@@ -37,6 +37,7 @@ class TrainedAttempt:
         device: what it ran on, where it is known.
         why: for a later attempt, what had happened before.
         data: what it trained on, where it is known.
+        total: updates that it was to reach, where it is known.
     """
 
     number: int
@@ -46,6 +47,7 @@ class TrainedAttempt:
     device: str | None
     why: str
     data: Coverage | None = None
+    total: int | None = None
 
     @property
     def batching(self) -> str:
@@ -137,6 +139,7 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
                     device=event.get("device"),
                     why=why if attempts else "",
                     data=Coverage.read(event.get("data")),
+                    total=event.get("max_updates"),
                 )
             )
             outcome = None
