@@ -88,7 +88,14 @@ def ask(function: Callable[..., None]) -> Callable[..., None]:
     types, who is asked only when ``ask`` is called. It is None without a password and a terminal.
     """
 
-    @click.option("--password", metavar="P", envvar="MMFW_PASSWORD", help="Its password, if it is encrypted.")
+    @click.option(
+        "--password",
+        metavar="P",
+        envvar="MMFW_PASSWORD",
+        help="Its password, if it is encrypted. Other users of the machine can see it in the list of processes "
+        "and it may stay in the shell's history; --password-file, the variable MMFW_PASSWORD and the hidden "
+        "prompt do without that.",
+    )
     @click.option(
         "--password-file",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),

@@ -40,3 +40,15 @@ def test_a_stop_timeout_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(click.BadParameter) as error:
         waits()
     assert "MMFW_STOP_TIMEOUT" in error.value.format_message()
+
+
+def test_the_password_option_says_who_can_see_it_and_what_else_there_is() -> None:
+    @click.command()
+    @options.ask
+    def command(ask: object) -> None:
+        """Takes a password."""
+
+    with click.Context(command) as context:
+        told = " ".join(command.get_help(context).split())
+    assert "list of processes" in told
+    assert all(other in told.partition("list of processes")[2] for other in ("-file", "MMFW_PASSWORD", "prompt"))
