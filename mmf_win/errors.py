@@ -135,6 +135,10 @@ class MissingInputs(InputsError):
     """Files that a run reads are missing."""
 
 
+class NoSource(InputsError):
+    """Files that a run reads are damaged or missing, and mmfw knows no source of them."""
+
+
 class DamagedManifest(DataError):
     """The list of hashes of a folder is damaged."""
 
@@ -173,6 +177,12 @@ class NoFeatures(DatasetError):
     """There are no region features where some are needed."""
 
 
+class UnknownOrigin(DatasetError):
+    """Nothing tells what the dataset in ``data_dir`` was converted from, so no archive can repair it."""
+
+    data_dir: Path
+
+
 class NoOwnFeatures(DatasetError):
     """Own memes have no region features, which the preset reads, nor has the data folder."""
 
@@ -209,6 +219,10 @@ class UnfinishedInstallation(DatasetError):
 
 class MissingArchive(DatasetError):
     """The archive that the dataset was converted from cannot be found."""
+
+
+class UntrustedCode(DataError):
+    """A preset names code that would be run, and nobody has said that it may be."""
 
 
 class CheckpointError(DataError):
@@ -265,6 +279,13 @@ class DownloadError(MmfError):
     """Files cannot be downloaded; ``names`` are the archives that would do, for people."""
 
     names: str
+
+
+class NotFetched(MmfError):
+    """Models that a run reads cannot be downloaded; ``words`` and ``data_dir`` are as for InputsError."""
+
+    words: Sequence[str]
+    data_dir: Path
 
 
 class TrainingError(MmfwError):

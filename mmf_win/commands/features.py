@@ -18,7 +18,7 @@ from mmf_win.commands.overrides import split_words
 from mmf_win.console import as_typed, print_json, say, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor import verify as doctor
-from mmf_win.errors import DamagedFeatures, DamagedInputs, MmfError, UsageError
+from mmf_win.errors import DamagedFeatures, DamagedInputs, DataError, MmfError, UsageError
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import known
@@ -115,12 +115,12 @@ def verify(wanted: _Wanted, full: bool, as_json: bool) -> None:
     scope = doctor.Scope(needs=tuple(wanted.needs))
     found = dict(zip(scope.needs, doctor.verify(scope, wanted.places, full=full), strict=True))
     _show(found, wanted, as_json)
-    if any(finding.state == "damaged" for finding in found.values()):
-        raise DamagedInputs(
-            "some files are damaged",
-            words=wanted.words_for("damaged", found),
-            data_dir=wanted.places.data_dir,
-        )
+    damaged = [finding for finding in found.values() if finding.state == "damaged"]
+    words = wanted.words_for("damaged", {need: f for need, f in found.items() if f.error is None})
+    if words:
+        raise DamagedInputs("some files are damaged", words=words, data_dir=wanted.places.data_dir)
+    if damaged:  # which nothing can repair, as was shown
+        raise DataError("some files are damaged")
 
 
 @command.command(

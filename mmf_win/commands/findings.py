@@ -54,7 +54,9 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
         _list(what, finding.problems if finding.state == "damaged" else ())
         _list(f"{what}: repaired", finding.repaired)
         if finding.error is not None:
-            say(f"{what}: {finding.error}")
+            said = str(finding.error).removeprefix(f"{finding.what}: ")
+            if said != "; ".join(finding.problems):
+                say(f"{what}: {said}")
             if hint := hint_for(finding.error):
                 say(f"{colour('hint:', 36)} {hint}")
 
@@ -66,12 +68,17 @@ def require_intact(findings: Collection[Finding]) -> None:
         PasswordError: for want of a password.
         DataError: for another reason.
     """
+    kind = PasswordError if any(isinstance(f.error, PasswordError) for f in findings) else DataError
     damaged = [finding.what for finding in findings if finding.state == "damaged"]
     if damaged:
-        kind = PasswordError if any(isinstance(f.error, PasswordError) for f in findings) else DataError
         raise kind(f"{len(damaged)} of {len(findings)} are still damaged: {', '.join(damaged)}")
+    failed = [finding.what for finding in findings if finding.error is not None]
+    if failed:
+        raise kind(f"cannot be repaired: {', '.join(failed)}")
     if findings and not any(finding.repaired for finding in findings):
-        say("nothing is damaged")
+        unknown = [finding.what for finding in findings if finding.state == "not verified"]
+        instead = f"nothing is known to be damaged; not verified: {', '.join(unknown)}"
+        say(instead if unknown else "nothing is damaged")
 
 
 def _list(title: str, problems: Sequence[str]) -> None:

@@ -122,8 +122,22 @@ def _find_run(error: errors.NoRun) -> str:
     if error.wanted is None:
         return "`mmfw train PRESET` makes one"
     if error.wanted.endswith((".ckpt", ".pth", ".pt")):
-        return as_typed("mmfw", "predict", "--checkpoint", error.wanted) + " predicts with a checkpoint"
-    return as_typed("mmfw", "runs", "--save-dir", error.save_dir) + " lists the runs"
+        return f"`{as_typed('mmfw', 'predict', '--checkpoint', error.wanted)}` predicts with a checkpoint"
+    return f"`{as_typed('mmfw', 'runs', '--save-dir', error.save_dir)}` lists the runs"
+
+
+def _fetch_from(error: errors.NotFetched) -> str:
+    words = [*error.words, "--source", "FOLDER", *data_option(error.data_dir)]
+    return f"`{as_typed('mmfw', 'features', 'fetch', *words)}` takes a copy from a folder"
+
+
+def _make_demo(error: errors.NoSource) -> str | None:
+    return "`mmfw demo --keep` makes it, in mmfw-demo/data" if "demo" in error.words else None
+
+
+def _write_again(error: errors.UnknownOrigin) -> str:
+    convert = as_typed("mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_option(error.data_dir))
+    return f"`{convert}` writes it again"
 
 
 def _list_presets(error: errors.UnknownPreset) -> str:
@@ -155,6 +169,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.MissingArchive: "name it, or its folder, with --source",
     errors.UnknownArchive: _give_archive,
     errors.UnfinishedInstallation: _finish,
+    errors.UntrustedCode: "if you trust it, give --trust once; it is remembered for this folder",
     errors.DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: _get_mmf,
@@ -165,6 +180,9 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
     "`mmfw features extract` puts a finished LMDB in place",
     errors.NoOwnFeatures: _add_features,
+    errors.NoSource: _make_demo,
+    errors.NotFetched: _fetch_from,
+    errors.UnknownOrigin: _write_again,
     errors.NoFeatures: "`mmfw features add FOLDER --output LMDB` makes some",
     errors.NoRun: _find_run,
     errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",

@@ -65,8 +65,9 @@ keep_archives = click.option(
 trust = click.option(
     "--trust",
     is_flag=True,
-    help="Load weights even if their file holds other classes than tensors and plain values. That runs code "
-    "from the file, so use it only if you trust where the file comes from.",
+    help="Load weights even if their file holds other classes than tensors and plain values, which runs code "
+    "from the file; run the folder of code that a preset names (env.user_dir), now and later. Use it only if "
+    "you trust where they come from.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -92,9 +93,8 @@ def ask(function: Callable[..., None]) -> Callable[..., None]:
         "--password",
         metavar="P",
         envvar="MMFW_PASSWORD",
-        help="Its password, if it is encrypted. Other users of the machine can see it in the list of processes "
-        "and it may stay in the shell's history; --password-file, the variable MMFW_PASSWORD and the hidden "
-        "prompt do without that.",
+        help="Its password, if it is encrypted. It can be seen in the list of processes and stays in the "
+        "shell's history; --password-file, the variable MMFW_PASSWORD and the hidden prompt avoid that.",
     )
     @click.option(
         "--password-file",

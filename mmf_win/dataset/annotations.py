@@ -32,6 +32,7 @@ SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_u
 
 _CSV_HEADER = re.compile(r"\W*(id|img|text|label)\W*[,;\t].*", re.IGNORECASE)
 _OF_CSV = "let its name end in .csv; a conversion, and a prediction of memes of your own, take CSV"
+_OF_LINES = 'each line is one JSON object: {"id": 1, "img": "img/1.png", "text": "…", "label": 0}'
 _AS_UTF8 = "save it as UTF-8; Excel calls that “CSV UTF-8”"
 _DIGITS = re.compile(r"[0-9]{1,18}")
 LARGEST_ID = 2**31 - 1
@@ -273,9 +274,9 @@ def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]
         except (ValueError, RecursionError) as error:
             if number == 1 and _CSV_HEADER.fullmatch(line):
                 raise DatasetError(f"{shown}: this is CSV, not JSON Lines", hint=_OF_CSV) from None
-            raise DatasetError(f"{shown}:{number}: not JSON: {error}") from None
+            raise DatasetError(f"{shown}:{number}: not JSON: {error}", hint=_OF_LINES) from None
         if not isinstance(value, dict):
-            raise DatasetError(f"{shown}:{number}: not a JSON object")
+            raise DatasetError(f"{shown}:{number}: not a JSON object", hint=_OF_LINES)
         yield number, value
 
 

@@ -138,7 +138,9 @@ def survey_mmf() -> MmfState:
     problems = tuple(verify(installed))
     if not problems:
         return MmfState(installed)
-    return MmfState(installed, problems, BrokenMmf(f"{len(problems)} files of MMF are not as they were"))
+    return MmfState(
+        installed, problems, BrokenMmf(f"files of MMF that are not as they were: {len(problems)}")
+    )
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:

@@ -19,9 +19,10 @@ from mmf_win.errors import (
     MmfError,
     PasswordError,
     UnfinishedInstallation,
+    UnknownOrigin,
     UsageError,
 )
-from mmf_win.inputs.fetch import Fetcher, Mirror
+from mmf_win.inputs.fetch import Fetcher, Mirror, no_source
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.on_disk import needs_on_disk, with_source
 from mmf_win.inputs.verify import known, verify_need
@@ -115,7 +116,7 @@ def verify(scope: Scope, places: Places, *, full: bool = False) -> list[Finding]
     """
     found = [
         _dataset(places, full) if scope.dataset else None,
-        *(_input(need, places, full) for need in scope.needs),
+        *(_without_source(need, _input(need, places, full), places) for need in scope.needs),
         *(_checkpoints(run) for run in scope.runs),
         _mmf() if scope.mmf else None,
     ]
@@ -148,7 +149,11 @@ def repair(
     mirror = Mirror.of(source)
     found = [
         _repaired(_mmf, install.set_up) if scope.mmf else None,  # knows where the others come from
-        _repaired(lambda: _dataset(places), lambda: _repair_dataset(places, _archive(mirror, places), ask))
+        _repaired(
+            lambda: _dataset(places),
+            lambda: _repair_dataset(places, _archive(mirror, places), ask),
+            also="not verified" if source else None,
+        )
         if scope.dataset
         else None,
         *_repaired_inputs(scope.needs, Fetcher(places, mirror, keep_archives, ask=ask)),
@@ -157,9 +162,11 @@ def repair(
     return [finding for finding in found if finding is not None]
 
 
-def _repaired(look: Callable[[], Finding | None], repair: Callable[[], object]) -> Finding | None:
+def _repaired(
+    look: Callable[[], Finding | None], repair: Callable[[], object], also: State | None = None
+) -> Finding | None:
     before = look()
-    if before is None or before.state != "damaged":
+    if before is None or before.state not in ("damaged", also):
         return before
     try:
         repair()
@@ -197,6 +204,9 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
 
 def _repair_dataset(places: Places, archive: Path | None, ask: Ask | None) -> None:
     try:
+        if require_list(places.dataset) is None:
+            message = "nothing tells what it was converted from, nor which of its files are damaged"
+            raise UnknownOrigin(message, data_dir=places.data_dir)
         repair_dataset(places, archive, ask=ask)
     except UnfinishedInstallation:  # of an earlier mmfw, which did not note how to finish it
         archive = archive or archive_of(noted(places.dataset.root))
@@ -224,6 +234,13 @@ def _input(need: Need, places: Places, full: bool = False) -> Finding:
         return verify_need(need, places, full=full)
     except MmfError as error:  # a package is missing that could read it
         return replace(known(need, places), error=error)
+
+
+def _without_source(need: Need, finding: Finding, places: Places) -> Finding:
+    """A damaged one with the error that nothing can repair it, where that is known."""
+    if finding.state != "damaged" or finding.error is not None:
+        return finding
+    return replace(finding, error=no_source(with_source(need, places), finding, places))
 
 
 def _checkpoints(run: Run) -> Finding | None:

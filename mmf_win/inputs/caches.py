@@ -11,11 +11,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 from mmf_win.errors import MmfError
+from mmf_win.files import replacing
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.git_tree import file_blob_id
 from mmf_win.upstream.install import require_packages
@@ -30,6 +32,7 @@ BERT_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _RESNET152 = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
 _BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
 _GIT_ID = 40
+_NO_COMMIT = "0" * _GIT_ID  # of a copy, which nobody knows the version of
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.[a-z]+$")
 
 
@@ -86,6 +89,33 @@ def is_complete_bert(folder: Path, *, weights: bool) -> bool:
     vocabulary = names & {"vocab.txt", "tokenizer.json"}
     complete = "config.json" in names and bool(vocabulary)
     return complete and (not weights or bool(names & set(BERT_WEIGHTS)))
+
+
+def model_in(place: Path, name: str, *, weights: bool) -> Path | None:
+    """The folder below ``place`` with a complete BERT of this name; None where there is none.
+
+    Args:
+        place: the model's own folder or the one above it, or a copy of Hugging Face's cache.
+        name: as for :func:`hub_model`.
+        weights: whether its weights are wanted, too.
+    """
+    own = name.rpartition("/")[2]
+    folders = [place] if place.name == own else [place / own, place / name]
+    folders += (place / hub_model(name).name / "snapshots").glob("*")
+    return next((folder for folder in folders if is_complete_bert(folder, weights=weights)), None)
+
+
+def copy_model(source: Path, name: str) -> None:
+    """Copy the BERT in a folder into Hugging Face's cache, in place of what is there of it."""
+    cached = hub_model(name)
+    target = hub_snapshot(name) or cached / "snapshots" / _NO_COMMIT
+    for folder in (target, cached / "refs"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in bert_in(source, weights=True):
+        with replacing(target / path.name) as temporary:
+            shutil.copyfile(path, temporary)
+    with replacing(cached / "refs" / "main") as temporary:
+        temporary.write_text(target.name, encoding="utf-8")
 
 
 def resnet152_url() -> str:

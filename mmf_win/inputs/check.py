@@ -15,15 +15,15 @@ from mmf_win.dataset.layout import other_name
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import (
     CheckpointError,
-    DamagedFeatures,
     DamagedInputs,
-    DataError,
     DatasetError,
     IncompleteDataset,
     MissingInputs,
+    MmfError,
+    NotFetched,
     UsageError,
 )
-from mmf_win.inputs import caches
+from mmf_win.inputs.fetch import Fetcher, no_source
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of, tell_mmf
 from mmf_win.inputs.verify import verify_need
@@ -117,7 +117,9 @@ def check(
     needs = needs_of(root, places, config, slots)
     _require_known_weights(needs, config)
     findings = {need: verify_need(need, places) for need in needs}
-    _require_intact(findings, places, offline=offline, words=hint_words)
+    models = [need for need, found in findings.items() if found.state == "missing" and need.library]
+    _require_intact({n: found for n, found in findings.items() if n not in models}, places, words=hint_words)
+    _fetch(models, places, offline=offline, words=hint_words)
     tell_mmf(needs)
     dataset = config["dataset"]
     named = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
@@ -153,26 +155,29 @@ def _require_known_weights(needs: Sequence[Need], config: Tree) -> None:
         )
 
 
-def _require_intact(
-    findings: Mapping[Need, Finding], places: Places, *, offline: bool, words: Sequence[str]
-) -> None:
-    """Refuse files that are damaged or missing, but for what a library downloads by itself."""
+def _fetch(models: Sequence[Need], places: Places, *, offline: bool, words: Sequence[str]) -> None:
+    """Fetch models that a library would download only after all of MMF was loaded.
+
+    Raises:
+        NotFetched: they cannot be had.
+    """
+    try:
+        for need in models:
+            _log.warning("%s is missing", need.title)
+            Fetcher(places, offline=offline).fetch([need])
+    except MmfError as error:
+        raise NotFetched(str(error), hint=error.hint, words=words, data_dir=places.data_dir) from error
+
+
+def _require_intact(findings: Mapping[Need, Finding], places: Places, *, words: Sequence[str]) -> None:
+    """Refuse files that are damaged or missing."""
     damaged = {need: finding for need, finding in findings.items() if finding.state == "damaged"}
     missing = {need: finding for need, finding in findings.items() if finding.state == "missing"}
-    for need in [need for need in missing if need.library and not offline]:
-        if not (need.is_of_hub and caches.hub_is_offline()):
-            _log.warning("%s is not here yet; %s will download it", need.title, need.library)
-            del missing[need]
-    for need in damaged:
-        if need.kind == "features" and need.folder != places.dataset.features:
-            raise DamagedFeatures(f"{need.folder}: {_problems(damaged)}", lmdb=need.files[0].parent)
+    for need, finding in (damaged or missing).items():
+        if (error := no_source(need, finding, places, words)) is not None:
+            raise error
     if damaged:
         raise DamagedInputs(_problems(damaged), words=words, data_dir=places.data_dir)
-    for need, finding in missing.items():
-        if need.kind == "features" and not need.has_source:
-            raise DamagedFeatures(_problems({need: finding}), lmdb=need.files[0].parent)
-        if not need.has_source:
-            raise DataError(_problems({need: finding}), hint="put it there; mmfw knows no source of it")
     if missing:
         raise MissingInputs(_problems(missing), words=words, data_dir=places.data_dir)
 

@@ -20,12 +20,20 @@ from mmf_win.errors import (
     DataError,
     DownloadError,
     MmfError,
+    NoSource,
     PasswordError,
     UnknownArchive,
     UsageError,
 )
 from mmf_win.files import replacing
-from mmf_win.inputs.caches import contradicts_name, download_model, hash_in_name
+from mmf_win.inputs.caches import (
+    contradicts_name,
+    copy_model,
+    download_model,
+    hash_in_name,
+    hub_is_offline,
+    model_in,
+)
 from mmf_win.inputs.listing import Need, tell_mmf
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
@@ -153,7 +161,7 @@ class Fetcher:
             wanted = [need for need, finding in found.items() if finding.state in states]
             self._require_usable_source(wanted)
             self._require_space(wanted)
-            for need in sorted(wanted, key=lambda need: not self._has_source(need)):
+            for need in sorted(wanted, key=lambda need: not _has_source(need)):
                 try:
                     self._get(need, found[need])
                 except (DataError, MmfError, PasswordError) as error:
@@ -171,15 +179,21 @@ class Fetcher:
         Raises:
             UsageError: it has none of the archives.
         """
-        if self.mirror.path is None:
+        place = self.mirror.path
+        if place is None or not needs:
             return
-        archived = [need for need in needs if self._has_source(need) and not need.is_of_hub]
+        models = [need for need in needs if need.is_of_hub and need.library]
+        archived = [need for need in needs if _has_source(need) and need not in models]
         names = [name for need in archived for name in self._names(need)]
-        if names and not self.mirror.files(names):
+        if self.mirror.files(names) or any(model_in(place, str(need.url), weights=False) for need in models):
+            return
+        names += [str(need.url) for need in models]
+        if names:
             raise UsageError(
-                f"{self.mirror.path}: none of the archives that are needed is there",
+                f"{place}: none of the files that are needed is there",
                 hint=f"they are called {', '.join(dict.fromkeys(names))}",
             )
+        _log.warning("%s is not used, since nothing that is needed comes out of an archive", place)
 
     def costs(self, needs: Sequence[Need]) -> dict[Need, Cost]:
         """What it would cost to get each of them; all servers are asked at the same time."""
@@ -208,26 +222,25 @@ class Fetcher:
         for folder, total in by_folder.items():
             require_space(folder, total)
 
-    @staticmethod
-    def _has_source(need: Need) -> bool:
-        return not _is_built(need) and bool(need.entry or need.url or _source(need))
-
     def _get(self, need: Need, finding: Finding) -> None:
-        problems = "; ".join(finding.problems)
-        if need.kind == "features" and not self._has_source(need):
-            raise DamagedFeatures(f"{need.folder}: {problems}", lmdb=need.files[0].parent)
+        if (error := no_source(need, finding, self.places)) is not None:
+            raise error
         if need.is_of_hub and need.library:
-            assert need.url is not None
-            download_model(need.url, weights=need.kind == "bert", damaged=need.files)
+            self._get_model(need)
         elif need.kind == "resnet":
             self._get_file(need)
-        elif self._has_source(need):
-            self._unpack_any(need)
         else:
-            raise DataError(
-                f"{need.title} in {need.folder}: {problems}",
-                hint="put an intact copy there; mmfw knows no source of it",
-            )
+            self._unpack_any(need, finding)
+
+    def _get_model(self, need: Need) -> None:
+        """Copy or download a model of the Hugging Face Hub into its cache."""
+        name, weights = str(need.url), need.kind == "bert"
+        if self.mirror.path and (copy := model_in(self.mirror.path, name, weights=weights)):
+            copy_model(copy, name)
+        elif self.offline or hub_is_offline():
+            raise DownloadError(f"{need.title} is missing here, and nothing may be downloaded", names=name)
+        else:
+            download_model(name, weights=weights, damaged=need.files)
 
     def _get_file(self, need: Need) -> None:
         """Copy or download a file that is no archive, and whose name holds its hash."""
@@ -241,7 +254,7 @@ class Fetcher:
             _log.warning("%s: not what its name says", found)
         self._download(need, target)
 
-    def _unpack_any(self, need: Need) -> None:
+    def _unpack_any(self, need: Need, finding: Finding) -> None:
         """Unpack the first archive that holds the files as they should be, downloading one if none does."""
         source = _source(need)
         for archive in self._local(need):
@@ -252,7 +265,7 @@ class Fetcher:
                 return self._unpack(need, archive)
             except ArchiveError as error:
                 _log.warning("%s", error)
-        self._require_same_source(need)
+        self._require_same_source(need, finding)
         archive = self._archive(need)
         archive.parent.mkdir(parents=True, exist_ok=True)
         self._download(need, archive)
@@ -262,14 +275,18 @@ class Fetcher:
         else:
             archive.unlink()
 
-    def _require_same_source(self, need: Need) -> None:
+    def _require_same_source(self, need: Need, finding: Finding) -> None:
         """Refuse to download what the files were not made of.
 
         Raises:
             UnknownArchive: they came out of another archive than the zoo's.
+            DamagedFeatures: nothing tells what they came out of, and they may be the user's own.
         """
         manifest, published = _loaded(need), need.entry.sha256 if need.entry else None
         source = manifest.source if manifest else None
+        if need.kind == "features" and finding.state == "damaged" and source is None:
+            message = f"{need.folder}: {'; '.join(finding.problems)}; nothing tells where they came from"
+            raise DamagedFeatures(message, lmdb=need.files[0].parent)
         if manifest is None or source is None or need.url or source.sha256 == published:
             return
         if manifest.basis != "published":  # else they are those of another version of MMF
@@ -341,6 +358,28 @@ class Fetcher:
             return []
         own = need.entry.url if need.entry else need.url
         return [*self.mirror.urls(self._names(need)), *([own] if own else [])]
+
+
+def no_source(need: Need, finding: Finding, places: Places, words: Sequence[str] = ()) -> DataError | None:
+    """The error that files are damaged or missing and nothing known has them; None where something has.
+
+    Args:
+        need: the files.
+        finding: what is wrong with them.
+        places: MMF's folders.
+        words: the preset and the overrides that make a run read them.
+    """
+    if _has_source(need):
+        return None
+    problems = "; ".join(finding.problems)
+    if need.kind == "features":
+        return DamagedFeatures(f"{need.folder}: {problems}", lmdb=need.files[0].parent)
+    message, hint = f"{need.title}: {problems}", "put an intact copy there; mmfw knows no source of it"
+    return NoSource(message, hint=hint, words=words, data_dir=places.data_dir)
+
+
+def _has_source(need: Need) -> bool:
+    return not _is_built(need) and bool(need.entry or need.url or _source(need))
 
 
 def _loaded(need: Need) -> Manifest | None:

@@ -47,10 +47,11 @@ class Need:
     @property
     def files(self) -> list[Path]:
         """The files that a run opens, there or not."""
-        return [self._place / name for name in self.found_names]
+        return [self.place / name for name in self.found_names]
 
     @property
-    def _place(self) -> Path:
+    def place(self) -> Path:
+        """The folder in which the files themselves are."""
         if self.library == "transformers" and self.url is not None:
             return caches.hub_snapshot(self.url) or self.folder
         return self.folder
@@ -61,7 +62,7 @@ class Need:
         if self.names:
             return self.names
         if self.is_of_hub:
-            return tuple(path.name for path in caches.bert_in(self._place, weights=self.kind == "bert"))
+            return tuple(path.name for path in caches.bert_in(self.place, weights=self.kind == "bert"))
         found = (path for pattern in _CHECKPOINTS for path in self.folder.glob(pattern))
         return tuple(sorted(path.name for path in found))
 
@@ -69,7 +70,7 @@ class Need:
     def is_there(self) -> bool:
         """Whether all of its files are there, intact or not."""
         if self.is_of_hub:
-            return caches.is_complete_bert(self._place, weights=self.kind == "bert")
+            return caches.is_complete_bert(self.place, weights=self.kind == "bert")
         return bool(self.found_names) and all(path.is_file() for path in self.files)
 
     @property

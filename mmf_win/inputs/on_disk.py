@@ -27,7 +27,9 @@ def needs_on_disk(places: Places) -> list[Need]:
             folders.add(Path(here))
     needs = [need for folder in sorted(folders - {places.dataset.root}) for need in _listed(folder, places)]
     elsewhere = (path for path in map(Path, read_elsewhere(places).files) if not _is_of_others(path, places))
-    return [*needs, *(need for need in _shared(elsewhere) if need.is_there)]
+    # Where a whole folder is gone, its owner has removed it.
+    shared = (need for need in _shared(elsewhere) if any(path.is_file() for path in need.files))
+    return [*needs, *shared]
 
 
 def _is_of_others(path: Path, places: Places) -> bool:
@@ -88,6 +90,6 @@ def _shared(paths: Iterable[Path]) -> Iterator[Need]:
         resnet = resnet152(folder)
         if resnet.names[0] in names:
             yield resnet
-        others = [name for name in names if name not in resnet.names and (folder / name).is_file()]
+        others = [name for name in names if name not in resnet.names]
         if others:
             yield Need("other", str(folder), folder, tuple(others))

@@ -196,9 +196,9 @@ def _intact(finding: Finding, verified: float, against: str) -> Finding:
 
 def _missing(need: Need, places: Places) -> Finding:
     """Files that a manifest lists were there once, so they are damaged and can be repaired."""
-    elsewhere = map(Path, read_elsewhere(places).files) if need.is_of_hub else ()
-    read = [path for path in elsewhere if path.parent == need.folder]
-    absent = [path for path in (*need.files, *read) if not path.is_file()] or [need.folder]
+    elsewhere = () if need.is_ours else map(Path, read_elsewhere(places).files)
+    read = [path for path in elsewhere if path.parent == need.place]
+    absent = [path for path in dict.fromkeys((*need.files, *read)) if not path.is_file()] or [need.folder]
     finding = replace(_finding(need, "missing"), problems=tuple(f"missing: {path}" for path in absent))
     with suppress(DataError):
         if read or (need.is_ours and _manifest(need, places)):

@@ -18,6 +18,7 @@ from mmf_win.runs import presets
 from mmf_win.runs.overrides import about_files
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
+from mmf_win.runs.trusted import require_trusted
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import resolve
 from mmf_win.upstream.install import Installed, usable_mmf
@@ -47,6 +48,7 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     config, run_type = _config_of(asked, request, places), str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
+    require_trusted(config, request.overrides, trust=request.trust)
     return check(
         Path(asked.mmf),
         places,
@@ -67,6 +69,7 @@ def check_prediction(
         DataError: something is missing or broken.
     """
     config = _config_of(asked, request, places)
+    require_trusted(config, request.overrides, trust=request.trust)
     if features and not config["dataset"].get("use_features"):
         _log.warning("%s reads no region features, so those of %s are not used", request.preset, features)
     if target.is_own and config["dataset"].get("use_features"):

@@ -51,4 +51,6 @@ def test_the_password_option_says_who_can_see_it_and_what_else_there_is() -> Non
     with click.Context(command) as context:
         told = " ".join(command.get_help(context).split())
     assert "list of processes" in told
-    assert all(other in told.partition("list of processes")[2] for other in ("-file", "MMFW_PASSWORD", "prompt"))
+    assert all(
+        other in told.partition("list of processes")[2] for other in ("-file", "MMFW_PASSWORD", "prompt")
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
-from mmf_win.inputs.listing import Need
+from mmf_win.inputs.listing import Need, hub_model
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.verify import record
 from mmf_win.paths import Places
@@ -201,3 +202,24 @@ def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(
     (berts[0] / "config.json").unlink()
     (berts[1] / "config.json").unlink()
     assert verify_need(Need("bert", "BERT", berts[0]), empty).state == "damaged"
+
+
+def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
+    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = user_dir / "my-bert"
+    folder.mkdir()
+    for name in ("config.json", "vocab.txt"):
+        (folder / name).write_text("{}", encoding="utf-8")
+    assert verify_need(hub_model(str(folder), "tokenizer"), empty).state == "recorded"
+    assert main(["verify", "features"]) == 0
+    (folder / "vocab.txt").unlink()
+    capsys.readouterr()
+    for command in ("verify", "repair"):
+        assert main([command, "features"]) == 3
+        said = capsys.readouterr().err
+        assert said.count(f"missing: {folder / 'vocab.txt'}") == 1
+        assert "put an intact copy there" in said and "mmfw repair" not in said
+    shutil.rmtree(folder)
+    assert main(["verify", "features"]) == 0
+    assert str(folder) not in capsys.readouterr().out

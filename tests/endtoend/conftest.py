@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.runs import fits
+from mmf_win.runs import fits, trusted
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf
 
@@ -96,7 +96,6 @@ class Tool:
         return {
             **tiny_mmf.recipes(self.world)[name].settings,
             "training": {"batch_size": 4, "num_workers": 0},
-            "env": {"user_dir": str(Path(tiny_mmf.__file__).with_name("faults"))},
         }
 
     def code(self, *words: str) -> int:
@@ -135,6 +134,8 @@ def tool(
 ) -> Tool:
     """``mmfw`` with the tiny dataset, and one thread a process."""
     monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
+    monkeypatch.setattr(trusted, "file", lambda: tmp_path / "trusted.json")
+    monkeypatch.setenv("MMF_USER_DIR", str(Path(tiny_mmf.__file__).with_name("faults")))
     for name in ("MMF_CACHE_DIR", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, world.environment[name])
     return Tool(world, tmp_path, lambda: tuple(capfd.readouterr()))  # type: ignore[arg-type, return-value]

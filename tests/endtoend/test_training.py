@@ -78,9 +78,13 @@ def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Too
     user_dir.mkdir()
     source = "import torch.multiprocessing\ntorch.multiprocessing.set_start_method('spawn', force=True)\n"
     (user_dir / "__init__.py").write_text(source, encoding="utf-8")
-    values["settings"]["env"]["user_dir"] = str(user_dir)
+    values["settings"]["env"] = {"user_dir": str(user_dir)}
     Path(preset).write_text(json.dumps(values), encoding="utf-8")
-    assert tool("train", preset, "--updates", "2")["state"] == "done"
+    assert tool.code("train", preset, "--updates", "2") == 3
+    assert str(user_dir) in tool.errors and "--trust" in tool.errors
+    assert not tool.save_dir.exists(), "there is a run"
+    assert tool("train", preset, "--updates", "2", "--trust")["state"] == "done"
+    assert tool("train", preset, "--updates", "1")["state"] == "done", "it is trusted once"
 
 
 def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None:

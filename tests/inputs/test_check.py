@@ -14,7 +14,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.errors import DamagedInputs, DataError, DatasetError
+from mmf_win.errors import DamagedInputs, DataError, DatasetError, MmfError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import without_features
 from mmf_win.integrity.verify import record
@@ -166,7 +166,7 @@ def test_features_that_are_missing_and_that_no_zoo_has_are_not_to_be_fetched(dat
     assert "fetch" not in hint and "--force" not in hint
     with pytest.raises(DataError, match="missing: ") as raised:
         dataset.check(regions=False, model={"bert_model_name": str(dataset.places.data_dir / "no-bert")})
-    assert "put it there" in str(hint_for(raised.value))
+    assert "put an intact copy there" in str(hint_for(raised.value))
 
 
 def test_missing_images_count_where_images_are_read(dataset: Dataset) -> None:
@@ -199,7 +199,7 @@ def test_features_that_are_cut_off_are_found_where_nobody_vouches_for_them(
     hostile.cut(dataset.lmdb / "data.mdb", share)
     with pytest.raises(DataError, match=r"detectron\.lmdb: damaged") as raised:
         dataset.check()
-    assert "mmfw repair" in str(hint_for(raised.value))
+    assert "mmfw features add FOLDER" in str(hint_for(raised.value))
     assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "they have a manifest"
 
 
@@ -275,25 +275,24 @@ MODELS = {
 
 
 @pytest.mark.parametrize("library", MODELS)
-def test_what_others_fetch_by_themselves_may_be_left_to_them_unless_they_must_not(
-    dataset: Dataset, library: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_model_that_cannot_be_fetched_is_told_at_once_with_where_to_take_it_from(
+    dataset: Dataset, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset.features_without()
     for name in ("TORCH_HOME", "HF_HOME"):
         monkeypatch.setenv(name, str(dataset.places.cache_dir / name))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    dataset.check(model=MODELS[library])
-    assert f"is not here yet; {library} will download it" in caplog.text
-    with pytest.raises(DataError, match="missing: ") as raised:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # whoever asks a network fails otherwise
+    with pytest.raises(MmfError, match="nothing may be downloaded") as raised:
         dataset.check(model=MODELS[library], offline=True, hint_words=["mine"])
-    assert "mmfw features fetch mine" in str(hint_for(raised.value))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "mmfw features fetch mine --source FOLDER" in str(hint_for(raised.value))
+    assert raised.value.exit_code == 6
     if library == "transformers":
-        with pytest.raises(DataError, match="missing: "):
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        with pytest.raises(MmfError, match="nothing may be downloaded"):
             dataset.check(model=MODELS[library])
-    else:
-        dataset.check(model=MODELS[library])
 
 
 def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:

@@ -100,7 +100,7 @@ def test_a_source_that_has_none_of_what_is_needed_is_refused_before_anything_is_
     other = user_dir / "features (1).tar.gz"
     other.write_bytes(zoo.server.files["features.tar.gz"])
     for source in (other, user_dir):
-        with pytest.raises(UsageError, match="none of the archives that are needed") as raised:
+        with pytest.raises(UsageError, match="none of the files that are needed") as raised:
             fetch(zoo, zoo.features, zoo.fc7, source=source)
         assert raised.value.hint == "they are called features.tar.gz, fc7.tar.gz"
     assert zoo.server.gets == []

@@ -12,11 +12,12 @@ import pytest
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import built_version, extract_features
-from mmf_win.errors import DataError
+from mmf_win.errors import DamagedFeatures, DataError
 from mmf_win.files import read_json, write_json
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.verify import known, verify_need
 from mmf_win.integrity.manifest import Manifest
+from mmf_win.integrity.verify import record
 from tests.worlds import hostile
 from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, unpacked_by_mmf
 
@@ -189,3 +190,16 @@ def test_what_an_earlier_version_wrote_does_not_say_where_the_archive_lay(zoo: Z
     with pytest.raises(DataError) as raised:
         fetch(zoo, zoo.features)
     assert "--source" in str(hint_for(raised.value))
+
+
+def test_features_of_unknown_origin_are_never_replaced_by_the_published_ones(zoo: Zoo) -> None:
+    data = data_of(zoo)
+    data.parent.mkdir(parents=True)
+    data.write_bytes(b"features of my own" * 1000)
+    record(zoo.features.folder, zoo.features.names, title="")
+    assert verify_need(zoo.features, zoo.places).state == "recorded"
+    hostile.cut(data)
+    with pytest.raises(DamagedFeatures, match="nothing tells where they came from") as caught:
+        fetch(zoo, zoo.features)
+    assert "mmfw features add FOLDER" in str(hint_for(caught.value))
+    assert zoo.server.gets == []

@@ -1,0 +1,246 @@
+"""Every command that a hint or a next step can name is run by a test, in the state in which it is printed.
+
+``FOLLOWED`` runs it here; ``ELSEWHERE`` names the test that does; ``NOT_RUN`` says why none can.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mmf_win.cli import COMMANDS, main
+from mmf_win.commands import hints
+from mmf_win.dataset.convert import convert
+from mmf_win.paths import Places
+from mmf_win.upstream.install import find
+from tests.worlds import hostile, tiny_mmf
+from tests.worlds.memes import PASSWORD, encrypted_zip, memes
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A state, and the command that prints a hint in it.
+
+    Attributes:
+        command: what a user types; ``{dir}`` is the user's folder.
+        code: its exit code.
+        before: brings the state about.
+        given: what the user has for the words in capitals.
+        option: what to type beside ``command``, where the hint names options alone.
+        mended: whether ``command`` goes well once the hint was followed.
+    """
+
+    command: str
+    code: int
+    before: Callable[[Places, Path], object] = lambda places, folder: None
+    given: str = "{dir}/memes.zip"
+    option: str = ""
+    mended: bool = False
+
+
+def forget_origin(places: Places, folder: Path) -> None:
+    """Take both lists of hashes away, and damage an image."""
+    for name in ("SHA256SUMS", "SHA256SUMS.json"):
+        (places.dataset.root / name).unlink()
+    hostile.flip_byte(places.dataset.images / "img/00003.png", 100)
+
+
+def other_archive(places: Places, folder: Path) -> None:
+    """Another archive than the one that the dataset was converted from."""
+    hostile.plain_zip(folder / "other.zip", {**memes(), "more.txt": b"more"})
+
+
+def broken_list(places: Places, folder: Path) -> None:
+    """Another archive, and a list of hashes that is cut off."""
+    other_archive(places, folder)
+    hostile.cut(places.dataset.root / "SHA256SUMS")
+
+
+FOLLOWED = {
+    "BrokenMmf": Case("features status demo", 6, lambda *_: shutil.rmtree(find().root)),
+    "NoRun": Case("predict nope", 2),
+    "UnknownPreset": Case("train mmbt_gird --data-dir {dir}", 2),
+    "NotAPreset": Case("train {dir}/memes.zip", 2),
+    "AlreadyThere": Case("convert --zip {dir}/other.zip", 3, other_archive, option="--force"),
+    "DamagedManifest": Case("convert --zip {dir}/other.zip", 3, broken_list),
+    "NoPassword": Case(
+        "convert --zip {dir}/locked.zip --data-dir {dir}/new",
+        4,
+        lambda _, folder: encrypted_zip(folder / "locked.zip", memes()),
+        option=f"--password {PASSWORD}",
+    ),
+    "UnknownOrigin": Case("repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True),
+    "convert: mmfw convert": Case("convert {dir}/memes.zip", 2),
+    "train: mmfw runs": Case("train", 2),
+}
+
+_OF_REPAIR, _OF_PUBLISHED = "commands/test_repair.py", "endtoend/test_published.py"
+_THE_WAY = "endtoend/test_training.py::test_a_run_folder_tells_what_was_asked_and_what_happened"
+_DEMO = "commands/test_demo.py::test_the_whole_workflow_ends_well_and_can_be_continued"
+ELSEWHERE = {
+    "DamagedInputs": f"{_OF_REPAIR}::test_the_command_that_verify_names_repairs_it",
+    "MissingArchive": f"{_OF_REPAIR}::test_an_archive_that_was_moved_is_named",
+    "UnknownArchive": f"{_OF_REPAIR}"
+    "::test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie",
+    "MissingInputs": "endtoend/test_features.py"
+    "::test_weights_that_a_word_names_are_asked_for_and_fetched_with_the_same_words",
+    "IncompleteDataset": "endtoend/test_features.py"
+    "::test_rows_without_features_are_left_out_only_when_that_is_allowed",
+    "DamagedFeatures": "commands/test_features_add.py"
+    "::test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again",
+    "FeaturesConflict": "commands/test_features_add.py::test_another_lmdb_may_be_built",
+    "DamagedCheckpoints": "endtoend/test_checkpoints.py"
+    "::test_a_run_whose_checkpoint_is_damaged_is_the_one_that_hints_resume",
+    "NoDataset": "commands/test_mistakes.py::test_the_dataset_is_made_where_it_was_missed",
+    "NoOwnFeatures": "endtoend/test_own_memes.py"
+    "::test_images_without_region_features_are_refused_with_what_can_be_done",
+    "NotFetched": "commands/test_hints.py::test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder",
+    "NoSource": _DEMO,
+    "NotPredicted": "endtoend/test_predicting.py"
+    "::test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
+    "NeverTrained": f"{_OF_PUBLISHED}::test_training_on_from_weights_begins_at_update_0",
+    "untrusted": f"{_OF_PUBLISHED}"
+    "::test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
+    "UnfinishedInstallation": "dataset/test_kills.py"
+    "::test_a_kill_at_any_step_leaves_no_part_that_is_believed",
+    "UntrustedCode": "endtoend/test_training.py"
+    "::test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
+    "disk": "endtoend/test_checkpoints.py"
+    "::test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole",
+    "nan": "endtoend/test_memory.py"
+    "::test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
+    "killed": "endtoend/test_checkpoints.py"
+    "::test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before",
+    "check_submission: mmfw convert": "commands/test_check_submission.py"
+    "::test_the_hint_says_what_to_convert_and_that_helps",
+    "check_submission: mmfw predict": "endtoend/test_predicting.py"
+    "::test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
+    "features: mmfw features": "commands/test_features.py"
+    "::test_features_that_no_zoo_has_are_for_the_user_to_bring",
+    "overrides: mmfw predict": _THE_WAY,
+    "overrides: mmfw train": _THE_WAY,
+    "convert: mmfw train": _THE_WAY,
+    "runs: mmfw train": _THE_WAY,
+    "train: mmfw predict": f"{_OF_PUBLISHED}"
+    "::test_published_weights_are_scored_on_the_papers_splits_without_training",
+    "train: mmfw train": f"{_OF_PUBLISHED}::test_training_on_from_weights_begins_at_update_0",
+    "demo: mmfw train": _DEMO,
+    "demo: mmfw predict": _DEMO,
+    "demo: mmfw demo": _DEMO,
+    "setup: mmfw demo": _DEMO,
+}
+
+_READS = "it shows what there is, and changes nothing"
+_CHOICE = "it names an option for another choice, whose own command tests it"
+NOT_RUN = {
+    "DownloadError": "the network is the user's; test_fetch.py takes archives from every kind of source",
+    "NoDrive": "a Windows drive that does not exist; tests/unpacking/test_staging.py shows the message",
+    "NoRoom": "another disk is the user's",
+    "PipFailed": "GitHub; tests/upstream/test_install.py takes MMF from a server that answers as it does",
+    "UnknownKey": "GitHub, as for PipFailed",
+    "NoFeatureFiles": _CHOICE,
+    "NoFeatures": _CHOICE,
+    "ReservedKey": _CHOICE,
+    "UnknownConfiguration": "which preset it was is the user's to know",
+    "cuda_oom": "a full GPU; the hint names no command",
+    "host_oom": "a full memory; --batch-size is tested by itself",
+    "config": "the hint names no command",
+    "network": "the hint names no command",
+    "busy": "the hint names no command",
+    "handles": "the limit of open files is the system's",
+    "mmf": _READS,
+    "cli: mmfw doctor": _READS,
+    "demo: mmfw doctor": _READS,
+    "doctor: mmfw doctor": _READS,
+    "setup: mmfw doctor": _READS,
+    "demo: mmfw convert": "the real dataset is the user's",
+    "features: mmfw setup": "as for BrokenMmf",
+    "train: mmfw setup": "as for BrokenMmf",
+    "predict: mmfw features": "PRESET and --source are the user's; as for NotFetched",
+    "train: mmfw features": "PRESET and --source are the user's; as for NotFetched",
+    "predict: mmfw predict": "it is an example of an ensemble, which tests/endtoend/test_predicting.py makes",
+    "demo: mmfw ?": "it shows a command that it runs itself",
+}
+
+
+def _named_in(tree: ast.Module) -> Iterator[str]:
+    """The commands that a module's texts name, but for docstrings and help."""
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg in ("help", "epilog"):
+            skipped |= {id(below) for below in ast.walk(node.value)}
+    names = "|".join(sorted(COMMANDS, key=len, reverse=True))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            yield from re.findall(rf"\bmmfw (?:{names})\b", node.value)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "as_typed":
+            words = [word.value if isinstance(word, ast.Constant) else "?" for word in node.args[:2]]
+            if words[0] == "mmfw":
+                yield f"mmfw {words[1]}"
+
+
+def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
+    printed = {kind.__name__ for kind in hints._HINTS} | set(hints._AFTER)
+    for path in [*(ROOT / "mmf_win/commands").glob("*.py"), ROOT / "mmf_win/cli.py"]:
+        if path.stem != "hints":
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            printed |= {f"{path.stem}: {command}" for command in _named_in(tree)}
+    listed = [*FOLLOWED, *ELSEWHERE, *NOT_RUN]
+    assert sorted(listed) == sorted(printed)
+    for where in ELSEWHERE.values():
+        file, _, name = where.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), where
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_what_the_hint_names_goes_well(
+    world: Places, user_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = FOLLOWED[name]
+    case.before(world, user_dir)
+    words = [word.format(dir=user_dir) for word in case.command.split()]
+    assert main(words) == case.code
+    told = "".join(line for line in capsys.readouterr().err.splitlines(True) if line.startswith("hint: "))
+    given = case.given.format(dir=user_dir)
+    if case.option:
+        option, _, value = case.option.partition(" ")
+        assert option in told
+        assert main([*words, option, *([value] if value else [])]) == 0
+    else:
+        commands = re.findall("`mmfw (.*?)`", told) or re.findall(r"mmfw (.*)", told)
+        assert commands
+        for command in commands:
+            typed = [given if re.fullmatch("[A-Z_]+", word) else word for word in shlex.split(command)]
+            assert main(typed) == 0, capsys.readouterr().err
+    if case.mended:
+        assert main(words) == 0
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
+def test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"HF_HUB_OFFLINE": "1", "HF_HOME": "hf", "MMF_CACHE_DIR": "cache"}.items():
+        monkeypatch.setenv(name, value if value == "1" else str(user_dir / value))
+    where = ["--data-dir", str(user_dir / "data"), "--save-dir", str(user_dir / "save")]
+    archive = hostile.plain_zip(user_dir / "memes.zip", memes())
+    convert(archive, Places.resolve(user_dir / "data"))
+    assert main(["train", "text_bert", *where]) == 6
+    [command] = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
+    tiny_mmf.build_bert(user_dir / "stick" / "bert-base-uncased")
+    typed = [{"FOLDER": str(user_dir / "stick")}.get(word, word) for word in shlex.split(command)]
+    assert main(typed) == 0
+    assert main(["verify", "text_bert", *where[:2]]) == 0
+    assert not (user_dir / "save").exists()
