@@ -22,9 +22,10 @@ from mmf_win.errors import (
     UnknownOrigin,
     UsageError,
 )
-from mmf_win.inputs.fetch import Fetcher, Mirror, no_source
+from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.on_disk import needs_on_disk, with_source
+from mmf_win.inputs.origin import no_source
 from mmf_win.inputs.verify import known, verify_need
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, noted

@@ -23,9 +23,10 @@ from mmf_win.errors import (
     NotFetched,
     UsageError,
 )
-from mmf_win.inputs.fetch import Fetcher, no_source
+from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of, tell_mmf
+from mmf_win.inputs.origin import no_source
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import SUMS, noted

@@ -7,7 +7,6 @@ import math
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -20,7 +19,6 @@ from mmf_win.errors import (
     DataError,
     DownloadError,
     MmfError,
-    NoSource,
     PasswordError,
     UnknownArchive,
     UsageError,
@@ -35,10 +33,10 @@ from mmf_win.inputs.caches import (
     model_in,
 )
 from mmf_win.inputs.listing import Need, tell_mmf
+from mmf_win.inputs.origin import has_source, is_built, is_made_of, loaded, no_source, remembered, source_of
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding, State
-from mmf_win.integrity.manifest import Manifest, Source, noted
 from mmf_win.integrity.verify import verify
 from mmf_win.locking import locked
 from mmf_win.paths import Places
@@ -161,7 +159,7 @@ class Fetcher:
             wanted = [need for need, finding in found.items() if finding.state in states]
             self._require_usable_source(wanted)
             self._require_space(wanted)
-            for need in sorted(wanted, key=lambda need: not _has_source(need)):
+            for need in sorted(wanted, key=lambda need: not has_source(need)):
                 try:
                     self._get(need, found[need])
                 except (DataError, MmfError, PasswordError) as error:
@@ -183,7 +181,7 @@ class Fetcher:
         if place is None or not needs:
             return
         models = [need for need in needs if need.is_of_hub and need.library]
-        archived = [need for need in needs if _has_source(need) and need not in models]
+        archived = [need for need in needs if has_source(need) and need not in models]
         names = [name for need in archived for name in self._names(need)]
         if self.mirror.files(names) or any(model_in(place, str(need.url), weights=False) for need in models):
             return
@@ -203,7 +201,7 @@ class Fetcher:
     def cost(self, need: Need) -> Cost:
         """What it would cost to get it."""
         urls = self._urls(need)
-        if not urls or _is_built(need):
+        if not urls or is_built(need):
             return None, None
         if need.entry and self._local(need):
             return 0, None
@@ -256,9 +254,9 @@ class Fetcher:
 
     def _unpack_any(self, need: Need, finding: Finding) -> None:
         """Unpack the first archive that holds the files as they should be, downloading one if none does."""
-        source = _source(need)
+        source = source_of(need)
         for archive in self._local(need):
-            if archive == _remembered(need) != self._archive(need) and source and not source.is_same(archive):
+            if archive == remembered(need) != self._archive(need) and source and not source.is_same(archive):
                 _log.warning("%s is no longer the archive that the %s were made of", archive, need.title)
                 continue
             try:
@@ -282,7 +280,7 @@ class Fetcher:
             UnknownArchive: they came out of another archive than the zoo's.
             DamagedFeatures: nothing tells what they came out of, and they may be the user's own.
         """
-        manifest, published = _loaded(need), need.entry.sha256 if need.entry else None
+        manifest, published = loaded(need), need.entry.sha256 if need.entry else None
         source = manifest.source if manifest else None
         if need.kind == "features" and finding.state == "damaged" and source is None:
             message = f"{need.folder}: {'; '.join(finding.problems)}; nothing tells where they came from"
@@ -295,7 +293,7 @@ class Fetcher:
 
     def _local(self, need: Need) -> list[Path]:
         """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
-        candidates = dict.fromkeys((self._archive(need), _remembered(need)))
+        candidates = dict.fromkeys((self._archive(need), remembered(need)))
         there = [path for path in candidates if path is not None and path.is_file()]
         return [*there, *self.mirror.files(self._names(need))]
 
@@ -322,7 +320,7 @@ class Fetcher:
             need.folder,
             ask=self.ask,
             choose=need.choose,
-            expected_sha256=need.entry.sha256 if need.entry and not _is_made_of(need, archive) else None,
+            expected_sha256=need.entry.sha256 if need.entry and not is_made_of(need, archive) else None,
             replaces=[need.entry.marker] if need.entry else [],
             title=f"Unpacking {need.title}",
         )
@@ -331,7 +329,7 @@ class Fetcher:
 
     def _repair(self, need: Need, archive: Path) -> bool:
         """Unpack only what is damaged; False where nothing says what that is."""
-        manifest = _loaded(need)
+        manifest = loaded(need)
         if manifest is None or manifest.basis == "recorded":
             return False
         wrong = verify(manifest)
@@ -345,12 +343,12 @@ class Fetcher:
         if need.entry:
             # The configuration may read from another folder than the one that the zoo's key stands for.
             return need.entry.archive
-        source = _source(need)
+        source = source_of(need)
         return need.folder / (source.name if source and not need.url else str(need.url).rpartition("/")[2])
 
     def _names(self, need: Need) -> tuple[str, ...]:
         names = need.entry.names if need.entry else (self._archive(need).name,)
-        source = _source(need)
+        source = source_of(need)
         return tuple(dict.fromkeys((*([source.name] if source else []), *names)))
 
     def _urls(self, need: Need) -> list[str]:
@@ -358,60 +356,3 @@ class Fetcher:
             return []
         own = need.entry.url if need.entry else need.url
         return [*self.mirror.urls(self._names(need)), *([own] if own else [])]
-
-
-def no_source(need: Need, finding: Finding, places: Places, words: Sequence[str] = ()) -> DataError | None:
-    """The error that files are damaged or missing and nothing known has them; None where something has.
-
-    Args:
-        need: the files.
-        finding: what is wrong with them.
-        places: MMF's folders.
-        words: the preset and the overrides that make a run read them.
-    """
-    if _has_source(need):
-        return None
-    problems = "; ".join(finding.problems)
-    if need.kind == "features":
-        return DamagedFeatures(f"{need.folder}: {problems}", lmdb=need.files[0].parent)
-    message, hint = f"{need.title}: {problems}", "put an intact copy there; mmfw knows no source of it"
-    return NoSource(message, hint=hint, words=words, data_dir=places.data_dir)
-
-
-def _has_source(need: Need) -> bool:
-    return not _is_built(need) and bool(need.entry or need.url or _source(need))
-
-
-def _loaded(need: Need) -> Manifest | None:
-    """The manifest of the folder, without files where it is damaged; None where there is none."""
-    if not need.is_ours:
-        return None
-    with suppress(DataError):
-        if manifest := Manifest.load(need.folder):
-            return manifest
-    return noted(need.folder)
-
-
-def _is_made_of(need: Need, archive: Path) -> bool:
-    """Whether the files were made of this very archive, which nobody has published."""
-    manifest = _loaded(need)
-    source = manifest.source if manifest and manifest.basis in ("archive", "recorded") else None
-    return source is not None and source.is_same(archive)
-
-
-def _is_built(need: Need) -> bool:
-    """Whether mmfw made it of the user's own files."""
-    manifest = _loaded(need) if need.kind == "features" else None
-    return manifest is not None and manifest.basis == "built"
-
-
-def _source(need: Need) -> Source | None:
-    """The archive that the files were made of, as far as that is known."""
-    manifest = _loaded(need)
-    return manifest.source if manifest else None
-
-
-def _remembered(need: Need) -> Path | None:
-    """Where that archive lay."""
-    source = _source(need)
-    return Path(source.path) if source and source.path and source.sha256 else None
