@@ -120,7 +120,8 @@ class Tool:
         return save if command == "runs" else ["--data-dir", str(self.world.data), *save]
 
     def _log(self) -> str:
-        logs = sorted(self.save_dir.glob("*/*/log.txt"))
+        found = (*self.save_dir.glob("*/*/log.txt"), *self.save_dir.glob("*/*/attempts/*/log.txt"))
+        logs = sorted(found, key=lambda log: log.stat().st_mtime)
         return logs[-1].read_text(encoding="utf-8")[-4000:] if logs else ""
 
 

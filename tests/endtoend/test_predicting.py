@@ -108,13 +108,15 @@ def typed(errors: str) -> list[str]:
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
     run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
-    trained = {file: sha256(file) for file in run.checkpoints.rglob("*") if file.is_file()}
+    trained = {file: sha256(file) for file in (*run.checkpoints.rglob("*"), run.log) if file.is_file()}
     results = predict(
         tool,
         *("--split", "test_unseen", "--split", "dev_unseen"),
         *("--checkpoint", "last", "--checkpoint", "best"),
     )
-    assert {file: sha256(file) for file in run.checkpoints.rglob("*") if file.is_file()} == trained
+    found = {file: sha256(file) for file in (*run.checkpoints.rglob("*"), run.log) if file.is_file()}
+    assert found == trained, "also the log, to which a training may be writing"
+    assert len(list(run.path.glob("attempts/*/log.txt"))) == len(results), "each prediction has its own"
     whose = [(r["split"], Path(r["members"][0]["checkpoint"]).name) for r in results]
     assert whose == [(s, c) for s in ("test_unseen", "dev_unseen") for c in ("current.ckpt", "best.ckpt")]
     ours = results[-1]
