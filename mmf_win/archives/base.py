@@ -26,6 +26,10 @@ Ask = Callable[[], str]
 """Answers with the password; called once, when something encrypted is to be read."""
 
 
+MOST_MEMBERS = 200_000
+"""What is listed of an archive; so many members of the smallest size still fit into the memory."""
+
+
 class Digest(Protocol):
     """What can be fed with bytes, as the objects of hashlib can."""
 
@@ -195,13 +199,18 @@ class Archive(ABC):
         """What is wrong with the archive, or with one member of it."""
         return damaged(self.path, reason, member)
 
+    def _require_few(self, members: int) -> None:
+        """Refuse an archive whose list of members is a bomb."""
+        if members > MOST_MEMBERS:
+            raise self._error(f"it has more than {MOST_MEMBERS:,} members, which no real one needs")
+
     def _safe_name(self, raw: str) -> str:
         """The member's name; refuses the archive when that is an attack."""
         try:
             return safe_name(raw)
         except ValueError as error:
             raise ArchiveError(
-                f"{self.path}: member {raw!r} is refused: {error}",
+                f"{self.path}: member {raw[:100]!r} is refused: {error}",
                 hint="this archive may be an attack; get it from another place",
             ) from None
 

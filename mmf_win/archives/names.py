@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from mmf_win.paths import is_portable
 
 _DRIVE = re.compile(r"[A-Za-z]:")
+# More than any system takes, or any real archive has.
+_LONGEST, _DEEPEST = 4096, 128
 
 
 def safe_name(raw: str) -> str:
@@ -17,6 +19,8 @@ def safe_name(raw: str) -> str:
     Raises:
         ValueError: the name points out of the folder it would be unpacked in; the text says how.
     """
+    if len(raw) > _LONGEST:
+        raise ValueError(f"its name has {len(raw)} characters")
     name = raw.replace("\\", "/")
     if "\0" in name:
         raise ValueError("its name holds a NUL")
@@ -27,6 +31,8 @@ def safe_name(raw: str) -> str:
     if _DRIVE.match(name):
         raise ValueError("its name begins with a drive letter")
     parts = [part for part in name.split("/") if part not in ("", ".")]
+    if len(parts) > _DEEPEST:
+        raise ValueError(f"it lies in {len(parts) - 1} folders, one in another")
     if ".." in parts:
         raise ValueError("its name climbs out of the folder with '..'")
     if not parts:

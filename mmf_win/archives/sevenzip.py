@@ -12,12 +12,22 @@ from pathlib import Path
 from typing import IO, Any
 
 import py7zr
+import py7zr.archiveinfo
 import py7zr.compressor
 from py7zr.exceptions import CrcError, PasswordRequired
 from py7zr.helpers import calculate_key
 from py7zr.io import Py7zIO, WriterFactory
 
-from mmf_win.archives.base import Archive, Ask, Extracted, Member, Output, with_problems, wrong_password
+from mmf_win.archives.base import (
+    MOST_MEMBERS,
+    Archive,
+    Ask,
+    Extracted,
+    Member,
+    Output,
+    with_problems,
+    wrong_password,
+)
 from mmf_win.archives.names import safe_name
 from mmf_win.errors import ArchiveError, MmfwError
 from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
@@ -26,6 +36,11 @@ from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
 _AES, _PPMD = b"\x06\xf1\x07\x01", b"\x03\x04\x01"
 
 _SMALLEST_SHARE = 8 << 20
+
+# py7zr's own limits allow lists that take gigabytes.
+py7zr.archiveinfo.MAX_NUMFILES = py7zr.archiveinfo.MAX_SUBSTREAMS = MOST_MEMBERS
+py7zr.archiveinfo.MAX_NUMFOLDERS = MOST_MEMBERS
+py7zr.archiveinfo.MAX_HEADER_SIZE = 1 << 25
 
 _calculate_key_once = lru_cache(maxsize=4)(calculate_key)
 

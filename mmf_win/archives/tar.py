@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from mmf_win.archives.base import BLOCK, Archive, Digest, Extracted, Member, with_problems, write_member
 from mmf_win.archives.names import naming_problem
@@ -33,7 +33,8 @@ _READ_AT_ONCE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
-_MOST_HEADER = 1 << 20
+_MOST_HEADER = 1 << 16
+_MOST_WORDS = 1000
 
 # For bz2, damage is an OSError; unlike those of the system it has no number.
 _DAMAGE: tuple[type[Exception], ...] = (
@@ -43,6 +44,7 @@ _DAMAGE: tuple[type[Exception], ...] = (
     lzma.LZMAError,
     OSError,
     ValueError,  # a number of tarfile's that is none, or too large
+    IndexError,  # the map of a sparse file that is cut off
     RecursionError,  # headers that each stand before another header
 )
 
@@ -125,15 +127,25 @@ class TarArchive(Archive):
     def _listed(self, progress: Advance) -> Iterator[Member]:
         if self._compression is not None:
             with self._streamed(progress, None) as (tar, _, finish):
-                yield from (self._member(info) for info in tar if not info.isdir())
+                yield from map(self._member, self._infos(tar))
                 finish()
             return
         with self.path.open("rb") as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:
-            yield from (self._member(info) for info in tar if not info.isdir())
+            yield from map(self._member, self._infos(tar))
             file.seek(tar.offset)
             # tarfile takes one that was cut off at a header for complete.
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise self._error("not a valid tar: its end is missing")
+
+    def _infos(self, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+        """The headers of all members but folders."""
+        count = 0
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them, with their texts
+            count += 1
+            self._require_few(count)
+            if not info.isdir():
+                yield info
 
     def _extract(
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
@@ -157,8 +169,8 @@ class TarArchive(Archive):
         The content must be used before the next member is asked for.
         """
         with self._streamed(progress, digest) as (tar, forward, finish):
-            for info in tar:
-                if info.isdir() or (chosen := choose(member := self._member(info))) is None:
+            for info in self._infos(tar):
+                if (chosen := choose(member := self._member(info))) is None:
                     continue
                 if problem := member.problem or naming_problem(member.name):
                     raise self._error(problem, member.name)
@@ -219,7 +231,43 @@ class _Info(tarfile.TarInfo):
         """Where tarfile wants subclasses to say how a type of member is read."""
         if self.type in _READ_AT_ONCE and self.size > _MOST_HEADER:
             raise tarfile.ReadError(f"a header of {self.size} bytes, which no member needs")
+        if len(tar.pax_headers) > _MOST_WORDS:  # each member gets a copy
+            raise tarfile.ReadError(f"headers with {len(tar.pax_headers)} words, which no archive needs")
         return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+
+    def _proc_sparse(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        """As in tarfile, which reads the map of a sparse file however long it is."""
+        with _scant(tar):
+            return super()._proc_sparse(tar)  # type: ignore[misc, no-any-return]
+
+    def _proc_gnusparse_10(
+        self, member: tarfile.TarInfo, headers: Mapping[str, str], tar: tarfile.TarFile
+    ) -> None:
+        """Likewise."""
+        with _scant(tar):
+            super()._proc_gnusparse_10(member, headers, tar)  # type: ignore[misc]
+
+
+@contextmanager
+def _scant(tar: tarfile.TarFile) -> Iterator[None]:
+    """Let tarfile read no more than a header may have, as long as this lasts."""
+    file: Any = tar.fileobj
+    start = file.tell()
+
+    class Scant:
+        tell = file.tell
+
+        def read(self, size: int) -> bytes:
+            if file.tell() - start > _MOST_HEADER:
+                raise tarfile.ReadError("a sparse file in too many parts")
+            content: bytes = file.read(size)
+            return content
+
+    tar.fileobj = Scant()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        tar.fileobj = file
 
 
 class _Forward:

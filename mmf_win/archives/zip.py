@@ -10,8 +10,9 @@ import contextlib
 import stat
 import struct
 import zipfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mmf_win.archives.base import Archive, Ask, Extracted, Member, with_problems
 from mmf_win.archives.winzip_aes import METHOD, AesField
@@ -28,6 +29,7 @@ _ENCRYPTED, _STRONG_ENCRYPTION, _UTF8 = 1, 1 << 6, 1 << 11
 _MAX_RATIO = 1032
 
 # One header byte lets 1 wrong password in 256 through; so many members leave no wrong one in practice.
+_MOST_DIRECTORY = 1 << 25
 _MEMBERS_TRIED = 8
 _MEMBERS_SUFFICIENT = 3
 _READ_UP_TO = 16 << 20
@@ -41,9 +43,30 @@ class ZipArchive(Archive):
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         super().__init__(path, ask)
         self._secret = b""
-        listed = with_problems(self._member(info, problem) for info, problem in _directory(path))
+        infos = list(_directory(path))
+        self._require_few(len(infos))
+        self._require_names(info for info, problem in infos if problem is None)
+        listed = with_problems(
+            self._member(info, problem) for info, problem in infos if not _text(info).endswith(("/", "\\"))
+        )
         self.members: Sequence[ZipMember] = listed
         self._by_name = {member.name: member for member in listed}
+
+    def _require_names(self, infos: Iterable[zipfile.ZipInfo]) -> None:
+        """Refuse a directory that was damaged: no checksum protects it, and a file might seem to be missing.
+
+        Raises:
+            ArchiveError: a member has another name in its own header.
+        """
+        with self.path.open("rb") as file:
+            for info in infos:
+                file.seek(max(0, info.header_offset))
+                header = file.read(LOCAL_HEADER.size)
+                if not header.startswith(b"PK\3\4") or len(header) < LOCAL_HEADER.size:
+                    continue  # who wants this member is told
+                own = file.read(LOCAL_HEADER.unpack(header)[1])
+                if own != info.orig_filename.encode("utf-8" if info.flag_bits & _UTF8 else "cp437"):
+                    raise self._error("its own header has another name", _text(info))
 
     def _member(self, info: zipfile.ZipInfo, problem: str | None) -> ZipMember:
         encrypted = bool(info.flag_bits & _ENCRYPTED)
@@ -101,8 +124,13 @@ class ZipArchive(Archive):
 
 
 def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
-    """The files that the directory names, in the order of their data, with what is wrong with each."""
+    """What the directory names, in the order of their data, with what is wrong with each."""
+    module: Any = zipfile
     try:
+        with path.open("rb") as file:
+            end = module._EndRecData(file)
+        if end and end[module._ECD_SIZE] > _MOST_DIRECTORY:  # it would be read into memory
+            raise zipfile.BadZipFile(f"a directory of {end[module._ECD_SIZE]} bytes, which no real one has")
         with zipfile.ZipFile(path) as archive:
             infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
             ends = [*(info.header_offset for info in infos), archive.start_dir][1:]
@@ -112,8 +140,7 @@ def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
             hint="the file may be incomplete or one part of several; get it again",
         ) from error
     for info, end in zip(infos, ends, strict=True):
-        if not _text(info).endswith(("/", "\\")):
-            yield info, _problem(info, end)
+        yield info, _problem(info, end)
 
 
 def _problem(info: zipfile.ZipInfo, end: int) -> str | None:

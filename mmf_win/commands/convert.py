@@ -36,7 +36,7 @@ It is neither shown nor stored.""",
 @options.ask
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
-@click.option("--allow-missing", is_flag=True, help="Leave out memes whose image is missing.")
+@click.option("--allow-missing", is_flag=True, help="Go without images and splits that are missing.")
 @options.as_json
 def command(
     source: str | None,

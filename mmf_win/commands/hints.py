@@ -174,7 +174,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: _get_mmf,
     errors.FeaturesConflict: "--output LMDB builds another; --force takes the features of the last folder",
-    errors.IncompleteDataset: "leave these memes out with --allow-missing",
+    errors.IncompleteDataset: "--allow-missing goes without them",
     errors.NoDataset: _make_dataset,
     errors.NoDrive: "choose another with --data-dir",
     errors.NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "

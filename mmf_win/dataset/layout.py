@@ -11,6 +11,7 @@ so names decide.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,8 @@ from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.errors import DatasetError, IncompleteDataset
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+_RELEASE = frozenset(split for split in SPLITS if "seen" in split)
+_NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
 
 
@@ -33,12 +36,14 @@ class Layout:
         images: name as the annotations give it (``img/01235.png``) → member.
         packed_images: the member that is an archive of the images, where they are not members themselves.
         ignored: splits as CSV beside the same as JSON Lines.
+        readme: the member beside the annotations that says what belongs to the set.
     """
 
     annotations: dict[str, str]
     images: dict[str, str]
     packed_images: str | None
     ignored: tuple[str, ...] = ()
+    readme: str | None = None
 
     @property
     def tables(self) -> dict[str, str]:
@@ -71,7 +76,9 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
             f"{source}: there are annotations in it, but no images",
             hint="the images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it",
         )
-    return Layout(annotations, images, None if images else packed, ignored)
+    folder = annotations["train"].rpartition("/")[0]
+    readmes = (n for n in names if n.rpartition("/")[0] == folder and _is_readme(n.rpartition("/")[2]))
+    return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
 
 
 def find_images(names: Iterable[str]) -> dict[str, str]:
@@ -85,6 +92,17 @@ def find_images(names: Iterable[str]) -> dict[str, str]:
             at = len(parts) - 1 - parts[::-1].index("img")
             folders.setdefault("/".join(parts[:at]), {})["/".join(parts[at:])] = name
     return max(folders.values(), key=len, default={})
+
+
+def missing_splits(layout: Layout, readme: str) -> list[str]:
+    """The splits that are not there, although the README names them, or others of the release are there.
+
+    A set of the user's own has those that it has.
+    """
+    named = set(_NAMED.findall(readme))
+    if _RELEASE & (layout.annotations.keys() - layout.tables.keys()):
+        named |= _RELEASE
+    return [split for split in SPLITS if split in named and split not in layout.annotations]
 
 
 def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> None:
@@ -129,6 +147,10 @@ def _find_annotations(names: Iterable[str]) -> tuple[dict[str, str], tuple[str, 
     chosen = {split: min(best[split], key=is_table) for split in SPLITS if split in best}
     rest = (name for found in best.values() for name in found)
     return chosen, tuple(name for name in rest if name not in chosen.values())
+
+
+def _is_readme(name: str) -> bool:
+    return name.lower() in ("readme", "readme.md", "readme.txt")
 
 
 def _is_litter(name: str) -> bool:

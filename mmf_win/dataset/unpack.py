@@ -9,15 +9,16 @@ from pathlib import Path
 
 from mmf_win.archives import Archive, Digest
 from mmf_win.dataset.annotations import Row, keep_rows, make_plain, read_rows
-from mmf_win.dataset.layout import Layout, find_images, require_images
+from mmf_win.dataset.layout import Layout, find_images, missing_splits, require_images
 from mmf_win.dataset.own_memes import write_annotations
 from mmf_win.dataset.own_splits import read_tables, require_names_apart
-from mmf_win.errors import ArchiveError, DatasetError
+from mmf_win.errors import ArchiveError, DatasetError, IncompleteDataset
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry
 from mmf_win.unpacking.reading import open_with_progress, unpack_chosen
 from mmf_win.unpacking.staging import Staging
 
+_MOST_README = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +50,8 @@ def unpack(
         DatasetError: the parts disagree.
         ResourceError: the images do not fit on the disk.
     """
+    if only is None:
+        _require_splits(archive, layout, here, allow_missing=allow_missing)
     rows, own_images = _unpack_annotations(archive, layout, here)
     with _image_archive(archive, layout, here, digest) as (holder, images):
         images = {**images, **(own_images if holder is archive else {})}
@@ -68,6 +71,22 @@ def unpack(
             keep_rows(here.new / name, kept)
         files[name] = Entry(file_digest(here.new / name).hex(), (here.new / name).stat().st_size)
     return rows, images.keys(), files
+
+
+def _require_splits(archive: Archive, layout: Layout, here: Staging, *, allow_missing: bool) -> None:
+    """Refuse a set that lacks a split, as a copy does that was damaged or cut down."""
+    readme = ""
+    sizes = {member.name: member.size for member in archive.members if member.problem is None}
+    if layout.readme is not None and sizes.get(layout.readme, _MOST_README) < _MOST_README:
+        file = here.new / "README"
+        for _ in archive.extract({layout.readme: file}):
+            readme = file.read_text(encoding="utf-8", errors="replace")
+        file.unlink()
+    if missing := missing_splits(layout, readme):
+        message = f"{archive.path}: splits are missing: {', '.join(missing)}"
+        if not allow_missing:
+            raise IncompleteDataset(message, hint="get a complete copy")
+        _log.warning("%s", message)
 
 
 def _unpack_annotations(

@@ -275,17 +275,15 @@ def test_a_bomb_is_refused_by_its_declared_size(user_dir: Path) -> None:
 
 
 def test_overlapping_members_are_refused(user_dir: Path) -> None:
-    path = hostile.declare_offset(hostile.plain_zip(user_dir / "a.zip", {"x": FOX, "y": FOX}), 0)
+    path = hostile.declare_offset(hostile.zip_with_twins(user_dir / "a.zip", "x", "x"), 0)
     with open_archive(path) as archive:
         assert "overlaps" in str([m.problem for m in archive.members])
 
 
 def test_a_bomb_whose_members_share_their_data_is_refused(user_dir: Path) -> None:
     path = hostile.zip_with_shared_data(user_dir / "a.zip", bytes(1 << 20), 100)
-    with open_archive(path) as archive:
-        assert len(archive.members) == 100
-        sound = [member for member in archive.members if member.problem is None]
-    assert sum(member.size for member in sound) <= 1032 * path.stat().st_size
+    with pytest.raises(ArchiveError, match="its own header has another name"):
+        open_archive(path)
 
 
 def test_an_encrypted_member_without_room_for_its_header_is_refused(user_dir: Path) -> None:

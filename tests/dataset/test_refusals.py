@@ -8,7 +8,7 @@ import shutil
 import sys
 import zipfile
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ import pytest
 from mmf_win.console import Progress
 from mmf_win.dataset import unpack as unpack_module
 from mmf_win.dataset.convert import convert
-from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
+from mmf_win.errors import ArchiveError, DatasetError, IncompleteDataset, PasswordError, ResourceError
 from mmf_win.integrity.manifest import Entry
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import (
     PASSWORD,
+    PHASE_1,
+    RELEASE,
     Files,
     encrypted_zip,
     laid_out,
@@ -54,6 +56,34 @@ def test_annotations_without_images(user_dir: Path, places: Places) -> None:
     files = {name: content for name, content in memes().items() if not name.endswith(".png")}
     with pytest.raises(DatasetError, match="no images"):
         convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+
+
+def without(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
+    files = memes({name: ids for name, ids in splits.items() if name != split})
+    return files | {"hateful_memes/README.md": readme.encode()}
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        (without("dev_unseen", RELEASE), "dev_unseen"),
+        (without("test", PHASE_1, "`train.jsonl`, `dev.jsonl` and `test.jsonl`"), "test"),
+    ],
+    ids=["others of the release are there", "the README names it"],
+)
+def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
+    files: Files, missing: str, user_dir: Path, places: Places
+) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", files)
+    with pytest.raises(IncompleteDataset, match=rf"splits are missing: {missing}$"):
+        convert(path, places)
+    assert tree(places.data_dir) == {}
+    assert missing not in convert(path, places, allow_missing=True).splits
+
+
+def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, places: Places) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", without("test", PHASE_1, "My own memes."))
+    assert list(convert(path, places).splits) == ["train", "dev"]
 
 
 def test_a_truncated_archive(archive: Path, places: Places) -> None:

@@ -32,7 +32,7 @@ def write_7z(path: Path, files: Files, password: str | None = None, *, hide_name
     return path
 
 
-def write_tar(path: Path, files: Files, compression: str) -> Path:
+def write_tar(path: Path, files: Files, compression: str = "") -> Path:
     """A tar, compressed or not."""
     plain = gzip.decompress(tar_gz(files))
     compress = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[compression]
