@@ -172,7 +172,7 @@ def _vocabulary(zoo: Zoo, vocab: Tree, data_dir: str | None = None) -> Iterator[
             yield Need("extras", "vocabulary", extras, (name,), zoo.dataset("extras"))
         else:
             yield Need("other", "vocabulary", path.parent, (path.name,))
-    if vectors and str(vectors).startswith("glove."):
+    if vocab.get("type") != "random" and str(vectors).startswith("glove."):
         yield glove(zoo.places, str(vectors))
 
 

@@ -79,7 +79,7 @@ class Tool:
 
     def preset(self, name: str, **changes: Any) -> str:
         """The path of a preset for one of the tiny recipes."""
-        recipe = tiny_mmf.recipes(self.world)[name]
+        recipe = self._recipe(name)
         values = {
             "model": recipe.model,
             "config": recipe.config,
@@ -94,7 +94,7 @@ class Tool:
     def settings(self, name: str) -> dict[str, Any]:
         """The settings of one of the tiny recipes."""
         return {
-            **tiny_mmf.recipes(self.world)[name].settings,
+            **self._recipe(name).settings,
             "training": {"batch_size": 4, "num_workers": 0},
         }
 
@@ -114,6 +114,9 @@ class Tool:
     def run_of(self, result: Mapping[str, Any]) -> Run:
         """The run that a command's result names."""
         return Run(Path(result["path"]))
+
+    def _recipe(self, name: str) -> tiny_mmf.Recipe:
+        return (tiny_mmf.recipes(self.world) | tiny_mmf.recipes_of_rc12(self.world))[name]
 
     def _places(self, command: str) -> list[str]:
         save = ["--save-dir", str(self.save_dir)]

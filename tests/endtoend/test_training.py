@@ -103,20 +103,12 @@ def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None
 
 
 def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_path: Path) -> None:
-    import shutil
-
-    unlabelled = tiny_mmf.TinyWorld(tmp_path / "unlabelled")
-    shutil.copytree(tool.world.root, unlabelled.root)
-    path = unlabelled.dataset / "annotations" / "test_unseen.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    lines = [json.dumps({k: v for k, v in row.items() if k != "label"}) for row in rows]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     preset = tool.preset("vilbert")
-    tool.world = unlabelled
+    tool.world = tiny_mmf.unlabel(tool.world, tmp_path / "unlabelled")
     assert tool("train", preset, "--updates", "1")["state"] == "done"
     predicted = tool("predict")
     assert "has no labels" in Path(predicted["report"]).read_text(encoding="utf-8")
-    assert predicted["rows"] == len(rows)
+    assert predicted["rows"] == tiny_mmf.SPLITS["test_unseen"]
     assert predicted["auroc"] is None and predicted["accuracy"] is None
 
 

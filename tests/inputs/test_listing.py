@@ -117,6 +117,11 @@ def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: Places,
     assert found["tokenizer"].url == "bert-base-uncased"
 
 
+def test_a_random_vocabulary_needs_no_word_vectors(mmf_root: Path, places: Places) -> None:
+    text = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type=random"
+    assert "glove" not in needs(mmf_root, places, "image_grid", text)
+
+
 def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(
     mmf_root: Path, places: Places
 ) -> None:

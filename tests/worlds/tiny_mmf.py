@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,6 +274,10 @@ def recipes(world: TinyWorld) -> dict[str, Recipe]:
         "max_position_embeddings": POSITIONS,
         "vocab_size": len(TOKENS),
     }
+    cnn: Settings = {
+        "cnn": {"layers": {"input_dims": [3, 8], "output_dims": [8, 10], "kernel_sizes": [5, 5]}},
+        "classifier": {"params": {"in_dim": 740}},
+    }
     vilbert = whole_bert | {
         "v_hidden_size": HIDDEN,
         "v_num_hidden_layers": LAYERS,
@@ -302,6 +307,7 @@ def recipes(world: TinyWorld) -> dict[str, Recipe]:
         "regions": recipe("unimodal_image", f"{unimodal}/with_features", regions, words=True),
         "text": recipe("unimodal_text", f"{unimodal}/text", {}, words=True),
         "bert": recipe("unimodal_text", f"{unimodal}/bert", text),
+        "cnn_lstm": recipe("cnn_lstm", "others/cnn_lstm/hateful_memes/defaults", cnn, words=True),
         "concat_bert": recipe("concat_bert", "others/concat_bert/hateful_memes/defaults", text | image),
         "late_fusion": recipe("late_fusion", "others/late_fusion/hateful_memes/defaults", text | image),
         "mmbt": recipe("mmbt", "mmbt/configs/hateful_memes/defaults", text | image),
@@ -309,6 +315,99 @@ def recipes(world: TinyWorld) -> dict[str, Recipe]:
         "visual_bert": recipe("visual_bert", "visual_bert/configs/hateful_memes/direct", whole_bert),
         "vilbert": recipe("vilbert", "vilbert/configs/hateful_memes/direct", vilbert),
     }
+
+
+def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
+    """Models that 1.0.0rc12 alone has, with its own configurations, none of which is for Hateful Memes."""
+    bert = str(world.bert)
+    size: Settings = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    tokens: Settings = {"type": bert, "params": {"do_lower_case": True}}
+    text: Settings = {"tokenizer_config": tokens, "mask_probability": 0, "max_seq_length": 16}
+    bbox = {"bbox_key": "bbox", "image_width_key": "image_width", "image_height_key": "image_height"}
+    sizes = size | {"intermediate_size": INNER, "max_position_embeddings": POSITIONS}
+    lxmert = sizes | {
+        "bert_model_name": bert,
+        "vocab_size": len(TOKENS),
+        "training_head_type": "classification",
+        "num_labels": 2,
+        "losses": ["cross_entropy"],
+        "l_layers": 1,
+        "x_layers": 1,
+        "r_layers": 1,
+    }
+    regions: Settings = {
+        "use_features": True,
+        "use_images": False,
+        "return_features_info": True,
+        "max_features": BOXES,
+        "processors": {
+            "text_processor": {"type": "bert_tokenizer", "params": text},
+            "transformer_bbox_processor": {"type": "transformer_bbox", "params": bbox},
+        },
+    }
+    picture = size | {
+        "random_init": True,
+        "image_size": [32, 32],
+        "patch_size": 16,
+        "hidden_dim": HIDDEN,
+        "intermediate_size": INNER,
+        "mlp_dim": INNER,
+        "pretrained_model_name": str(build_vit(world.root / "vit")),
+    }
+    head = {"type": "mlp", "loss": "loss", "in_dim": HIDDEN, "hidden_size": HIDDEN, "num_labels": 2}
+    words = {"bert_model_name": bert, "hidden_size": HIDDEN, "hidden_dim": HIDDEN}
+    vilt: Settings = {
+        "tasks": "hateful_memes",
+        "heads": {"hateful_memes": [head | {"pooler_name": "bert_pooler"}]},
+        "losses": {"loss": "cross_entropy"},
+        "image_encoder": {"type": "vit", "params": picture},
+        "text_embeddings": words | {"max_position_embeddings": POSITIONS},
+    }
+    pieces = {"from_pretrained": bert, "mask_probability": 0, "max_seq_length": 16}
+    pictures: Settings = {
+        "processors": {
+            "text_processor": {"type": "vilt_text_tokenizer", "params": pieces},
+            "image_processor": {"type": "vilt_image_processor", "params": {"size": [32, 32]}},
+        },
+    }
+
+    def recipe(model: str, values: Settings, dataset: Settings) -> Recipe:
+        settings: Settings = {
+            "model_config": {model: values},
+            "dataset_config": {"hateful_memes": dataset},
+            "optimizer": {"type": "adam_w", "params": {"lr": 1e-4}},
+            "evaluation": {"metrics": ["accuracy", "binary_f1", "roc_auc"]},
+        }
+        return Recipe(model, f"configs/models/{model}/defaults.yaml", settings)
+
+    return {"lxmert": recipe("lxmert", lxmert, regions), "vilt": recipe("vilt", vilt, pictures)}
+
+
+def build_vit(folder: Path) -> Path:
+    """What transformers reads of a vision transformer that begins with random weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "model_type": "vit",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INNER,
+        "image_size": 32,
+        "patch_size": 16,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def unlabel(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWorld:
+    """A copy of a world in which a split has no labels."""
+    copy = TinyWorld(root)
+    shutil.copytree(world.root, copy.root)
+    path = copy.dataset / "annotations" / f"{split}.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [json.dumps({key: value for key, value in row.items() if key != "label"}) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return copy
 
 
 def _transforms() -> list[Any]:

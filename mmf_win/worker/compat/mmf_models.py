@@ -46,6 +46,30 @@ PATCHES = (
         ),
     ),
     Patch(
+        name="random-vocabulary",
+        problem="BaseVocab: random word vectors are uninitialized memory, and some are no numbers",
+        edits=(
+            Edit(
+                "mmf.utils.vocab",
+                "self.vectors = torch.FloatTensor(self.get_size(), embedding_dim)",
+                "self.vectors = torch.randn(self.get_size(), embedding_dim)",
+            ),
+        ),
+    ),
+    Patch(
+        name="unlabelled-heads",
+        problem="HeadsDict: fails on rows without a label, of which other models compute no loss",
+        mmf=RC12,
+        edits=(
+            Edit(
+                "mmf.models.transformers.heads.utils",
+                'output = self.losses[loss_name](sample_list, {"scores": logits})',
+                'output = self.losses[loss_name](sample_list, {"scores": logits})'
+                ' if "targets" in sample_list else {}',
+            ),
+        ),
+    ),
+    Patch(
         name="accumulation",
         problem="run_training_epoch: with training.update_frequency, an epoch's last update divides by zero",
         mmf=RC12,

@@ -94,4 +94,14 @@ PATCHES = (
         after_import={"mmf.modules.hf_layers": _add_transpose_for_scores},
         needed=lacks(_BERT, "def transpose_for_scores"),
     ),
+    Patch(
+        name="lxmert-cross-attention",
+        problem="LXMERT: BertSelfAttention has lost encoder_attention_mask; attention_mask takes its place",
+        mmf=RC12,
+        library="transformers >= 4.54",
+        edits=(
+            Edit("mmf.models.lxmert", "encoder_attention_mask=ctx_att_mask", "attention_mask=ctx_att_mask"),
+        ),
+        needed=lacks(_BERT, "attention_mask = encoder_attention_mask"),
+    ),
 )

@@ -123,6 +123,15 @@ def word_vectors(root: Path, world: TinyWorld) -> Any:
     return [vectors.itos, vectors.vectors.shape[1], float(vectors.vectors[vectors.stoi["世界"]][0])]
 
 
+def random_vectors(root: Path, world: TinyWorld) -> Any:
+    """The mean and the deviation of a random vocabulary's vectors."""
+    from mmf.utils.vocab import Vocab
+
+    words = world.data / "vocabs" / "vocabulary_100k.txt"
+    vectors = Vocab(type="random", vocab_file=str(words), embedding_dim=300).get_vectors()
+    return [float(vectors.mean()), float(vectors.std())]
+
+
 def no_word_vectors(root: Path, world: TinyWorld) -> Any:
     """What the user reads when the GloVe file is not there."""
     from mmf.utils import vocab
@@ -220,6 +229,7 @@ QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     small_batches,
     features,
     word_vectors,
+    random_vectors,
     no_word_vectors,
     text_link,
     options,

@@ -127,6 +127,10 @@ def test_word_vectors_come_from_the_cache_folder(answers: dict[str, Any], world:
     assert number == pytest.approx(float(line.split()[1]))
 
 
+def test_random_word_vectors_are_random_numbers(answers: dict[str, Any]) -> None:
+    assert answers["random_vectors"] == pytest.approx([0, 1], abs=0.1)
+
+
 def test_missing_word_vectors_are_named(answers: dict[str, Any], world: TinyWorld) -> None:
     message, hint = answers["no_word_vectors"]
     assert str(world.root / "glove.6B.300d.txt") in message
