@@ -18,6 +18,7 @@ import click
 from mmf_win import __version__
 from mmf_win.console import colour, log_shown, say
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
+from mmf_win.files import NO_ROOM
 
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
 COMMANDS = {
@@ -144,8 +145,10 @@ def _system_error(error: OSError) -> MmfwError:
     """A file operation that the system refused, said as the user's matter, not as ours."""
     what = error.strerror or str(error)
     where = f"{error.filename}: " if error.filename else ""
-    if error.errno == errno.ENOSPC:
-        return ResourceError(
-            f"{where}the disk is full", hint="free some space and run the same command again"
-        )
+    if error.errno == errno.EFBIG:
+        limits = "see what limits the size of a file: ulimit -f, or the file system"
+        return ResourceError(f"{where}{what}", hint=limits)
+    if error.errno in NO_ROOM:
+        full = "the disk is full" if error.errno == errno.ENOSPC else what
+        return ResourceError(f"{where}{full}", hint="free some space and run the same command again")
     return DataError(f"{where}{what}")

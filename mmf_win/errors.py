@@ -152,6 +152,10 @@ class UnknownArchive(DataError):
     folder: Path | None = None
 
 
+class HostileFeatures(DatasetError):
+    """MMF would run code that region features hold."""
+
+
 class DamagedFeatures(DatasetError):
     """An LMDB of region features is damaged, or missing where nothing is known that has it."""
 

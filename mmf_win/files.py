@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from typing import Any
 
 _TRIES = 20 if sys.platform == "win32" else 1
 _PAUSE = 0.1
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""The numbers of errors that mean that no more can be written."""
 
 
 def rename(old: Path, new: Path) -> None:
@@ -35,6 +38,17 @@ def rename(old: Path, new: Path) -> None:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of writing name the file: the system names none where a disk, quota or limit is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write a file to, which then takes the place of ``path``.
 
@@ -44,7 +58,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -39,8 +39,11 @@ def portable_name(name: str) -> str:
 
 
 def module_command(module: str, *words: str) -> list[str]:
-    """What runs a module of mmfw's; the user's files in the current folder cannot stand in for libraries."""
-    return [sys.executable, "-c", _RUN, str(Path(__file__).parents[1]), module, *words]
+    """What runs a module of mmfw's; the user's files in the current folder cannot stand in for libraries.
+
+    In UTF-8 mode, since lmdb opens no name that the locale cannot encode, and the C locale has ASCII alone.
+    """
+    return [sys.executable, "-X", "utf8", "-c", _RUN, str(Path(__file__).parents[1]), module, *words]
 
 
 def make_portable(folder: Path) -> list[tuple[Path, Path]]:

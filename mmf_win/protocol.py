@@ -44,7 +44,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from mmf_win.files import json_bytes, read_json, write_json
+from mmf_win.files import json_bytes, naming, read_json, write_json
 from mmf_win.paths import Inside
 
 Event = dict[str, Any]
@@ -251,7 +251,7 @@ class EventLog:
     def write(self, kind: str, **values: object) -> None:
         """Append one event; ``t`` is seconds since the epoch."""
         event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.attempt, **values}
-        with self.path.open("a+b", buffering=0) as file:
+        with naming(self.path), self.path.open("a+b", buffering=0) as file:
             file.write(b"\n" * _is_torn(file) + json_bytes(event))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
 import pytest
 
 from mmf_win import files
-from mmf_win.files import read_json, rename, replacing, write_json
+from mmf_win.files import read_json, rename, replacing, write_bytes, write_json
+from mmf_win.protocol import EventLog
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(user_dir: Path) -> None:
@@ -106,3 +108,24 @@ def test_a_file_that_another_has_open_is_replaced_once_it_is_closed(
         monkeypatch.setattr("time.sleep", lambda seconds: reader.close())
         write_json(path, 2)
     assert read_json(path) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no process so")
+def test_a_file_that_is_too_large_is_named_and_leaves_nothing(user_dir: Path) -> None:
+    import resource
+
+    path = user_dir / "модель.json"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            write_bytes(path, bytes(100))
+        log = EventLog(user_dir / "events.jsonl", "1")
+        log.write("note", text="more than may be written, of which the system takes a part")
+        with pytest.raises(OSError) as torn:
+            log.write("note", text="more")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert (torn.value.errno, torn.value.filename) == (errno.EFBIG, str(user_dir / "events.jsonl"))
+    assert not path.exists()

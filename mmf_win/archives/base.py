@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
 from mmf_win.errors import ArchiveError, NoPassword, PasswordError
 from mmf_win.fast_zlib import crc32
+from mmf_win.files import naming
 from mmf_win.threads import Advance, ignore, result_of
 
 BLOCK = 1 << 20
@@ -256,7 +257,8 @@ class Output:
 
     def close(self) -> None:
         """Let go of the file, and remove it unless it was verified."""
-        self._file.close()
+        with naming(self._target):
+            self._file.close()
         if not self._verified:
             self._target.unlink(missing_ok=True)
 
@@ -284,7 +286,8 @@ class Output:
         Raises:
             ArchiveError: the size or the checksum is not what the archive declares.
         """
-        self._file.close()
+        with naming(self._target):
+            self._file.close()
         member = self._member
         if self._size < member.size:
             raise damaged(self._archive, f"it ends after {self._size} of {member.size} bytes", member.name)

@@ -20,6 +20,7 @@ from mmf_win.dataset.features import extract_features
 from mmf_win.doctor import verify as doctor
 from mmf_win.errors import DamagedFeatures, DamagedInputs, DataError, MmfError, UsageError
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
+from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import known
 from mmf_win.integrity.finding import Finding, State
@@ -167,6 +168,8 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
         entry = Zoo(find().root, places).dataset("features")
     version = entry.version if entry else None
     target = extract_features(archive, places, version=version, ask=ask, force=force)
+    with suppress(MmfError):  # there is no lmdb yet; training reads them, too
+        image_keys(target)
     say(f"features: {target}")
     if version is None:
         say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")

@@ -141,7 +141,7 @@ def _base(lmdb: Path, force: bool) -> Path | None:
         problem = next(iter(verify(manifest, only=[name], title="Verifying what is there")), None)
     elif (lmdb / _DATA).is_file():
         try:
-            image_keys(lmdb, walk=True)
+            image_keys(lmdb)
         except DatasetError as error:
             problem = error
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import DamagedFeatures, Interrupted
+from mmf_win.errors import DamagedFeatures, HostileFeatures, Interrupted
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Check
 from mmf_win.paths import module_command
@@ -21,14 +21,17 @@ _NOTE = "mmfw-keys.json"
 
 
 def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
-    """The keys of an LMDB of region features, remembered beside it for as long as nobody touches it.
+    """The keys of an LMDB of region features, of which every record was read once.
+
+    They are remembered beside it for as long as nobody touches it.
 
     Args:
         folder: the LMDB.
-        walk: read every record, whatever is remembered; of files that there is nothing to verify against.
+        walk: read every record, whatever is remembered.
 
     Raises:
         DamagedFeatures: it is cut off or damaged.
+        HostileFeatures: MMF would run code that is in it.
         MmfError: lmdb is not installed.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
@@ -37,18 +40,21 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
     if not walk:
         with suppress(OSError, ValueError, TypeError, KeyError):
             remembered = read_json(note)
-            if (remembered["lmdb"], remembered["state"]) == (folder.name, state):
+            if (remembered["lmdb"], remembered["checked"]) == (folder.name, state):
                 return frozenset(remembered["keys"])
     require_packages("lmdb")
-    found, code = answer_of(
-        "mmf_win.worker.feature_lmdb", str(folder.absolute()), *(["--walk"] if walk else [])
-    )
+    found, code = answer_of("mmf_win.worker.feature_lmdb", str(folder.absolute()))
     if found is None:  # reading what is not there ends the process
-        found = {"problem": f"it cannot be read to its end (exit code {code})"}
+        found = {"problem": f"it cannot be read to its end (exit code {code})", "refused": False}
+    if found.get("refused"):
+        raise HostileFeatures(
+            f"{folder}: not used, since MMF would run what is in it: {found['problem']}",
+            hint="use features that were extracted by somebody you trust",
+        )
     if "problem" in found:
         raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", lmdb=folder)
     with suppress(OSError):
-        write_json(note, {"lmdb": folder.name, "state": state, "keys": found["keys"]})
+        write_json(note, {"lmdb": folder.name, "checked": state, "keys": found["keys"]})
     return frozenset(found["keys"])
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mmf_win.console import Progress
 from mmf_win.dataset.features import built_version
-from mmf_win.errors import ArchiveError, DataError
+from mmf_win.errors import ArchiveError, DataError, HostileFeatures
 from mmf_win.files import read_json, write_json
 from mmf_win.inputs.caches import contradicts_name, hash_in_name
 from mmf_win.inputs.keys import image_keys
@@ -69,6 +69,9 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
         need: the files.
         places: MMF's folders.
         full: read every file.
+
+    Raises:
+        HostileFeatures: MMF would run code that is in one.
     """
     try:
         if need.is_ours:
@@ -84,8 +87,12 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
             return _damaged(_finding(need), problem)
         if need.is_ours:
             wrong = verify(manifest, full=full, only=need.found_names, title=f"Verifying {need.title}")
+            if full and need.kind == "features" and not wrong:
+                image_keys(need.files[0].parent, walk=True)  # its hash does not tell what MMF would run
         else:
             wrong = _verify_elsewhere(need, manifest, full)
+    except HostileFeatures:  # to write them again from the same archive would not help
+        raise
     except DataError as error:
         return _damaged(_finding(need), str(error))
     finding = known(need, places)

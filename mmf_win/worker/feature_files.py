@@ -100,7 +100,7 @@ def unpickled(record: bytes | memoryview) -> Any:
     """A record of an LMDB, or the list of its keys.
 
     Raises:
-        pickle.UnpicklingError: it names something else than numpy's classes.
+        Refused: it names something else than numpy's classes.
     """
     return _NumpyOnly(io.BytesIO(record)).load()
 
@@ -128,6 +128,10 @@ def _check_rows(path: Path, record: dict[str, Any]) -> None:
             raise DatasetError(f"{path}: {name} has {rows} rows for {allowed[0]} regions")
 
 
+class Refused(pickle.UnpicklingError):
+    """A pickle names something that is not numpy's, and to load it could run any code."""
+
+
 class _NumpyOnly(pickle.Unpickler):
     """Loads plain values and numpy's arrays, and nothing that could run code."""
 
@@ -135,4 +139,4 @@ class _NumpyOnly(pickle.Unpickler):
         """Allow what rebuilds arrays; refuse everything else."""
         if (module.replace("numpy._core", "numpy.core"), name) in _NUMPY:  # numpy 2 has moved them
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and only numpy's classes are loaded")
+        raise Refused(f"it names {module}.{name}, and only numpy's classes are loaded")

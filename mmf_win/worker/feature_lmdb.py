@@ -6,8 +6,9 @@ file name without its suffix, ``feature_path``, ``features`` (regions × 2048, f
 in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
 
 The parent reads one in a process of its own, since a truncated file kills whoever maps it:
-``python -m mmf_win.worker.feature_lmdb FOLDER [--walk] OUTPUT``. ``OUTPUT`` is JSON: under ``keys`` the
-images that it has features of, or under ``problem`` what is wrong with it. ``--walk`` reads every record.
+``python -m mmf_win.worker.feature_lmdb FOLDER OUTPUT``. ``OUTPUT`` is JSON: under ``keys`` the images that it
+has features of, or under ``problem`` what is wrong with it, and under ``refused`` whether MMF would run code
+that is in it. Every record is read, since MMF unpickles whatever it finds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import lmdb
 
 from mmf_win.console import Progress
 from mmf_win.files import write_json
-from mmf_win.worker.feature_files import unpickled
+from mmf_win.worker.feature_files import Refused, unpickled
 
 
 def least_map(count: int, total: int) -> int:
@@ -65,11 +66,12 @@ def read_keys(folder: Path, *, walk: bool) -> list[str]:
 
     Args:
         folder: holds ``data.mdb``; or that file itself.
-        walk: read every record, too.
+        walk: read every record, too, and load it as nothing but numpy's arrays and plain values.
 
     Raises:
         lmdb.Error: this is no LMDB, or its pages are inconsistent.
-        ValueError: it is truncated, or lacks the list of its keys.
+        ValueError: it is truncated, lacks the list of its keys, or holds a record that cannot be read.
+        Refused: a record would run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
     options = {"readonly": True, "lock": False, "readahead": walk, "subdir": folder.is_dir()}
@@ -84,8 +86,8 @@ def read_keys(folder: Path, *, walk: bool) -> list[str]:
             keys = _keys(listed)
             if walk:
                 with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
-                    for _, value in transaction.cursor():
-                        bytes(value)  # to touch each of its pages
+                    for key, value in transaction.cursor():
+                        _require_plain(bytes(key).decode("utf-8", "replace"), value)
                         progress.advance(1)
             absent = next((key for key in keys if transaction.get(key.encode()) is None), None)
             if absent is not None:
@@ -93,9 +95,20 @@ def read_keys(folder: Path, *, walk: bool) -> list[str]:
     return keys
 
 
+def _require_plain(key: str, value: memoryview) -> None:
+    try:
+        unpickled(value)
+    except Refused as error:
+        raise Refused(f"the record {key}: {error}") from error
+    except Exception as error:  # whatever a damaged pickle leads to
+        raise ValueError(f"the record {key} cannot be read: {error}") from error
+
+
 def _keys(pickled: memoryview) -> list[str]:
     try:
         listed = [key.decode() if isinstance(key, bytes) else key for key in unpickled(pickled)]
+    except Refused as error:
+        raise Refused(f"the list of its keys: {error}") from error
     except Exception as error:  # whatever a damaged pickle leads to
         raise ValueError(f"the list of its keys cannot be read: {error}") from error
     if not all(isinstance(key, str) for key in listed):
@@ -103,15 +116,17 @@ def _keys(pickled: memoryview) -> list[str]:
     return listed
 
 
-def main(folder: Path, output: Path, *, walk: bool) -> int:
+def main(folder: Path, output: Path) -> int:
     """Write what was found, and return the exit code."""
     try:
-        found: dict[str, Any] = {"keys": read_keys(folder, walk=walk)}
+        found: dict[str, Any] = {"keys": read_keys(folder, walk=True)}
+    except Refused as error:
+        found = {"problem": str(error), "refused": True}
     except (lmdb.Error, ValueError) as error:
-        found = {"problem": f"{type(error).__name__}: {error}"}
+        found = {"problem": f"{type(error).__name__}: {error}", "refused": False}
     write_json(output, found)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[-1]), walk="--walk" in sys.argv))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[-1])))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mmf_win.errors import CheckpointError, DataError, MmfwError, ResourceError, UsageError
+from mmf_win.files import NO_ROOM
 from mmf_win.protocol import Exit, Outcome, Phase
 
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
@@ -92,6 +93,8 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     if killed := _LOADER_WORKER_KILLED.search(trace):
         message = f"a DataLoader worker (pid {killed[1]}) was killed by the signal {killed[2]}"
         hint = "training.num_workers=0 loads the rows without such workers" if outcome == "killed" else None
+    if getattr(error, "errno", None) == errno.EFBIG:
+        hint = "see what limits the size of a file: ulimit -f, or the file system"
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
     functions = {function for _, _, function in _FRAME.findall(trace)}
     phase = next((phase for phase, names in _PHASES if functions & names), None)
@@ -148,7 +151,7 @@ def _outcomes(
         yield "host_oom" if killed[2] in _FOR_WANT_OF_MEMORY else "killed"
     if number in _NO_HANDLES:
         yield "handles"
-    if number in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}:
+    if number in NO_ROOM:
         yield "disk"
     if issubclass(kind, ImportError):
         yield "mmf"

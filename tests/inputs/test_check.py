@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from mmf_win.cli import main
 from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.errors import DamagedInputs, DataError, DatasetError, MmfError
+from mmf_win.errors import DamagedInputs, DataError, DatasetError, HostileFeatures, MmfError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import without_features
 from mmf_win.integrity.verify import record
@@ -263,8 +270,53 @@ def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: P
         opened.begin(write=True) as transaction,
     ):
         transaction.put(b"keys", pickle.dumps([Hostile()]))
-    with pytest.raises(DataError, match="the list of its keys cannot be read"):
+    with pytest.raises(HostileFeatures, match="the list of its keys: it names"):
         dataset.check()
+    assert not (tmp_path / "done").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no C locale")
+def test_features_below_a_name_that_the_locale_cannot_encode_are_intact(dataset: Dataset) -> None:
+    dataset.features_without()
+    words = ("features", "verify", "vilbert", "--data-dir", str(dataset.places.data_dir), "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "mmf_win", *words],
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        check=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    (features,) = (found for found in json.loads(done.stdout) if found["what"] == "region features")
+    assert features["state"] == "recorded", features
+
+
+def test_a_record_that_would_run_code_is_named_and_not_run(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither by what trains, nor where a list of hashes says that the file is as it came."""
+    import lmdb
+
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "done"),)
+
+    dataset.features_without()
+    with (
+        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
+        opened.begin(write=True) as transaction,
+    ):
+        key = next(key for key, _ in transaction.cursor() if key != b"keys")
+        transaction.put(key, pickle.dumps({"features": Hostile()}))
+    record(dataset.lmdb.parent, ["detectron.lmdb/data.mdb"], title="Recording")
+    refused = rf"detectron\.lmdb: not used.* the record {key.decode()}: it names .*mkdir"
+    with pytest.raises(HostileFeatures, match=refused):
+        dataset.check()
+    words = ("vilbert", "--data-dir", str(dataset.places.data_dir))
+    assert main(["features", "verify", *words, "--full"]) == 3
+    assert re.search(refused, capsys.readouterr().err)
+    archive = shutil.make_archive(str(tmp_path / "features"), "zip", dataset.lmdb.parent)
+    assert main(["features", "extract", archive, "--data-dir", str(tmp_path / "another")]) == 3
+    assert re.search(refused, capsys.readouterr().err)
     assert not (tmp_path / "done").exists()
 
 

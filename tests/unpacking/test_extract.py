@@ -242,6 +242,7 @@ def test_a_disk_that_is_full_in_the_middle(small_disk: Path, user_dir: Path) -> 
     with pytest.raises(OSError) as caught:
         extract_verified(path, folder)
     assert caught.value.errno == errno.ENOSPC
+    assert str(small_disk) in caught.value.filename
     assert_nothing_came_out(folder)
     subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
     assert len(extract_verified(path, folder).files) == 90

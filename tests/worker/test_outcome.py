@@ -51,6 +51,7 @@ def caught(error: BaseException) -> BaseException:
         ),
         (OSError(errno.EMFILE, "Too many open files", "img/1.png"), "handles"),
         (RuntimeError("received 0 items of ancdata"), "handles"),
+        (OSError(errno.EFBIG, "File too large", "current.ckpt"), "disk"),
         (OSError(errno.ENOSPC, "No space left on device", "current.ckpt"), "disk"),
         (RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed"), "disk"),
         (RuntimeError("Function 'MulBackward0' returned nan values in its 0th output."), "nan"),
