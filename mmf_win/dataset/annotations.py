@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,10 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
         if not there:
             raise NoDataset(message, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
         stem = Path(split).stem
-        hint = f"a split is a name, not a file: {stem}" if stem in there else f"there are: {', '.join(there)}"
-        raise DatasetError(message, hint=hint)
+        if stem in there:
+            raise DatasetError(message, hint=f"a split is a name, not a file: {stem}")
+        meant = "".join(f"did you mean {near}? " for near in get_close_matches(stem, there, n=1))
+        raise DatasetError(message, hint=f"{meant}there are: {', '.join(there)}")
     return file
 
 

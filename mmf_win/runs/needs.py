@@ -139,12 +139,13 @@ def needs_of_run(
     mmf: Installed, request: RunRequest, places: Places, overrides: Sequence[str] = ()
 ) -> dict[Need, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
-    config = resolve(mmf.root, places, request, [*request.overrides, *overrides])
+    config = resolve(mmf.root, places, request, [*request.overrides, *overrides], trained=True)
     return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
 
 
 def _config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
-    return resolve(Path(asked.mmf), places, replace(request, settings=asked.settings), asked.overrides)
+    asked_for = replace(request, settings=asked.settings)
+    return resolve(Path(asked.mmf), places, asked_for, asked.overrides, trained=bool(request.mmf))
 
 
 def _configs(
@@ -159,7 +160,7 @@ def _configs(
 
 def _typed(request: RunRequest) -> list[str]:
     """The run's preset if one can name it; earlier runs have not noted where the user's own lies."""
-    if request.preset_file is not None:
+    if request.preset_file is not None and Path(request.preset_file).is_file():
         return [request.preset_file]
     return [request.preset] if request.preset in presets.names() else []
 

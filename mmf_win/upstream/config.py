@@ -58,7 +58,9 @@ class Experiment:
     offline: bool = False
 
 
-def resolve(root: Path, places: Places, asked: Experiment, overrides: Sequence[str] = ()) -> Tree:
+def resolve(
+    root: Path, places: Places, asked: Experiment, overrides: Sequence[str] = (), *, trained: bool = False
+) -> Tree:
     """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``.
 
     Args:
@@ -66,9 +68,10 @@ def resolve(root: Path, places: Places, asked: Experiment, overrides: Sequence[s
         places: MMF's folders.
         asked: what it is made of.
         overrides: ``KEY=VALUE``.
+        trained: it has trained before, so what MMF drops of its settings must not keep it from going on.
 
     Raises:
-        UsageError: the configuration cannot be put together, or MMF would refuse or drop an override.
+        UsageError: the configuration cannot be put together, or MMF would refuse or drop a part of it.
         MmfError: a file of MMF is missing.
     """
     from omegaconf import OmegaConf
@@ -81,7 +84,7 @@ def resolve(root: Path, places: Places, asked: Experiment, overrides: Sequence[s
         own_code = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
         assign(merged, overrides, version=version, has_user_dir=bool(own_code))
         if not own_code:  # which may bring names and keys of any kind
-            in_settings = dict(leaves(asked.settings)) if asked.settings else {}
+            in_settings = dict(leaves(asked.settings)) if asked.settings and not trained else {}
             changes = {"model": asked.model, **in_settings, **values_of(overrides)}
             require_usable(root, OmegaConf.to_container(of_mmf), changes, version)
 

@@ -79,7 +79,7 @@ def test_a_mistake_is_named_with_the_next_step(
     [
         ("test_seen.jsonl", "a name, not a file: test_seen"),
         (f"{DEFAULTS}/annotations/test_seen.jsonl", "a name, not a file: test_seen"),
-        ("tset_seen", "test_seen"),
+        ("tset_seen", "did you mean test_seen?"),
     ],
 )
 def test_a_split_that_is_not_there_names_those_that_are(

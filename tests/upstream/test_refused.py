@@ -69,6 +69,15 @@ def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
     assert word.partition("=")[0].partition(".")[0] in str(caught.value)
 
 
+def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
+    mmf_root: Path, places: Places
+) -> None:
+    asked = Experiment("mmbt", CONFIG, tree("training.batchsize=4"))
+    resolve(mmf_root, places, asked, trained=True)
+    with pytest.raises(UsageError):
+        resolve(mmf_root, places, asked, ["training.batch_size=0"], trained=True)
+
+
 @pytest.mark.parametrize("word", ["training.batch_size=0", "optimizer.type=adamww", "run_type=tset"])
 def test_the_same_holds_for_overrides(mmf_root: Path, places: Places, word: str) -> None:
     with pytest.raises(UsageError):
