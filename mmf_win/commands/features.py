@@ -168,7 +168,8 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
         entry = Zoo(find().root, places).dataset("features")
     version = entry.version if entry else None
     target = extract_features(archive, places, version=version, ask=ask, force=force)
-    with suppress(MmfError):  # there is no lmdb yet; training reads them, too
+    # Without lmdb they are read before a run, which also tells what is wrong with an LMDB that came so.
+    with suppress(MmfError, DamagedFeatures):
         image_keys(target)
     say(f"features: {target}")
     if version is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mmf_win.console import Progress
 from mmf_win.dataset.features import built_version
-from mmf_win.errors import ArchiveError, DataError, HostileFeatures
+from mmf_win.errors import ArchiveError, DamagedFeatures, DataError, HostileFeatures
 from mmf_win.files import read_json, write_json
 from mmf_win.inputs.caches import contradicts_name, hash_in_name
 from mmf_win.inputs.keys import image_keys
@@ -88,7 +88,8 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
         if need.is_ours:
             wrong = verify(manifest, full=full, only=need.found_names, title=f"Verifying {need.title}")
             if full and need.kind == "features" and not wrong:
-                image_keys(need.files[0].parent, walk=True)  # its hash does not tell what MMF would run
+                with suppress(DamagedFeatures):  # it came so: a run says what is wrong with it
+                    image_keys(need.files[0].parent, walk=True)  # a hash does not tell what MMF would run
         else:
             wrong = _verify_elsewhere(need, manifest, full)
     except HostileFeatures:  # to write them again from the same archive would not help
