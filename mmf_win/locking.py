@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 if sys.platform == "win32":
+    import ctypes
     import msvcrt
+    from ctypes import wintypes
+
+    # https://learn.microsoft.com/windows/win32/api/fileapi/nf-fileapi-lockfileex
+    _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+    _kernel32.LockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4, wintypes.LPVOID]
+    _kernel32.UnlockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 3, wintypes.LPVOID]
+    _AT_ONCE, _EXCLUSIVE = 1, 2
+    _HELD_BY_ANOTHER = {33, 997}
 else:
     import fcntl
 
@@ -34,38 +43,59 @@ def locked(path: Path, patience: float = 0.0, on_wait: Callable[[], None] = lamb
     waiting = False
     with path.open("ab") as file:
         while not _acquired(file.fileno()):
-            if time.monotonic() >= deadline:
+            # Somebody who asks whether it is held stands in the way, but only for a moment.
+            if time.monotonic() >= deadline and is_locked(path):
                 raise BlockingIOError(errno.EAGAIN, "another process holds this lock", str(path))
-            if not waiting:
+            if not waiting and time.monotonic() < deadline:
                 waiting = True
                 on_wait()
             time.sleep(_PAUSE)
         try:
             yield
         finally:
-            if sys.platform == "win32":
-                file.seek(0)
-                msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
-
-
-def _acquired(descriptor: int) -> bool:
-    try:
-        if sys.platform == "win32":
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # the latter on Windows
-        return False
-    return True
+            _release(file.fileno())
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock at this moment."""
-    if not path.exists():
-        return False
+    """Whether some process holds the lock at this moment. Any number may ask at once.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
-        with locked(path):
+        with path.open("rb") as file:
+            if not _acquired(file.fileno(), shared=True):
+                return True
+            _release(file.fileno())
             return False
-    except BlockingIOError:
+    except FileNotFoundError:
+        return False
+
+
+def _acquired(descriptor: int, *, shared: bool = False) -> bool:
+    """Take the lock, or a share of it, which others may have too; False where that is refused."""
+    if sys.platform == "win32":
+        flags = _AT_ONCE | (0 if shared else _EXCLUSIVE)
+        if _kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _first_byte()):
+            return True
+        if ctypes.get_last_error() not in _HELD_BY_ANOTHER:
+            raise ctypes.WinError(ctypes.get_last_error())
+        return False
+    else:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         return True
+
+
+def _release(descriptor: int) -> None:
+    """Give the lock back; on Windows, closing the file would do so only some time later."""
+    if sys.platform == "win32":
+        _kernel32.UnlockFileEx(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _first_byte())
+
+
+def _first_byte() -> Any:
+    """Windows' OVERLAPPED for the file's beginning: nothing but zeros."""
+    if sys.platform == "win32":
+        return (ctypes.c_size_t * 5)()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ from mmf_win.locking import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
+"""
+
+ASKER = """
+import sys
+from pathlib import Path
+from mmf_win.locking import is_locked
+path = Path(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(sum(is_locked(path) for _ in range(2000)), flush=True)
 """
 
 
@@ -32,3 +43,33 @@ def test_a_lock_is_held_until_its_holder_dies(tmp_path: Path) -> None:
     with locked(path):
         pass
     assert not is_locked(path)
+
+
+def test_those_who_ask_see_no_holder_in_each_other_and_keep_nobody_from_taking_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    command = [sys.executable, "-c", ASKER, str(path)]
+    with ExitStack() as stack:
+        askers = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for _ in range(3)
+        ]
+        for asker in askers:
+            assert asker.stdout is not None and asker.stdout.readline().strip() == b"ready"
+        *others, last = askers
+        assert [asker.communicate()[0].strip() for asker in _begun(others)] == [b"0", b"0"]
+        assert last.stdin is not None
+        last.stdin.write(b"\n")
+        last.stdin.flush()
+        for _ in range(20):
+            with locked(path):
+                pass
+
+
+def _begun(askers: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
+    """Let all of them begin before anybody waits for the first."""
+    for asker in askers:
+        assert asker.stdin is not None
+        asker.stdin.write(b"\n")
+        asker.stdin.flush()
+    return askers
