@@ -6,17 +6,22 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 Unit = Literal["B", "file", "update", "image"]
+_NARROWEST = 7
+"""Letters that a column of text keeps on a narrow terminal."""
 
 
 class _Stderr:
@@ -114,9 +119,9 @@ def first_few(names: Sequence[str], shown: int = 3) -> str:
     return ", ".join(names[:shown]) + (" …" if len(names) > shown else "")
 
 
-def moment(seconds: float) -> str:
-    """A time since the epoch for people, by the local clock."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+def moment(seconds: float | None) -> str:
+    """A time since the epoch for people, by the local clock; ``-`` where it is not known."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def duration(seconds: float) -> str:
@@ -131,16 +136,24 @@ def duration(seconds: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned by spaces; numbers to the right, ``None`` as ``-``."""
+    """Columns aligned by spaces; numbers to the right, ``None`` as ``-``.
+
+    On a terminal that is too narrow, texts continue on the next line, those of the first column at last.
+    """
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     right = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in cells
-    )
+    room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if sys.stdout.isatty() else sum(widths)
+    least = [max(len(row[i]) for row in cells[1:]) if right[i] else _NARROWEST for i in range(len(header))]
+    while sum(widths) > room and (foldable := [i for i, width in enumerate(widths) if width > least[i]]):
+        widths[max(foldable, key=lambda i: (i > 0, widths[i]))] -= 1
+    lines = []
+    for row in cells:
+        folded = [wrap(cell, w, break_on_hyphens=False) or [""] for cell, w in zip(row, widths, strict=True)]
+        for parts in zip_longest(*folded, fillvalue=""):
+            columns = zip(parts, widths, right, strict=True)
+            lines.append("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in columns).rstrip())
+    return "\n".join(lines)
 
 
 def _cell(value: object) -> str:

@@ -116,4 +116,7 @@ def read_json(path: Path) -> Any:
         OSError: the file cannot be read.
         ValueError: it holds no JSON.
     """
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

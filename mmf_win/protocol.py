@@ -40,9 +40,10 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from types import UnionType
+from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
 from mmf_win.files import json_bytes, naming, read_json, write_json
 from mmf_win.paths import Inside
@@ -75,6 +76,24 @@ same run; ``untrusted``: to load a checkpoint could run code.
 
 Phase = Literal["train", "val", "predict"]
 """What the worker was doing when it ended."""
+
+
+LATEST = 2**33
+"""The end of time, in seconds since the epoch: every system and library can show an earlier one."""
+
+_MOST = 2**63
+_NUMBERS = (int, float)
+_NONE = type(None)
+# The types that fields of events have, in every kind that has them.
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("attempt", "action", "outcome", "reason", "device", "text", "fit"), (str,)),
+    **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), (int,)),
+    **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), (int, _NONE)),
+    **dict.fromkeys(("loss", "lr", "updates_per_s"), (*_NUMBERS, _NONE)),
+    **dict.fromkeys(("searching", "remembered", "found", "final", "is_best"), (bool,)),
+    **dict.fromkeys(("data", "metrics", "next"), (dict, _NONE)),
+    "phase": (str, _NONE),
+}
 
 
 @dataclass(frozen=True)
@@ -230,10 +249,35 @@ class Exit:
             return None
 
 
-def known_fields(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that are fields of a dataclass."""
-    names = {field.name for field in fields(kind)}
-    return {key: value for key, value in values.items() if key in names}
+def known_fields(kind: type, values: Any) -> dict[str, Any]:
+    """Those of ``values``, read from JSON, that are fields of a dataclass.
+
+    Raises:
+        ValueError: it is no object, or a value is not of its field's type.
+    """
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    types = {name: hint for name, hint in get_type_hints(kind).items() if name in values}
+    for name, hint in types.items():
+        if not is_a(values[name], hint):
+            raise ValueError(f"{name} cannot be {str(values[name])[:40]!r}")
+    return {name: values[name] for name in types}
+
+
+def is_a(value: Any, hint: Any) -> bool:
+    """Whether a value that was read from JSON is of a type, as annotations write it."""
+    parts = get_args(hint)
+    if get_origin(hint) is Literal:
+        return value in parts
+    if get_origin(hint) in (Union, UnionType):
+        return any(is_a(value, part) for part in parts)
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(is_a(item, parts[0]) for item in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(is_a(item, parts[1]) for item in value.values())
+    if hint in (int, float):
+        return type(value) in (int, hint) and -_MOST < value < _MOST
+    return hint is Any or isinstance(value, hint)
 
 
 class EventLog:
@@ -283,10 +327,22 @@ class EventReader:
         for line in new[:end].splitlines():
             try:
                 event = json.loads(line, parse_constant=lambda _: None)  # JSON knows no NaN
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(event, dict) and "kind" in event:
+            if isinstance(event, dict) and _is_event(event):
                 yield event
+
+
+def _is_event(event: Event) -> bool:
+    """Whether an event's fields have the types that the protocol gives them."""
+    if type(event.get("kind")) is not str or not is_a(event.get("t", 0), float):
+        return False
+    for name, value in event.items():
+        if name in _TYPES and type(value) not in _TYPES[name]:
+            return False
+        if type(value) in _NUMBERS and not -_MOST < value < _MOST:
+            return False
+    return bool(0 <= event.get("t", 0) < LATEST)
 
 
 def read_events(path: Path) -> list[Event]:

@@ -33,7 +33,7 @@ from _demo_set import make
 from mmf_win.files import read_json
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest
-from mmf_win.runs import history
+from mmf_win.runs import search
 from mmf_win.runs.folder import Run
 from mmf_win.upstream import settings
 
@@ -165,7 +165,7 @@ class Bench:
 
     def _again(self) -> tuple[Run, AttemptRequest]:
         """A new run that is asked for what the newest one was asked for."""
-        newest = history.find(self._folder.save_dir, "demo")
+        newest = search.find(self._folder.save_dir, "demo")
         first = AttemptRequest.load(newest.path / "attempts" / "1" / "request.json")
         run = Run.create(self._root / "others", "demo")
         run.checkpoints.mkdir()

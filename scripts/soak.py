@@ -32,7 +32,7 @@ from _demo_set import make
 from mmf_win.console import say
 from mmf_win.demo.folder import DemoFolder
 from mmf_win.protocol import Event, read_events
-from mmf_win.runs import history
+from mmf_win.runs import history, search
 from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.install import usable_mmf
@@ -219,7 +219,7 @@ class Soak:
             if attempt.alive():
                 self.faults.append(f"{kind}: a process survived")
         except TimeoutError:
-            log = history.find(self._folder.save_dir, "soak").log.read_text(encoding="utf-8")
+            log = search.find(self._folder.save_dir, "soak").log.read_text(encoding="utf-8")
             sys.exit(f"{log[-4000:]}\n{attempt.said}\nthen nothing happened for {_PATIENCE:g} s")
         finally:
             attempt.end_all()
@@ -240,7 +240,7 @@ class Soak:
         """All are whole, and the last one that was announced is among them."""
         events = self._events()
         announced = max(event["update"] for event in events if event["kind"] == "checkpoint")
-        checkpoints = listed(history.find(self._folder.save_dir, "soak"))
+        checkpoints = listed(search.find(self._folder.save_dir, "soak"))
         self.faults += [f"{kind}: {c.name}: {c.problem}" for c in checkpoints if c.problem]
         kept = max((c.update for c in checkpoints if c.update), default=0)
         if kept < announced:
@@ -265,7 +265,7 @@ class Soak:
                 sys.exit(f"{attempt.said}\nfailed")
         finally:
             attempt.end_all()
-        return history.find(self._folder.save_dir, "soak" if "--resume" in words else words[-1])
+        return search.find(self._folder.save_dir, "soak" if "--resume" in words else words[-1])
 
     def _start(self, words: list[str]) -> Attempt:
         self._attempts += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,16 @@ def test_durations(seconds: float, text: str) -> None:
 def test_a_table_aligns_numbers_to_the_right_and_shows_what_is_missing() -> None:
     lines = console.table(("name", "rows"), [("train", 8500), ("dev", None)]).splitlines()
     assert lines == ["name   rows", "train  8500", "dev       -"]
+
+
+def test_a_table_fits_the_terminal_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("a/2026-01-01T00-00-00", 1, "training.batch_size=8 optimizer.params.lr=1e-5"), ("b", 22, None)]
+    whole = console.table(("run", "seed", "words"), rows)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = console.table(("run", "seed", "words"), rows).splitlines()
+    assert max(map(len, whole.splitlines())) > 40 >= max(map(len, lines))
+    assert sorted("".join(lines).replace(" ", "")) == sorted(whole.replace(" ", "").replace("\n", ""))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mmf_win.dataset.coverage import converted
 from mmf_win.errors import DataError
 from mmf_win.paths import Places
 from mmf_win.results.submission import check
-from mmf_win.runs.history import owner
+from mmf_win.runs.search import owner
 
 
 @click.command(

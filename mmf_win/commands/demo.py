@@ -21,7 +21,7 @@ from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
 from mmf_win.paths import new_file
 from mmf_win.results import record
-from mmf_win.runs import history
+from mmf_win.runs import search
 from mmf_win.upstream.install import require_packages, usable_mmf
 
 _SEED = 1
@@ -101,7 +101,7 @@ def _go(path: Path) -> dict[str, Any]:
     _run("features", "extract", str(folder.features), *data)
     _run("train", "demo", "--seed", str(_SEED), *data, *save)
     _run("predict", *data, *save)
-    run = history.find(folder.save_dir, None)
+    run = search.find(folder.save_dir, None)
     csv = max(run.reports.glob("*.csv"))
     metrics = record.read(csv)
     return {

@@ -18,14 +18,14 @@ from mmf_win.commands.overrides import split_words
 from mmf_win.console import as_typed, print_json, say, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor import verify as doctor
-from mmf_win.errors import DamagedFeatures, DamagedInputs, DataError, MmfError, UsageError
+from mmf_win.errors import DamagedFeatures, DamagedInputs, DataError, MmfError, NoRun, UsageError
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import known
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.paths import Places
-from mmf_win.runs import history, presets
+from mmf_win.runs import presets, search
 from mmf_win.runs.needs import needs_of_presets, needs_of_run
 from mmf_win.runs.overrides import about_files
 from mmf_win.upstream.install import find
@@ -203,12 +203,14 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
     """What the presets need, else the newest run, else all presets."""
     named, overrides = split_words(words)
     places, mmf = Places.resolve(data_dir, save_dir), find()
-    newest = None if named else next(iter(history.all_runs(places.save_dir)), None)
-    if newest is None:
+    try:
+        newest, request = search.newest(places.save_dir, None, lambda run: (run, run.request()))
+    except (NoRun, DataError):
+        newest = None
+    if named or newest is None:
         chosen = named or [name for name in presets.names() if name != "demo"]
         needs = needs_of_presets(mmf, chosen, places, overrides)
         return _Wanted(places, needs, overrides, named=bool(named))
-    request = newest.request()
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
         needs = needs_of_run(mmf, request, places, overrides)

@@ -20,7 +20,7 @@ from mmf_win.integrity.manifest import Manifest, noted
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import all_runs
+from mmf_win.runs.search import all_runs
 from mmf_win.upstream.sources import SOURCES
 
 

@@ -21,7 +21,7 @@ from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.record import METRICS, NO_INTERVAL
-from mmf_win.runs import history
+from mmf_win.runs import search
 from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
@@ -242,7 +242,7 @@ def _page(result: Result, data_dir: Path | None) -> Path | None:
         return None
     from mmf_win.results.report import pages
 
-    run = history.owner(result.csv)
+    run = search.owner(result.csv)
     if run is None:  # an ensemble's lie in none, each in a folder of its own
         page = pages.of_ensemble(result.csv)
     else:

@@ -9,7 +9,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
-from mmf_win.runs import history
+from mmf_win.runs import search
 from mmf_win.upstream.install import require_packages
 
 
@@ -56,7 +56,10 @@ def command(
         output = output.expanduser().absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file, so the page cannot take its place")
-    found = [history.find(save_dir, wanted) for wanted in runs or (None,)]
+    if runs:
+        found = [search.find(save_dir, wanted) for wanted in runs]
+    else:
+        found = [search.newest(save_dir, None, pages.with_something_to_show)]
     if len(found) == 1:
         page = pages.of_run(found[0], split=split, data_dir=data_dir, output=output, images=images)
     else:

@@ -6,6 +6,7 @@ import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from mmf_win.paths import make_portable
 from mmf_win.results import record
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed
 from mmf_win.runs.folder import remove, require_idle
-from mmf_win.runs.history import Summary, all_runs, details, differences, find, summaries, summarize
+from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
+from mmf_win.runs.search import all_runs, find
 
-STATES = ("running", "done", "interrupted", "killed", "failed", "published")
+STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
 
 
 @click.group(
@@ -73,21 +75,37 @@ def command(
     elif not found:
         say(f"there are no runs in {save_dir}; `mmfw train PRESET` makes one")
     else:
-        header = ("run", "preset", "state", "updates", "best AUROC", "on", "started", "time", "size")
-        print(table(header, [_line(summary) for summary in found]))
+        lines = [_line(summary) for summary in found]
+        shown = [name for name in lines[0] if any(line[name] is not None for line in lines)]
+        print(table(shown, [[line[name] for name in shown] for line in lines]))
 
 
-def _line(s: Summary) -> tuple[object, ...]:
-    done = None if s.state == "published" else f"{s.updates or 0}/{s.max_updates or '?'}"
-    on = None if s.best_auroc is None else s.validated_on
-    spent = duration(s.seconds)
-    return (s.id, s.preset, s.state, done, s.best_auroc, on, moment(s.started), spent, size(s.size))
+def _line(s: Summary) -> dict[str, object]:
+    trained = s.state not in ("published", "unreadable")
+    return {
+        "run": s.id,
+        "preset": s.preset or None,
+        "state": s.state,
+        "updates": f"{s.updates or 0}/{s.max_updates or '?'}" if trained else None,
+        "best AUROC": s.best_auroc,
+        "on": None if s.best_auroc is None else s.validated_on,
+        "test AUROC": s.test_auroc,
+        "of": s.tested_on,
+        "seed": s.seed,
+        "MMF": s.mmf,
+        "what differs": s.words,
+        "time": duration(s.seconds) if trained else None,
+        "size": size(s.size),
+    }
 
 
 def _print_csv(found: Sequence[Summary]) -> None:
     writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Summary)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(summary) for summary in found)
+    for summary in found:
+        started = None if summary.started is None else datetime.fromtimestamp(summary.started, timezone.utc)
+        row = asdict(summary) | {"started": started and started.isoformat(timespec="seconds")}
+        writer.writerow(row)
 
 
 @command.command(
@@ -212,7 +230,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
             raise UsageError(f"there are {len(several)} runs named {name}", hint=f"name one: {several[0]}")
     for run in chosen:
         require_idle(run)
-    sizes = {run.id: summarize(run).size for run in chosen}
+    sizes = {run.id: size_of(run) for run in chosen}
     for run in chosen:
         say(f"{run.path}: {size(sizes[run.id])}")
     try:

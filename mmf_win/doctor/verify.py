@@ -31,7 +31,7 @@ from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, noted
 from mmf_win.integrity.verify import verify as verify_files
 from mmf_win.paths import Places, tool_home
-from mmf_win.runs import history, presets
+from mmf_win.runs import presets, search
 from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import needs_of_presets
@@ -83,7 +83,7 @@ class Scope:
             needs = with_all_on_disk(needs, places)
         runs = [_run(places.save_dir, name) for name in others if name not in of_presets]
         if "runs" in parts:
-            runs = history.all_runs(places.save_dir)
+            runs = search.all_runs(places.save_dir)
         return cls("dataset" in parts, "mmf" in parts, needs, tuple(runs))
 
 
@@ -95,7 +95,7 @@ def with_all_on_disk(needs: Collection[Need], places: Places) -> tuple[Need, ...
 
 def _run(save_dir: Path, name: str) -> Run:
     try:
-        return history.find(save_dir, name)
+        return search.find(save_dir, name)
     except UsageError as error:
         near = get_close_matches(name, [*PARTS, *presets.names()], n=1)
         raise UsageError(

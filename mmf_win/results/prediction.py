@@ -24,7 +24,7 @@ from mmf_win.paths import Places, new_folder
 from mmf_win.protocol import read_events
 from mmf_win.results import probabilities, record
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
-from mmf_win.runs import checkpoints, history, predicting
+from mmf_win.runs import checkpoints, predicting, search
 from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
@@ -100,7 +100,7 @@ def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str
     Args:
         save_dir: where runs are kept.
         runs: ids, names or folders. Without any, a checkpoint's path stands for its own run, and ``best`` and
-            ``last`` for the newest.
+            ``last`` for the newest that has a checkpoint.
         wanted: ``best``, ``last`` or paths.
 
     Raises:
@@ -111,13 +111,22 @@ def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str
     names: Sequence[str | None] = runs or [None]
     for name in names:
         for which in wanted:
-            own = None if name else history.owner(Path(which).expanduser().absolute())
-            run = own or history.find(save_dir, name)
-            members.append(RunCheckpoint(run, checkpoints.choose(run, which)))
+            members.append(_choose(save_dir, name, which))
     twice = next((member for member in members if members.count(member) > 1), None)
     if twice is not None:
         raise UsageError(f"{twice.name} is named twice")
     return members
+
+
+def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
+    def of(run: Run) -> RunCheckpoint:
+        run.request()  # tells how the model is made
+        return RunCheckpoint(run, checkpoints.choose(run, which))
+
+    own = None if name else search.owner(Path(which).expanduser().absolute())
+    if own is None and which in ("best", "last"):
+        return search.newest(save_dir, name, of)
+    return of(own or search.find(save_dir, name))
 
 
 def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions) -> Iterator[Result]:

@@ -28,6 +28,7 @@ from typing import Any
 from mmf_win.dataset.annotations import Row, labels_of
 from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
+from mmf_win.protocol import is_a
 from mmf_win.results.probabilities import NO_PROBABILITIES
 
 METRICS = {
@@ -43,6 +44,15 @@ METRICS = {
 NO_INTERVAL = "no interval: every draw of the bootstrap gives this value"
 """Why a metric that is defined has none."""
 
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys((*METRICS, "threshold"), float | None),
+    **dict.fromkeys(("rows", "labelled", "hateful", "full_rows"), int | None),
+    **dict.fromkeys(("threshold_from", "split", "annotations", "ensemble"), str | None),
+    "intervals": dict[str, list[float]],
+    "members": list[dict[str, str]],
+    "versions": dict[str, str],
+}
+
 
 def path_beside(csv: Path) -> Path:
     """Where the record of a prediction file lies."""
@@ -55,7 +65,12 @@ def read(csv: Path) -> dict[str, Any]:
         record = read_json(path_beside(csv))
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if not isinstance(record, dict) or not all(
+        is_a(record[key], _TYPES[key]) for key in record.keys() & _TYPES
+    ):
+        return {}
+    of_members = {"run", "checkpoint", "checkpoint_sha256"}
+    return record if all(of_members <= member.keys() for member in record.get("members", ())) else {}
 
 
 def scores(

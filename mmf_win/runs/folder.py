@@ -28,7 +28,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import is_locked
 from mmf_win.paths import Inside, first_free, new_file, new_folder, portable_name
-from mmf_win.protocol import AttemptFolder, RunFolder, known_fields
+from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
 from mmf_win.runs.request import RunRequest
 
 
@@ -81,8 +81,10 @@ class Run(RunFolder):
             request = RunRequest(**known_fields(RunRequest, read_json(self.request_file)))
             if not request.model:
                 raise ValueError("it names no model")
+            if not 0 <= request.created < LATEST:
+                raise ValueError(f"created cannot be {request.created}")
             return request
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise DataError(f"{self.request_file}: not the request of a run ({error})") from None
 
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.errors import DataError, MmfError, NoRun
+from mmf_win.dataset.own_memes import annotations_beside
+from mmf_win.errors import DataError, MmfError
+from mmf_win.files import read_json
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
+from mmf_win.runs.overrides import key_of
+from mmf_win.runs.request import RunRequest
+from mmf_win.runs.search import all_runs
+from mmf_win.upstream.config import parse_yaml
 from mmf_win.upstream.overrides import leaves
 
 if TYPE_CHECKING:
@@ -38,13 +44,18 @@ class Summary:
         id: ``<name>/<time>``.
         path: the run's folder.
         preset: what was trained.
-        state: ``done``, ``running``, ``interrupted``, ``killed``, ``failed: <class>``, or ``published`` for
-            published weights, which were never trained here.
+        state: ``done``, ``running``, ``interrupted``, ``killed``, ``failed: <class>``, ``published`` for
+            published weights, which were never trained here, or ``unreadable``, where the rest is not known.
         updates, max_updates: how far it came, and how far it was to go; None before training began.
         best_auroc: the best validation AUROC, 0 to 1.
         val_split: the annotation file that it was measured on; before that, the one that it will be.
         val_rows: how many of its rows were used; None before that, and for a run of an earlier mmfw.
         val_full_rows: how many rows the full split has; None where that is not known.
+        test_auroc: that of the newest prediction of a split with labels, 0 to 1.
+        test_split, test_rows, test_full_rows: what that was measured on, as above.
+        seed: the random seed that training began with.
+        mmf: the version of MMF that trained it.
+        words: the options and overrides that not all runs of the list have, as they are typed.
         started: seconds since the epoch.
         seconds: time spent in training, over all attempts.
         size: bytes on disk.
@@ -52,17 +63,24 @@ class Summary:
 
     id: str
     path: str
-    preset: str
-    state: str
-    updates: int | None
-    max_updates: int | None
-    best_auroc: float | None
-    val_split: str | None
-    val_rows: int | None
-    val_full_rows: int | None
-    started: float
-    seconds: float
-    size: int
+    preset: str = ""
+    state: str = "unreadable"
+    updates: int | None = None
+    max_updates: int | None = None
+    best_auroc: float | None = None
+    val_split: str | None = None
+    val_rows: int | None = None
+    val_full_rows: int | None = None
+    test_auroc: float | None = None
+    test_split: str | None = None
+    test_rows: int | None = None
+    test_full_rows: int | None = None
+    seed: int | None = None
+    mmf: str | None = None
+    words: str | None = None
+    started: float | None = None
+    seconds: float = 0.0
+    size: int = 0
 
     @property
     def validated_on(self) -> str | None:
@@ -71,54 +89,23 @@ class Summary:
             return self.val_split
         return Coverage(self.val_split, self.val_rows, self.val_full_rows).brief
 
-
-def all_runs(save_dir: Path) -> list[Run]:
-    """Every run under ``save_dir``, the newest first."""
-    runs = [Run(file.parent) for file in save_dir.glob("*/*/request.json")]
-    return sorted(runs, key=lambda run: (run.path.name, run.path.parent.name), reverse=True)
-
-
-def find(save_dir: Path, wanted: str | None, preset: str | None = None, *, trained: bool = False) -> Run:
-    """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
-
-    Args:
-        save_dir: where runs are kept.
-        wanted: the id, name or folder.
-        preset: only runs of this preset.
-        trained: skip runs of published weights.
-
-    Raises:
-        UsageError: there is no such run.
-    """
-    if wanted is not None:
-        path = Path(wanted).expanduser().absolute()
-        own = Run(path.resolve() if ".." in path.parts else path)
-        if own.request_file.is_file() and preset in (None, own.request().preset):
-            return own
-    for run in all_runs(save_dir):
-        named = wanted in (None, run.id, run.path.parent.name, run.path.name)
-        if named and (preset is None or run.request().preset == preset):
-            if trained and run.request().published_weights:
-                continue
-            return run
-    of = f" of preset {preset}" if preset else ""
-    missing = f"no run{of} yet" if wanted is None else f"no run{of} named {wanted}"
-    raise NoRun(f"{save_dir}: there is {missing}", save_dir=save_dir, wanted=wanted)
-
-
-def owner(file: Path) -> Run | None:
-    """The run whose folder a file lies in."""
-    return next((Run(parent) for parent in file.parents if Run(parent).request_file.is_file()), None)
+    @property
+    def tested_on(self) -> str | None:
+        """The same of the predicted split."""
+        if self.test_split is None or self.test_rows is None:
+            return self.test_split
+        return Coverage(self.test_split, self.test_rows, self.test_full_rows).brief
 
 
 def summarize(run: Run) -> Summary:
-    """What the run's files say about it.
+    """What the run's files say about it; of the ``words``, all.
 
     Raises:
-        DataError: its request cannot be read.
+        DataError: its request, its events or its exit cannot be read.
+        OSError: the system refuses that.
     """
     request = run.request()
-    events = read_events(run.events)
+    events = events_of(run)
     # The final validation is of the best checkpoint, which may lie behind.
     counted = [event for event in events if "update" in event and not event.get("final")]
     scores = [(score, event) for event in events if (score := val_auroc(event)) is not None]
@@ -136,16 +123,20 @@ def summarize(run: Run) -> Summary:
         val_split=on.split if on else request.splits.get("val"),
         val_rows=on.rows if on else None,
         val_full_rows=on.full_rows if on else None,
+        **_tested(run),
+        seed=next((e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e), request.seed),
+        mmf=request.mmf or None,
+        words=" ".join(_words(request).values()) or None,
         started=request.created,
         seconds=round(_seconds(events), 1),
-        size=_size(run.path),
+        size=size_of(run),
     )
 
 
 def summaries(
     save_dir: Path, *, preset: str | None = None, state: str | None = None, limit: int | None = None
 ) -> list[Summary]:
-    """One line about each run under ``save_dir``, the newest first; one that cannot be read is passed over.
+    """One line about each run under ``save_dir``, the newest first; a note says why one cannot be read.
 
     Args:
         save_dir: where runs are kept.
@@ -154,17 +145,59 @@ def summaries(
         limit: only so many of them.
     """
     found: list[Summary] = []
+    words: list[dict[str, str]] = []
     for run in all_runs(save_dir):
         if len(found) == limit:
             break
+        asked: dict[str, str] = {}
         try:
-            summary = summarize(run)
-        except DataError as error:
-            _log.info("passed over: %s", error)
-            continue
+            summary, asked = summarize(run), _words(run.request())
+        except (DataError, OSError) as error:
+            _log.warning("run %s cannot be read: %s", run.id, error)
+            summary = Summary(run.id, str(run.path), size=size_of(run))
         if preset in (None, summary.preset) and state in (None, summary.state.partition(":")[0]):
             found.append(summary)
-    return found
+            words.append(asked)
+    read = [set(asked.items()) for summary, asked in zip(found, words, strict=True) if summary.preset]
+    common = set.intersection(*read) if len(read) > 1 else set()
+    apart = [[word for key, word in asked.items() if (key, word) not in common] for asked in words]
+    return [replace(s, words=" ".join(differ) or None) for s, differ in zip(found, apart, strict=True)]
+
+
+def _words(request: RunRequest) -> dict[str, str]:
+    """The options that the user chose and the overrides, each by what it sets."""
+    options = {
+        "batch-size": "auto" if request.auto_batch else request.batch_size,
+        "epochs": request.epochs,
+        "init": request.init and Path(request.init).name,
+        "resume": request.start and Path(request.start).name,
+    }
+    chosen = {name: f"--{name} {value}" for name, value in options.items() if value is not None}
+    if request.allow_missing:
+        chosen["allow-missing"] = "--allow-missing"
+    return {**chosen, **{key_of(override): override for override in request.overrides}}
+
+
+def _tested(run: Run) -> dict[str, Any]:
+    """The AUROC of the newest prediction of a split with labels, and what it was measured on."""
+    scored: list[tuple[float, float, Coverage]] = []
+    for file in run.reports.glob("*.metrics.json"):
+        # What lies beside a file of own memes tells them from a split.
+        if not annotations_beside(file.with_name(file.name.replace(".metrics.json", ".csv"))).is_file():
+            with suppress(OSError, ValueError, TypeError, AttributeError):
+                noted = read_json(file)
+                auroc, on = float(noted.get("auroc")), Coverage.read(noted)
+                if 0 <= auroc <= 1 and on is not None:
+                    scored.append((float(noted.get("created", 0)), auroc, on))
+    if not scored:
+        return {}
+    _, auroc, on = max(scored, key=lambda entry: entry[0])
+    return {
+        "test_auroc": auroc,
+        "test_split": on.split,
+        "test_rows": on.rows,
+        "test_full_rows": on.full_rows,
+    }
 
 
 def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
@@ -193,10 +226,11 @@ def details(run: Run) -> dict[str, Any]:
     """All that a run's files say about it: its summary, what was asked for, attempts, scores and predictions.
 
     Raises:
-        DataError: its request cannot be read.
+        DataError: its request, its events or its exit cannot be read.
+        OSError: the system refuses that.
     """
     request = asdict(run.request())
-    events = read_events(run.events)
+    events = events_of(run)
     end = Exit.load(run.exit_file)
     return {
         **asdict(summarize(run)),
@@ -255,22 +289,45 @@ def _resolved(run: Run) -> Any:
     if not path.is_file():
         return None
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     try:
-        return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (YAMLError, OSError, ValueError) as error:
+        return OmegaConf.to_container(parse_yaml(path.read_text(encoding="utf-8")), resolve=False)
+    except (YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
         raise DataError(f"{path}: {' '.join(str(error).split())}") from None
 
 
 def state(run: Run) -> str:
-    """The state of a trained run."""
+    """The state of a trained run.
+
+    Raises:
+        DataError: its exit cannot be read.
+        OSError: the system refuses that, or to look at its lock.
+    """
     if is_locked(run.lock):
         return "running"
     end = Exit.load(run.exit_file)
+    if end is None and run.exit_file.exists():
+        end = Exit.load(run.exit_file)  # it may have been written just now
+        if end is None:
+            raise DataError(f"{run.exit_file}: it does not say how training ended")
     if end is None:
         return "killed"
     return {"ok": "done", "interrupted": "interrupted"}.get(end.outcome, f"failed: {end.outcome}")
+
+
+def events_of(run: Run) -> list[Event]:
+    """What happened in a run.
+
+    Raises:
+        DataError: nothing that can be read, though the file is not empty.
+        OSError: the system refuses to read it.
+    """
+    events = read_events(run.events)
+    if not events and run.events.exists() and run.events.stat().st_size:
+        raise DataError(f"{run.events}: there is no event in it")
+    return events
 
 
 def val_auroc(event: Event) -> float | None:
@@ -279,7 +336,7 @@ def val_auroc(event: Event) -> float | None:
         return None
     metrics = event.get("metrics")
     value = metrics.get(AUROC) if isinstance(metrics, dict) else None
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None
 
 
 def attempt_started(events: list[Event]) -> Event | None:
@@ -307,10 +364,10 @@ def _seconds(events: list[Event]) -> float:
     return float(sum(max(spent) - min(spent) for spent in times if spent))
 
 
-def _size(folder: Path) -> int:
-    """Bytes below ``folder``; a run that is being trained makes and removes files meanwhile."""
+def size_of(run: Run) -> int:
+    """Bytes of a run's files; one that is being trained makes and removes some meanwhile."""
     total = 0
-    for file in folder.rglob("*"):
-        with suppress(FileNotFoundError):
+    for file in run.path.rglob("*"):
+        with suppress(OSError):
             total += file.stat().st_size if file.is_file() else 0
     return total

@@ -48,11 +48,12 @@ def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published 
         metric: ``auroc`` or ``accuracy``.
     """
     name = _NAMES.get(split)
-    value = numbers.get(name, {}).get(metric) if name else None
-    value, spread = value if isinstance(value, (list, tuple)) and len(value) == 2 else (value, None)
-    if name is None or not isinstance(value, (int, float)):
+    of_split = numbers.get(name) if name else None
+    value = of_split.get(metric) if isinstance(of_split, Mapping) else None
+    value, spread = value if isinstance(value, (list, tuple)) and len(value) == 2 else (value, 0)
+    if name is None or not isinstance(value, (int, float)) or not isinstance(spread, (int, float)):
         return None
-    return Published(value / 100, None if spread is None else spread / 100, split, _ROWS[name])
+    return Published(value / 100, spread / 100 if spread else None, split, _ROWS[name])
 
 
 def splits_of_paper(paths: DatasetPaths) -> dict[str, str]:

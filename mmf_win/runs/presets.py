@@ -25,7 +25,7 @@ from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import NotAPreset, UnknownPreset, UsageError
 from mmf_win.paths import Places, portable_name, presets_dir
 from mmf_win.runs.request import RunRequest
-from mmf_win.upstream.config import Experiment
+from mmf_win.upstream.config import Experiment, parse_yaml
 
 _KEYS: dict[str, type] = {
     "title": str,
@@ -185,7 +185,7 @@ def _load_yaml(path: Path) -> Any:
     from yaml import YAMLError
 
     try:
-        return OmegaConf.to_container(OmegaConf.load(path))
+        return OmegaConf.to_container(parse_yaml(path.read_text(encoding="utf-8")))
     except UnicodeDecodeError:
         raise NotAPreset(f"{path}: not a text file, and a preset is one in YAML") from None
     except (YAMLError, OmegaConfBaseException) as error:

@@ -11,7 +11,7 @@ from mmf_win.dataset.annotations import choose_splits, nearby_dataset
 from mmf_win.errors import NoDataset, UnknownConfiguration, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Exit
-from mmf_win.runs import checkpoints, fits, history, needs, plan, presets, published_weights
+from mmf_win.runs import checkpoints, fits, needs, plan, presets, published_weights, search
 from mmf_win.runs.attempts import Display, events_of, run_worker, silent, until_it_fits
 from mmf_win.runs.folder import Run, require_idle
 from mmf_win.runs.overrides import without
@@ -93,17 +93,16 @@ def resume(
         MmfwError: the class says how it ended.
     """
     places = Places.resolve(data_dir, save_dir)
-    run, which = _run_to_resume(wanted, asked.preset, places)
-    if run is not None:
+    found = _run_to_resume(wanted, asked.preset, places)
+    if found is not None:
+        run, checkpoint = found
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
-        require_idle(run)
-        checkpoint = checkpoints.choose(run, which)
         request, places = _with_data(asked.over(run.request()), data_dir, places)
         _log.info("resuming run %s from %s", run.id, checkpoint.name)
         return _train(run, None, request, places, checkpoint, display)
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
-    owner = history.owner(checkpoint)
+    owner = search.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
     if asked.preset:
@@ -119,17 +118,21 @@ def resume(
     return _train(None, name, request, places, checkpoint, display)
 
 
-def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run | None, str]:
+def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run, Path] | None:
     """The run to resume in its folder, and from which of its checkpoints; None for a checkpoint's file."""
     preset = presets.load(preset_name).name if preset_name else None
-    if wanted in ("best", "last"):
-        return history.find(places.save_dir, None, preset, trained=True), wanted
-    path = Path(wanted).expanduser()
-    if path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir()):
-        return None, wanted
-    run = history.find(places.save_dir, wanted, preset)
-    published_weights.require_trained(run)
-    return run, "last"
+    newest, path = wanted in ("best", "last"), Path(wanted).expanduser()
+    if not newest and (path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir())):
+        return None
+
+    def of(run: Run) -> tuple[Run, Path] | None:
+        if newest and run.request().published_weights:
+            return None
+        published_weights.require_trained(run)
+        require_idle(run)
+        return run, checkpoints.choose(run, wanted if newest else "last")
+
+    return search.newest(places.save_dir, None if newest else wanted, of, preset)
 
 
 def _with_data(request: RunRequest, data_dir: Path | None, places: Places) -> tuple[RunRequest, Places]:

@@ -42,7 +42,7 @@ def counts(path: Path) -> Counts | None:
             best_iteration=int(contents["best_iteration"]),
             best_value=float(contents["best_metric_value"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

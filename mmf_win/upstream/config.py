@@ -27,6 +27,7 @@ _DEFAULTS = Path("mmf", "configs", "defaults.yaml")
 _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
 # 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.
 _ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
+_DEEPEST = 100
 _FOLDERS = ("cache_dir", "data_dir", "save_dir", "report_dir")
 _NAMED_BESIDE = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
 # mmf.utils.configuration.Configuration.upgrade and ._update_specific
@@ -154,6 +155,24 @@ def model_config(root: Path, model: str) -> str | None:
     return None
 
 
+def parse_yaml(text: str) -> Any:
+    """A YAML text as OmegaConf reads it.
+
+    Raises:
+        YAMLError: it is none, or nested more deeply than any configuration: libyaml's loader would crash.
+        OmegaConfBaseException, OSError: OmegaConf has no place for it.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.YAMLError(f"it is nested more than {_DEEPEST} levels deep")
+    return OmegaConf.load(StringIO(text))
+
+
 def load_yaml(root: Path, path: Path) -> Any:
     """A YAML file of MMF's with its ``includes``, relative to the package ``mmf`` or to the file."""
     from omegaconf import OmegaConf
@@ -161,7 +180,7 @@ def load_yaml(root: Path, path: Path) -> Any:
     path = follow_text_links(path)
     try:
         text = path.read_text(encoding="utf-8")
-        own: Any = OmegaConf.load(StringIO(_ENVIRONMENT.sub(r"${oc.env:\1,'\2'}", text)))
+        own: Any = parse_yaml(_ENVIRONMENT.sub(r"${oc.env:\1,'\2'}", text))
     except OSError as error:
         raise BrokenMmf(f"{path} cannot be read: {error.strerror}") from None
     included = []

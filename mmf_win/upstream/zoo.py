@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from mmf_win.errors import BrokenMmf, UsageError
 from mmf_win.paths import Inside, Places, is_portable
+from mmf_win.upstream.config import parse_yaml
 from mmf_win.upstream.versions import follow_text_links
 
 # mmf.utils.download.DownloadableFile
@@ -133,9 +134,7 @@ def _load(root: Path, zoo: str) -> Any:
 
 @lru_cache(maxsize=4)  # a listing asks for the same zoos again and again
 def _read(path: Path, mtime_ns: int) -> Any:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.load(path)
+    return parse_yaml(path.read_text(encoding="utf-8"))
 
 
 def _select(zoo: Any, key: str) -> Any:

@@ -13,6 +13,7 @@ import pytest
 
 import mmf_win.runs
 from mmf_win.cli import main
+from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
@@ -62,7 +63,8 @@ def told(capsys: pytest.CaptureFixture[str], save: Path, *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "days"),
     [
-        ((), [3, 2, 1]),
+        ((), [4, 3, 2, 1]),
+        (("--state", "unreadable"), [4]),
         (("--preset", "mmbt_grid"), [2, 1]),
         (("--state", "failed"), [2]),
         (("--state", "done", "--limit", "1"), [3]),
@@ -83,8 +85,52 @@ def test_the_list_has_one_form_at_a_time(capsys: pytest.CaptureFixture[str], sav
 
 def test_the_list_as_csv_has_a_row_a_run(capsys: pytest.CaptureFixture[str], save: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(told(capsys, save, "--csv"))))
-    assert [row["preset"] for row in rows] == ["vilbert", "mmbt_grid", "mmbt_grid"]
-    assert rows[0]["best_auroc"] == "0.7"
+    assert [row["preset"] for row in rows] == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
+    assert rows[1]["best_auroc"] == "0.7"
+    assert [row["started"] for row in rows[:2]] == ["", "2001-09-09T01:46:40+00:00"]
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(
+    capsys: pytest.CaptureFixture[str], save: Path
+) -> None:
+    assert main(["runs", "--save-dir", str(save)]) == 0
+    output, errors = capsys.readouterr()
+    assert "unreadable" in output.splitlines()[1]
+    assert "c/2026-01-04T00-00-00" in errors and "request.json" in errors
+    told(capsys, save, "rm", "c", "--yes")
+    assert not (save / "c").exists()
+
+
+def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
+    capsys: pytest.CaptureFixture[str], user_dir: Path
+) -> None:
+    same = "training.fp16=True"
+    first = make(user_dir, "a/2026-01-01T00-00-00", overrides=[same, "optimizer.params.lr=1e-5"], mmf="1.0.0")
+    make(user_dir, "a/2026-01-02T00-00-00", overrides=[same], batch_size=16, seed=7)
+    EventLog(first.events, "1").write("train_started", update=0, seed=3)
+    first.reports.mkdir()
+    for number, (split, auroc) in enumerate(
+        [("dev_seen", 0.75), ("test_seen", 0.625), ("test_unseen", None)]
+    ):
+        csv_file = first.reports / f"hateful_memes_a_{split}_2026-01-01T00-00-0{number}.csv"
+        facts = {"auroc": auroc, "split": split, "rows": 8, "full_rows": 10, "created": 1e9 + number}
+        write_json(csv_file.with_suffix(".metrics.json"), facts)
+    own = first.reports / "hateful_memes_a_memes-own_2026-01-01T00-00-09.csv"
+    write_json(own.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "x", "rows": 1, "created": 2e9})
+    annotations_beside(own).touch()
+    later, earlier = json.loads(told(capsys, user_dir, "--json"))
+    keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "words")
+    assert [earlier[key] for key in keys] == [
+        0.625,
+        "test_seen",
+        8,
+        10,
+        3,
+        "1.0.0",
+        "optimizer.params.lr=1e-5",
+    ]
+    assert [later[key] for key in keys] == [None, None, None, None, 7, None, "--batch-size 16"]
+    assert "8 of 10 rows of test_seen" in told(capsys, user_dir)
 
 
 def test_filters_are_refused_where_they_would_do_nothing(
@@ -227,6 +273,6 @@ def test_a_run_that_is_being_trained_is_not_removed(capsys: pytest.CaptureFixtur
 def test_a_notebook_gets_a_table(save: Path, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     table = mmf_win.runs.frame(save)
-    assert list(table["preset"]) == ["vilbert", "mmbt_grid", "mmbt_grid"]
+    assert list(table["preset"]) == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
     assert str(table["started"].dt.tz) == "UTC"
     assert list(mmf_win.runs.frame(tmp_path / "nowhere").columns) == list(table.columns)

@@ -17,7 +17,8 @@ import pytest
 from mmf_win.locking import locked
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import all_runs, summarize
+from mmf_win.runs.history import summarize
+from mmf_win.runs.search import all_runs
 from tests.endtoend.conftest import Tool
 from tests.worlds.held import Witness, witness
 

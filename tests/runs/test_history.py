@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.errors import UsageError
+from mmf_win.errors import CheckpointError, UsageError
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
-from mmf_win.runs import history
+from mmf_win.runs import checkpoints, history, search
 from mmf_win.runs.folder import Run, RunRequest
+from tests.worlds.torch_files import checkpoint
 
 
 def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
@@ -41,7 +42,7 @@ def test_runs_are_listed_newest_first_whatever_their_names(tmp_path: Path) -> No
     make(tmp_path, "b/2026-01-03T00-00-00")
     make(tmp_path, "c/2026-01-01T00-00-00")
     (tmp_path / "d" / "no run").mkdir(parents=True)
-    assert [run.path.parent.name for run in history.all_runs(tmp_path)] == ["b", "a", "c"]
+    assert [run.path.parent.name for run in search.all_runs(tmp_path)] == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize("wanted", ["a", "a/2026-01-02T00-00-00", "2026-01-02T00-00-00"])
@@ -49,33 +50,55 @@ def test_a_run_is_found_by_its_name_id_or_time(tmp_path: Path, wanted: str) -> N
     make(tmp_path, "a/2026-01-01T00-00-00")
     newest_of_a = make(tmp_path, "a/2026-01-02T00-00-00")
     make(tmp_path, "b/2026-01-03T00-00-00")
-    assert history.find(tmp_path, wanted) == newest_of_a
+    assert search.find(tmp_path, wanted) == newest_of_a
 
 
 def test_a_run_is_found_by_its_folder(tmp_path: Path) -> None:
     run = make(tmp_path, "Память/2026-01-01T00-00-00")
-    assert history.find(tmp_path / "elsewhere", str(run.path)) == run
+    assert search.find(tmp_path / "elsewhere", str(run.path)) == run
 
 
 def test_a_run_is_found_from_within_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.reports.mkdir()
     monkeypatch.chdir(run.reports)
-    assert history.find(tmp_path, "..").id == run.id
+    assert search.find(tmp_path, "..").id == run.id
 
 
 def test_without_a_name_the_newest_run_is_meant(tmp_path: Path) -> None:
     make(tmp_path, "a/2026-01-01T00-00-00")
     newest = make(tmp_path, "b/2026-01-03T00-00-00")
-    assert history.find(tmp_path, None) == newest
-    assert history.find(tmp_path, None, "mmbt_grid") == newest
+    assert search.find(tmp_path, None) == newest
+    assert search.newest(tmp_path, None, lambda run: run, "mmbt_grid") == newest
+
+
+@pytest.mark.parametrize("wanted", [None, "a"])
+def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wanted: str | None
+) -> None:
+    make(tmp_path, "a/2026-01-01T00-00-00")
+    usable = make(tmp_path, "a/2026-01-02T00-00-00")
+    empty = make(tmp_path, "a/2026-01-03T00-00-00")
+    broken = make(tmp_path, "a/2026-01-04T00-00-00")
+    checkpoint(usable.checkpoints / "best.ckpt", 4)
+    broken.request_file.write_text("[", encoding="utf-8")
+
+    def use(run: Run) -> Path:
+        run.request()
+        return checkpoints.choose(run, "last")
+
+    assert search.newest(tmp_path, wanted, use) == usable.checkpoints / "best.ckpt"
+    assert all(run.id in caplog.text for run in (usable, empty, broken))
+    assert "has no checkpoint" in caplog.text and "request.json" in caplog.text
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        search.newest(tmp_path, empty.id, use)
 
 
 def test_a_run_that_is_not_there_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run yet"):
-        history.find(tmp_path, None)
+        search.find(tmp_path, None)
     with pytest.raises(UsageError, match="no run named x") as caught:
-        history.find(tmp_path, "x")
+        search.find(tmp_path, "x")
     assert "mmfw runs" in str(hint_for(caught.value))
 
 
@@ -179,4 +202,4 @@ def test_two_dots_after_a_link_lead_to_where_the_link_leads(tmp_path: Path) -> N
     far = make(tmp_path, "far/2026-01-01T00-00-00")
     (near.path.parent / "in").symlink_to(far.path)
     wanted = near.path.parent / "in" / ".." / near.path.name
-    assert history.find(tmp_path, str(wanted)) == far
+    assert search.find(tmp_path, str(wanted)) == far

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmf_win.dataset.annotations import splits_on_disk
-from mmf_win.errors import NotPredicted, UsageError
+from mmf_win.errors import DataError, NotPredicted, UsageError
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.results import record
 from mmf_win.results.report.pictures import PictureMatcher
 from mmf_win.results.report.scored import Scored, predictions_of, read_scored
 from mmf_win.runs.folder import Run
+from mmf_win.runs.history import events_of
 
 
 def of_run(
@@ -54,6 +55,18 @@ def of_run(
         about = page.of_run(run, scored, dataset, matcher)
         beside = page_beside(found[1]) if found else run.reports / "report.html"
         return page.write("run.html", output or beside, about)
+
+
+def with_something_to_show(run: Run) -> Run:
+    """The run, if it came as far as an update or has predictions.
+
+    Raises:
+        DataError: there is nothing to show, or its files cannot be read.
+    """
+    run.request()
+    if predictions_of(run) or any(event["kind"] in ("train", "val") for event in events_of(run)):
+        return run
+    raise DataError(f"run {run.id} has neither updates nor predictions to show")
 
 
 def of_ensemble(csv: Path) -> Path:

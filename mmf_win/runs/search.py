@@ -1,0 +1,91 @@
+"""Finds runs on disk: all of them, one that was named, or the newest that will do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from mmf_win.errors import DataError, NoRun
+from mmf_win.runs.folder import Run
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def all_runs(save_dir: Path) -> list[Run]:
+    """Every run under ``save_dir``, the newest first."""
+    runs = [Run(file.parent) for file in save_dir.glob("*/*/request.json")]
+    return sorted(runs, key=lambda run: (run.path.name, run.path.parent.name), reverse=True)
+
+
+def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
+    """The runs that an id, a name, a time or a folder may mean, the newest first; all of them for None."""
+    if wanted is not None:
+        path = Path(wanted).expanduser().absolute()
+        own = Run(path.resolve() if ".." in path.parts else path)
+        if own.request_file.is_file():
+            yield own
+            return
+    for run in all_runs(save_dir):
+        if wanted in (None, run.id, run.path.parent.name, run.path.name):
+            yield run
+
+
+def find(save_dir: Path, wanted: str | None) -> Run:
+    """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
+
+    Args:
+        save_dir: where runs are kept.
+        wanted: the id, name or folder.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    return newest(save_dir, wanted, lambda run: run)
+
+
+def newest(
+    save_dir: Path, wanted: str | None, use: Callable[[Run], _T | None], preset: str | None = None
+) -> _T:
+    """What ``use`` makes of the newest of the runs that ``wanted`` may mean, or of the next that will do.
+
+    A note names the newer ones that are passed over, and why.
+
+    Args:
+        save_dir: where runs are kept.
+        wanted: an id, a name or a folder; None for any run.
+        use: raises DataError for a run that will not do; None for one that is not meant.
+        preset: only runs of this preset.
+
+    Raises:
+        UsageError: there is no such run.
+        DataError: none of them will do; why not the newest.
+    """
+    passed: list[tuple[Run, Exception]] = []
+    for run in named(save_dir, wanted):
+        try:
+            if preset is not None and run.request().preset != preset:
+                continue
+            found = use(run)
+        except (DataError, OSError) as error:
+            passed.append((run, error))
+            continue
+        if found is None:
+            continue
+        for other, why in passed:
+            _log.warning("run %s is passed over: %s", other.id, why)
+        if passed:
+            _log.warning("taking run %s", run.id)
+        return found
+    if passed:
+        raise passed[0][1]
+    of = f" of preset {preset}" if preset else ""
+    missing = f"no run{of} yet" if wanted is None else f"no run{of} named {wanted}"
+    raise NoRun(f"{save_dir}: there is {missing}", save_dir=save_dir, wanted=wanted)
+
+
+def owner(file: Path) -> Run | None:
+    """The run whose folder a file lies in."""
+    return next((Run(parent) for parent in file.parents if Run(parent).request_file.is_file()), None)
