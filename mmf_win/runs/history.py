@@ -55,7 +55,7 @@ class Summary:
         test_split, test_rows, test_full_rows: what that was measured on, as above.
         seed: the random seed that training began with.
         mmf: the version of MMF that trained it.
-        words: the options and overrides that not all runs of the list have, as they are typed.
+        words: ``KEY=VALUE`` of what was chosen that not all runs of the list have, the overrides among it.
         started: seconds since the epoch.
         seconds: time spent in training, over all attempts.
         size: bytes on disk.
@@ -165,17 +165,16 @@ def summaries(
 
 
 def _words(request: RunRequest) -> dict[str, str]:
-    """The options that the user chose and the overrides, each by what it sets."""
-    options = {
-        "batch-size": "auto" if request.auto_batch else request.batch_size,
+    """What the user chose, and the overrides, as ``KEY=VALUE`` by their keys."""
+    chosen = {
+        "batch_size": "auto" if request.auto_batch else request.batch_size,
         "epochs": request.epochs,
+        "allow_missing": request.allow_missing or None,
         "init": request.init and Path(request.init).name,
-        "resume": request.start and Path(request.start).name,
+        "start": request.start and Path(request.start).name,
     }
-    chosen = {name: f"--{name} {value}" for name, value in options.items() if value is not None}
-    if request.allow_missing:
-        chosen["allow-missing"] = "--allow-missing"
-    return {**chosen, **{key_of(override): override for override in request.overrides}}
+    own = {name: f"{name}={value}" for name, value in chosen.items() if value is not None}
+    return own | {key_of(override): override for override in request.overrides}
 
 
 def _tested(run: Run) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
         "1.0.0",
         "optimizer.params.lr=1e-5",
     ]
-    assert [later[key] for key in keys] == [None, None, None, None, 7, None, "--batch-size 16"]
+    assert [later[key] for key in keys] == [None, None, None, None, 7, None, "batch_size=16"]
     assert "8 of 10 rows of test_seen" in told(capsys, user_dir)
 
 
