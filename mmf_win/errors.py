@@ -94,6 +94,15 @@ class NeverTrained(UsageError):
     init: str
 
 
+class TotalReached(UsageError):
+    """A ``checkpoint`` to resume from is at an ``update`` that is not below the run's total."""
+
+    checkpoint: Path
+    update: int
+    preset: str
+    data_dir: Path
+
+
 class NotPredicted(UsageError):
     """Runs have no predictions of a split; ``runs`` are their folders, ``data_dir`` was named for them."""
 

@@ -155,6 +155,12 @@ def _train_on(error: errors.NeverTrained) -> str:
     return "train on from them with: " + as_typed("mmfw", "train", error.preset, "--init", error.init)
 
 
+def _train_longer(error: errors.TotalReached) -> str:
+    where = data_option(error.data_dir)
+    begin = as_typed("mmfw", "train", error.preset, "--init", error.checkpoint, *where)
+    return f"name a total above {error.update} with --updates, or begin again with these weights: `{begin}`"
+
+
 def _get_version(error: errors.UnknownKey) -> str | None:
     origin = next((source.name for source in SOURCES if source.version == error.version), None)
     return origin and f"run `mmfw setup --mmf {origin}`"
@@ -188,6 +194,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
     errors.NotPredicted: _predict,
     errors.NeverTrained: _train_on,
+    errors.TotalReached: _train_longer,
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     errors.NoRoom: "choose a folder on another disk with --data-dir",
     errors.ReservedKey: lambda error: RESERVED.get(error.key),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mmf_win.console import Progress, first_few
-from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, UsageError
+from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, TotalReached, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, mistaken, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of
@@ -20,6 +22,7 @@ from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.runs.trusted import require_trusted
 from mmf_win.upstream import settings
+from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import resolve
 from mmf_win.upstream.install import Installed, usable_mmf
 from mmf_win.upstream.versions import config_path
@@ -42,14 +45,14 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     """Check what training reads.
 
     Raises:
-        UsageError: the configuration does not train, or cannot be used.
+        UsageError: the configuration does not train, or cannot be used; or the checkpoint is at the total.
         DataError: something is missing or broken.
     """
     config, run_type = _config_of(asked, request, places), str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     require_trusted(config, request.overrides, trust=request.trust)
-    return check(
+    inputs = check(
         Path(asked.mmf),
         places,
         config,
@@ -58,6 +61,31 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
         offline=request.offline,
         hint_words=_hint_words(request, request.overrides),
     )
+    reset = config["checkpoint"].get("reset") or {}
+    keeps_counts = not (asked.weights_alone or reset.get("all") or reset.get("counts"))
+    counted = counts(Path(asked.checkpoint)) if asked.checkpoint and keeps_counts else None
+    total = _total(asked, config["training"], inputs)
+    if counted is not None and total is not None and counted.update >= total:
+        raise TotalReached(
+            f"{asked.checkpoint}: it is at update {counted.update}, and the run's total is {total}",
+            checkpoint=Path(asked.checkpoint or ""),
+            update=counted.update,
+            preset=(_typed(request) or ["PRESET"])[0],
+            data_dir=places.data_dir,
+        )
+    return inputs
+
+
+def _total(asked: AttemptRequest, training: Mapping[str, Any], inputs: Inputs) -> int | None:
+    """After how many updates training ends; None where that is not known here."""
+    total, batch = training["max_updates"], training["batch_size"]
+    if asked.epochs is not None:
+        read = inputs.read.get("train")
+        if read is None or not isinstance(batch, int):
+            return None
+        batches = math.ceil(read.rows / batch)
+        total = asked.epochs * math.ceil(batches / (training["update_frequency"] or 1))
+    return total if isinstance(total, int) else None
 
 
 def check_prediction(

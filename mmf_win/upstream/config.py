@@ -28,6 +28,7 @@ _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
 # 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.
 _ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
 _DEEPEST = 100
+_LENGTH = ("max_updates", "batch_size", "update_frequency")
 _FOLDERS = ("cache_dir", "data_dir", "save_dir", "report_dir")
 _NAMED_BESIDE = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
 # mmf.utils.configuration.Configuration.upgrade and ._update_specific
@@ -62,7 +63,8 @@ class Experiment:
 def resolve(
     root: Path, places: Places, asked: Experiment, overrides: Sequence[str] = (), *, trained: bool = False
 ) -> Tree:
-    """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``.
+    """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``;
+    and of ``training``, what decides how long it lasts.
 
     Args:
         root: the folder that holds the package ``mmf``.
@@ -98,6 +100,7 @@ def resolve(
             "checkpoint": part("checkpoint"),
             "dataset": part(f"dataset_config.{DATASET}"),
             "model": part(f"model_config.{asked.model}"),
+            "training": {key: OmegaConf.select(merged, f"training.{key}") for key in _LENGTH},
         }
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mmf_win.paths import Places
 from mmf_win.protocol import Event, read_events
+from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool
+from tests.worlds.torch_files import checkpoint
 
 pytestmark = pytest.mark.torch
 
@@ -50,6 +54,23 @@ def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
     [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
     run = tool.run_of(tool(*words, hint.split()[1]))
     assert [trained(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
+
+
+@pytest.mark.parametrize("total", [("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",)])
+def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(
+    tool: Tool, total: tuple[str, ...]
+) -> None:
+    preset = presets.load(tool.preset("bert"))
+    run = Run.create(tool.save_dir, "bert")
+    splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
+    places = Places.resolve(tool.world.data, tool.save_dir)
+    run.save_request(replace(presets.request(preset, splits, places), updates=100))
+    saved = checkpoint(run.checkpoints / "current.ckpt", 80)
+    for wanted in ("last", str(saved)):
+        assert tool.code("train", "--resume", wanted, *total) == 2
+        assert "update 80" in tool.errors and "--init" in tool.errors
+    assert list(tool.save_dir.glob("*/*")) == [run.path], "no folder is left behind"
+    assert not (run.path / "attempts").exists(), "MMF was not loaded"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
