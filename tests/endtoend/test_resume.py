@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,6 +56,9 @@ def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
     [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
     run = tool.run_of(tool(*words, hint.split()[1]))
     assert [trained(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
+    assert tool.code("train", "--resume", "last") == 2, "it has reached its total"
+    [command] = re.findall("`mmfw (.*?)`", tool.errors)
+    assert tool.code(*shlex.split(command), "--updates", "1") == 0
 
 
 @pytest.mark.parametrize("total", [("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",)])
