@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 Unit = Literal["B", "file", "update", "image"]
 _NARROWEST = 7
 """Letters that a column of text keeps on a narrow terminal."""
@@ -57,6 +59,14 @@ _bars: list[tqdm[Any]] = []
 """The bars on the terminal, which a line of text must not tear."""
 
 
+def harmless(text: object) -> str:
+    """What somebody else may have written, without what would steer a terminal or turn a text around.
+
+    Control characters other than line ends, and those of writing from right to left, are escaped.
+    """
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
 def say(text: str = "") -> None:
     """Tell the user something; results that a script may want go to stdout by ``print`` instead."""
     if _bars:
@@ -70,7 +80,7 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
-        say(("note: " if record.levelno >= logging.WARNING else "") + record.getMessage())
+        say(("note: " if record.levelno >= logging.WARNING else "") + harmless(record.getMessage()))
 
 
 @contextmanager
@@ -159,7 +169,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else harmless(value).replace("\n", "\\n")
 
 
 class Progress:

@@ -296,7 +296,19 @@ def _row(where: str, line: int, value: Mapping[str, Any]) -> Row:
         raise must_be(where, "text", "a text", text)
     if own_id is not None and not isinstance(own_id, str):
         raise must_be(where, "own_id", "a text", own_id)
+    for key, written in (("img", img), ("text", text), ("own_id", own_id or "")):
+        if not is_unicode(written):
+            raise must_be(where, key, "whole letters, without half of a surrogate pair", written)
     return Row(id_number, img, text, label_of(where, value.get("label")), line, own_id)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: tools that cut texts leave halves of letters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def must_be(where: str, key: str, wanted: str, value: object) -> DatasetError:

@@ -23,7 +23,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mmf_win.console import first_few
-from mmf_win.dataset.annotations import Row, label_of, must_be, read_objects, read_text, require_unique
+from mmf_win.dataset.annotations import (
+    Row,
+    is_unicode,
+    label_of,
+    must_be,
+    read_objects,
+    read_text,
+    require_unique,
+)
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
 
@@ -159,15 +167,6 @@ def _meme(where: str, number: int, line: int, row: Mapping[str, Any]) -> Row:
         raise must_be(where, "text", "whole letters, without half of a surrogate pair", text)
     own_id, label = _own_id(where, row.get("id")), label_of(where, row.get("label"))
     return Row(number, image.replace("\\", "/"), text or "", label, line, own_id)
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: tools that cut texts leave halves of letters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _own_id(where: str, value: object) -> str | None:

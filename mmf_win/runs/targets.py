@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win.dataset.annotations import Row, count_rows, read_rows, require_split
-from mmf_win.dataset.own_memes import find_images, is_unicode, read_table, with_own_ids, write_annotations
+from mmf_win.dataset.annotations import Row, count_rows, is_unicode, read_rows, require_split
+from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places, portable_name
 from mmf_win.runs.overrides import OWN_MEMES

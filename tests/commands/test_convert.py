@@ -168,3 +168,14 @@ def test_an_archive_whose_name_is_no_utf8(archive: Path, data_dir: Path) -> None
     archive.rename(odd)
     for _ in range(2):
         assert main(["convert", "--zip", str(odd), "--password", PASSWORD, "--data-dir", str(data_dir)]) == 0
+
+
+def test_names_in_an_archive_do_not_steer_the_terminal(
+    user_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["\x1b]0;title\x07.txt", "gnp.\u202eexe", "\x9b2J"]
+    path = hostile.plain_zip(user_dir / "a.zip", dict.fromkeys(names, b""))
+    assert main(["convert", "--zip", str(path), "--data-dir", str(user_dir / "data")]) == 3
+    said = "".join(capsys.readouterr())
+    assert not set(said) & set("\x1b\x07\u202e\x9b")
+    assert "\\x1b]0;title" in said
