@@ -1,0 +1,117 @@
+"""Damage archives and kill installations at random, and see whether anything false is believed.
+
+python scripts/fuzz.py                            two minutes, half of them for each
+python scripts/fuzz.py --minutes 30 archives      archives alone
+python scripts/fuzz.py --seed 17 kills            from this case on
+
+Each case has a number, from which all of it follows. A finding is told with its number, for ``--seed``.
+The exit code is 1 after a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from random import Random
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from mmf_win.dataset.convert import convert  # noqa: E402
+from mmf_win.errors import MmfwError  # noqa: E402
+from mmf_win.paths import Places  # noqa: E402
+from tests.worlds import hostile  # noqa: E402
+from tests.worlds.kills import installations  # noqa: E402
+from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, memes, tree  # noqa: E402
+from tests.worlds.packing import write_7z, write_tar  # noqa: E402
+
+Case = Callable[[Random], None]
+
+
+def main() -> int:
+    """Try cases until the time is over."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("kinds", nargs="*", metavar="archives|kills", help="all if none")
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long altogether (default 2)")
+    parser.add_argument("--seed", type=int, help="the number of the first case")
+    asked = parser.parse_args()
+    kinds = asked.kinds or list(_KINDS)
+    first = random.randrange(10**6) if asked.seed is None else asked.seed
+    found = 0
+    for kind in kinds:
+        end = time.monotonic() + 60 * asked.minutes / len(kinds)
+        with tempfile.TemporaryDirectory() as folder, _KINDS[kind](Path(folder)) as case:
+            for seed in count(first):
+                try:
+                    case(Random(seed))
+                except Exception:
+                    found += 1
+                    print(f"{kind}, case {seed}:\n{traceback.format_exc()}", flush=True)
+                if time.monotonic() > end:
+                    break
+        print(f"{kind}: cases {first} to {seed}", flush=True)
+    return min(found, 1)
+
+
+@contextmanager
+def _archives(folder: Path) -> Iterator[Case]:
+    """Archives of the dataset with a few bytes changed: all comes out, or an error names the file."""
+    intact = [
+        hostile.plain_zip(folder / "plain.zip", memes()),
+        encrypted_zip(folder / "encrypted.zip", memes()),
+        write_7z(folder / "a.7z", memes()),
+        *(write_tar(folder / f"a.tar.{kind}", memes(), kind) for kind in ("gz", "xz")),
+    ]
+    wanted = laid_out(memes())
+
+    def case(chance: Random) -> None:
+        source = chance.choice(intact)
+        data = bytearray(source.read_bytes())
+        for _ in range(chance.choice((1, 1, 1, 4))):
+            # Lists of members are at the end, but for those of a tar.
+            start = chance.choice((0, max(0, len(data) - 3000)))
+            data[chance.randrange(start, len(data))] ^= 1 << chance.randrange(8)
+        damaged = folder / f"damaged {source.name}"
+        damaged.write_bytes(data[: chance.choice((len(data), len(data), chance.randrange(1, len(data))))])
+        places = Places.resolve(folder / "data", folder / "save", environ={})
+        try:
+            convert(damaged, places, ask=lambda: PASSWORD)
+        except MmfwError as error:
+            assert damaged.name in str(error), error
+            assert not tree(places.data_dir), "something is left"
+        else:
+            assert tree(places.dataset.root) == wanted, "something else came out"
+        finally:
+            shutil.rmtree(places.data_dir, ignore_errors=True)
+
+    yield case
+
+
+@contextmanager
+def _kills(folder: Path) -> Iterator[Case]:
+    """Installations that are killed at any step on the disk."""
+    kinds = list(installations(folder).values())
+    steps = [kind.steps()[0] for kind in kinds]
+
+    def case(chance: Random) -> None:
+        which = chance.randrange(len(kinds))
+        kinds[which].try_kill(chance.randint(1, steps[which]))
+
+    yield case
+
+
+_KINDS = {"archives": _archives, "kills": _kills}
+
+if __name__ == "__main__":
+    sys.exit(main())
