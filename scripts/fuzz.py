@@ -1,6 +1,6 @@
-"""Damage archives and kill installations at random, and see whether anything false is believed.
+"""Damage archives and runs, and kill installations at random, and see whether anything false is believed.
 
-python scripts/fuzz.py                            two minutes, half of them for each
+python scripts/fuzz.py                            two minutes, a third of them for each
 python scripts/fuzz.py --minutes 30 archives      archives alone
 python scripts/fuzz.py --seed 17 kills            from this case on
 
@@ -30,6 +30,7 @@ from mmf_win.dataset.convert import convert  # noqa: E402
 from mmf_win.errors import MmfwError  # noqa: E402
 from mmf_win.paths import Places  # noqa: E402
 from tests.worlds import hostile  # noqa: E402
+from tests.worlds.damaged_runs import DamagedRuns  # noqa: E402
 from tests.worlds.kills import installations  # noqa: E402
 from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, memes, tree  # noqa: E402
 from tests.worlds.packing import write_7z, write_tar  # noqa: E402
@@ -42,9 +43,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("kinds", nargs="*", metavar="archives|kills", help="all if none")
+    parser.add_argument("kinds", nargs="*", metavar="archives|kills|runs", help="all if none")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long altogether (default 2)")
     parser.add_argument("--seed", type=int, help="the number of the first case")
+    parser.add_argument("--cases", type=int, metavar="N", help="only so many of each, however long they take")
     asked = parser.parse_args()
     kinds = asked.kinds or list(_KINDS)
     first = random.randrange(10**6) if asked.seed is None else asked.seed
@@ -58,7 +60,7 @@ def main() -> int:
                 except Exception:
                     found += 1
                     print(f"{kind}, case {seed}:\n{traceback.format_exc()}", flush=True)
-                if time.monotonic() > end:
+                if seed - first + 1 == asked.cases or (asked.cases is None and time.monotonic() > end):
                     break
         print(f"{kind}: cases {first} to {seed}", flush=True)
     return min(found, 1)
@@ -111,7 +113,19 @@ def _kills(folder: Path) -> Iterator[Case]:
     yield case
 
 
-_KINDS = {"archives": _archives, "kills": _kills}
+@contextmanager
+def _runs(folder: Path) -> Iterator[Case]:
+    """A run with a damaged file: each command that reads runs does well, or says what is wrong with it."""
+    world = DamagedRuns(folder)
+
+    def case(chance: Random) -> None:
+        wrong = world.wrong(chance, reports=chance.random() < 0.2)
+        assert not wrong, "\n".join(wrong)
+
+    yield case
+
+
+_KINDS = {"archives": _archives, "kills": _kills, "runs": _runs}
 
 if __name__ == "__main__":
     sys.exit(main())

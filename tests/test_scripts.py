@@ -1,8 +1,9 @@
-"""The scripts that set a checkout up; creating environments and asking pip are faked."""
+"""The scripts: those that set a checkout up, where environments and pip are faked, and a little fuzzing."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,3 +109,12 @@ def test_the_wheels_for_windows_have_the_versions_of_the_constraints(monkeypatch
     spec.loader.exec_module(module)
     constraints = (SCRIPTS.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert set(module.pinned(module.WINDOWS_WHEELS)) <= {line.partition(";")[0] for line in constraints}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="other tests try the same there, and Wine is slow")
+@pytest.mark.parametrize(("kind", "cases"), [("archives", "12"), ("kills", "2"), ("runs", "2")])
+def test_fuzzing_finds_nothing(kind: str, cases: str) -> None:
+    command = [sys.executable, str(SCRIPTS / "fuzz.py"), "--seed", "1", "--cases", cases, kind]
+    ended = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{kind}: cases 1 to {cases}" in ended.stdout

@@ -43,7 +43,7 @@ def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published 
     """What the paper reports of a preset for a split.
 
     Args:
-        numbers: a preset's ``published``.
+        numbers: a preset's ``published``, in percent; what cannot be one is as if it were not there.
         split: the annotation file's stem.
         metric: ``auroc`` or ``accuracy``.
     """
@@ -52,6 +52,8 @@ def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published 
     value = of_split.get(metric) if isinstance(of_split, Mapping) else None
     value, spread = value if isinstance(value, (list, tuple)) and len(value) == 2 else (value, 0)
     if name is None or not isinstance(value, (int, float)) or not isinstance(spread, (int, float)):
+        return None
+    if not (0 <= value <= 100 and 0 <= spread <= 100):
         return None
     return Published(value / 100, spread / 100 if spread else None, split, _ROWS[name])
 

@@ -47,6 +47,12 @@ def test_what_the_paper_does_not_report_is_not_there(numbers: dict[str, object])
     assert published(numbers, "test_seen", "accuracy") is None
 
 
+@pytest.mark.parametrize("number", [-1, 101, 10**40, float("inf"), float("nan"), "1", None])
+def test_what_is_no_percentage_is_as_if_it_were_not_there(number: object) -> None:
+    for value in (number, [50.0, number]):
+        assert published({"test": {"auroc": value}}, "test_seen", "auroc") is None
+
+
 def test_the_number_of_rows_is_that_of_the_released_split() -> None:
     paper = published(NUMBERS, "dev_seen", "auroc")
     assert paper is not None
