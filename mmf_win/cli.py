@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from types import FrameType
 
 import click
+from click.shell_completion import CompletionItem
 
 from mmf_win import __version__
 from mmf_win.console import colour, harmless, log_shown, say
@@ -43,14 +44,22 @@ class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            if ctx.resilient_parsing:  # the shell asks what could follow
+                return None
             near = get_close_matches(cmd_name, COMMANDS, n=1)
             hint = f"did you mean mmfw {near[0]}?" if near else "`mmfw --help` lists the commands"
             raise UsageError(f"there is no command {cmd_name}", hint=hint)
         command = importlib.import_module(f"mmf_win.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [
+            CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.completion import completed_by, splits
 from mmf_win.commands.hints import data_option
 from mmf_win.console import as_typed, print_json, say
 from mmf_win.dataset.annotations import read_rows, require_split
@@ -26,7 +27,11 @@ Examples:
 )
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "--split", required=True, metavar="SPLIT", help="The annotation file's name, such as test_seen."
+    "--split",
+    required=True,
+    metavar="SPLIT",
+    shell_complete=completed_by(splits),
+    help="The annotation file's name, such as test_seen.",
 )
 @options.data_dir
 @options.as_json

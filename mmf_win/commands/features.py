@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from mmf_win.archives import Ask
-from mmf_win.commands import features_add, findings, options
+from mmf_win.commands import completion, features_add, findings, options
 from mmf_win.commands.hints import data_option, hint_for
 from mmf_win.commands.overrides import split_words
 from mmf_win.console import as_typed, print_json, say, size
@@ -53,7 +53,12 @@ command.add_command(features_add.command)
 def _presets(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command PRESETs and overrides; its argument ``wanted`` is what these read."""
 
-    @click.argument("words", nargs=-1, metavar="[PRESET ...] [KEY=VALUE ...]")
+    @click.argument(
+        "words",
+        nargs=-1,
+        metavar="[PRESET ...] [KEY=VALUE ...]",
+        shell_complete=completion.completed_by(completion.presets),
+    )
     @options.data_dir
     @options.save_dir
     @options.as_json

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.completion import completed_by, presets, runs, splits
 from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import print_json, say
@@ -44,17 +45,19 @@ Examples:
   mmfw predict mmbt_grid --memes own.csv    a table: img, text, and if you like id and label
   mmfw predict visual_bert --memes own.csv --features own.lmdb"""
 )
-@click.argument("words", nargs=-1, metavar="[RUN ...] [KEY=VALUE ...]")
+@click.argument("words", nargs=-1, metavar="[RUN ...] [KEY=VALUE ...]", shell_complete=completed_by(runs))
 @click.option(
     "--checkpoint",
     multiple=True,
     show_default="best",
     metavar="best|last|PATH",
+    shell_complete=completed_by("best", "last"),
     help="The weights to use; may be given several times.",
 )
 @click.option(
     "--published",
     metavar="PRESET",
+    shell_complete=completed_by(presets),
     help="Use the fine-tuned weights that MMF's zoo publishes for PRESET; they are downloaded if need be.",
 )
 @options.source
@@ -63,6 +66,7 @@ Examples:
     "--split",
     multiple=True,
     metavar="SPLIT",
+    shell_complete=completed_by(splits),
     help="The annotation file's name, such as test_seen; may be given several times.  [default: the run's, "
     "or with --published the paper's, dev_seen and test_seen]",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mmf_win.commands import options
+from mmf_win.commands import completion, options
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.runs import search
@@ -21,8 +21,15 @@ Examples:
   mmfw report mmbt_grid --no-images --output for-the-group.html
   mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them"""
 )
-@click.argument("runs", nargs=-1, metavar="[RUN ...]")
-@click.option("--split", metavar="SPLIT", help="Whose predictions to show.  [default: the newest]")
+@click.argument(
+    "runs", nargs=-1, metavar="[RUN ...]", shell_complete=completion.completed_by(completion.runs)
+)
+@click.option(
+    "--split",
+    metavar="SPLIT",
+    shell_complete=completion.completed_by(completion.splits),
+    help="Whose predictions to show.  [default: the newest]",
+)
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where the page goes."
 )

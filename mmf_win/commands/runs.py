@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mmf_win.commands import options
+from mmf_win.commands import completion, options
 from mmf_win.commands.hints import resume
 from mmf_win.console import duration, moment, print_json, say, size, table
 from mmf_win.errors import UsageError
@@ -23,6 +23,7 @@ from mmf_win.runs.folder import remove, require_idle
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
 from mmf_win.runs.search import all_runs, find
 
+_RUNS = completion.completed_by(completion.runs)
 STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
 
 
@@ -39,7 +40,12 @@ Examples:
   mmfw runs rm mmbt_grid/2026-01-31T12-00-00
   mmfw runs fix-names save        rename reports whose names Windows refuses""",
 )
-@click.option("--preset", metavar="PRESET", help="Only runs of this preset.")
+@click.option(
+    "--preset",
+    metavar="PRESET",
+    shell_complete=completion.completed_by(completion.presets),
+    help="Only runs of this preset.",
+)
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
@@ -114,7 +120,7 @@ Examples:
   mmfw runs show
   mmfw runs show mmbt_grid --json"""
 )
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=_RUNS)
 @options.runs_dir
 @options.as_json
 def show(run: str | None, save_dir: Path, as_json: bool) -> None:
@@ -164,7 +170,7 @@ Examples:
   mmfw runs checkpoints mmbt_grid --json
   mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt""",
 )
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=_RUNS)
 @options.runs_dir
 @options.as_json
 def checkpoints(run: str | None, save_dir: Path, as_json: bool) -> None:
@@ -212,7 +218,7 @@ Examples:
   mmfw runs rm mmbt_grid/2026-01-31T12-00-00
   mmfw runs rm save/vilbert/2026-01-31T12-00-00 --yes"""
 )
-@click.argument("runs", nargs=-1, required=True, metavar="RUN ...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN ...", shell_complete=_RUNS)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @options.runs_dir
 @options.as_json
@@ -253,8 +259,8 @@ Examples:
   mmfw runs compare mmbt_grid vilbert
   mmfw runs compare mmbt_grid/2026-01-31T12-00-00 mmbt_grid/2026-02-01T12-00-00 --json"""
 )
-@click.argument("first")
-@click.argument("second")
+@click.argument("first", shell_complete=_RUNS)
+@click.argument("second", shell_complete=_RUNS)
 @options.runs_dir
 @options.as_json
 def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from mmf_win.commands import options
+from mmf_win.commands import completion, options
 from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import as_typed, duration, print_json, say, table
@@ -50,15 +50,22 @@ Examples:
   mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5"""
 )
-@click.argument("words", nargs=-1, metavar="[PRESET] [KEY=VALUE ...]")
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[PRESET] [KEY=VALUE ...]",
+    shell_complete=completion.completed_by(completion.presets),
+)
 @click.option(
     "--resume",
     metavar="best|last|RUN|PATH",
+    shell_complete=completion.completed_by("best", "last", completion.runs),
     help="Resume the newest run (of PRESET, if there is one) or RUN, or start a new one from a checkpoint.",
 )
 @click.option(
     "--init",
     metavar="published|PATH",
+    shell_complete=completion.completed_by("published"),
     help="Begin at update 0 with the preset's published weights, or with those of a file, whose optimizer, "
     "schedule, counts and random state are not used.",
 )

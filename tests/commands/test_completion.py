@@ -1,0 +1,122 @@
+"""What the shell completes, asked of a real bash."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mmf_win.cli import COMMANDS
+from mmf_win.paths import DatasetPaths
+from mmf_win.runs.folder import Run
+from tests.worlds import report_world
+from tests.worlds.tools import requires_tool
+
+pytestmark = requires_tool("bash")
+
+_ASK = """\
+. ./completion.sh
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_mmfw_completion mmfw
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+_HEAVY = {"torch", "mmf", "transformers", "numpy", "pandas"}
+
+
+class Shell:
+    """A bash in an empty folder, in which mmfw is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._noted = folder, folder / "imports.txt"
+        program = folder / "bin" / "mmfw"
+        program.parent.mkdir()
+        words = (sys.executable, "-X", "importtime", "-m", "mmf_win")
+        program.write_text(
+            f'#!/bin/sh\nexec {shlex.join(words)} "$@" 2>{shlex.quote(str(self._noted))}\n', encoding="utf-8"
+        )
+        program.chmod(0o755)
+        self._bash("_MMFW_COMPLETE=bash_source mmfw > completion.sh")
+
+    def completes(self, *words: str, **variables: str) -> list[str]:
+        """What bash would offer for the last word; nothing heavy is imported, and nothing else is said."""
+        asked = self._bash(_ASK, "mmfw", *map(shlex.quote, words), **variables)  # quoted, as they are typed
+        said = self._noted.read_text(encoding="utf-8").splitlines()
+        assert [line for line in said if not line.startswith("import time:")] == []
+        assert {line.split("|")[-1].strip() for line in said}.isdisjoint(_HEAVY)
+        assert asked.stderr == ""
+        return asked.stdout.splitlines()
+
+    def _bash(self, script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        path = f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            ["bash", "--norc", "-c", script, "bash", *words],
+            cwd=self._folder,
+            env={**os.environ, "PATH": path, **variables},
+            capture_output=True,
+            encoding="utf-8",
+            check=True,
+        )
+
+
+@pytest.fixture
+def shell(user_dir: Path) -> Shell:
+    return Shell(user_dir)
+
+
+@dataclass
+class World:
+    """The folders, and two runs, of which the second cannot be read."""
+
+    save: Path
+    dataset: DatasetPaths
+    runs: tuple[Run, Run]
+
+
+@pytest.fixture
+def world(user_dir: Path) -> World:
+    made = report_world.make(user_dir, groups=2)
+    runs = made.run("first"), made.run("second")
+    runs[1].request_file.write_text("{", encoding="utf-8")
+    return World(made.save, made.dataset, runs)
+
+
+def test_commands_and_options(shell: Shell) -> None:
+    assert shell.completes("") == list(COMMANDS)
+    assert shell.completes("re") == ["repair", "report"]
+    assert shell.completes("train", "--res") == ["--resume"]
+    assert shell.completes("runs", "com") == ["compare"]
+    assert shell.completes("trian", "--") == ["--version", "--help"]
+
+
+@pytest.mark.parametrize("command", ["train", "features status"])
+def test_presets(shell: Shell, command: str) -> None:
+    assert shell.completes(*command.split(), "vilb") == ["vilbert", "vilbert_cc"]
+
+
+@pytest.mark.parametrize("command", ["predict", "report", "runs show", "runs compare first"])
+def test_runs_of_the_folder_that_was_named(shell: Shell, world: World, command: str) -> None:
+    found = shell.completes(*command.split(), "--save-dir", str(world.save), "sec")
+    assert found == ["second", world.runs[1].id]
+
+
+def test_runs_of_the_folder_of_the_environment(shell: Shell, world: World) -> None:
+    found = shell.completes("runs", "rm", world.runs[0].id, "", MMF_SAVE_DIR=str(world.save))
+    assert set(found) == {"first", "second", *(run.id for run in world.runs)}
+    found = shell.completes("train", "--resume", "", MMF_SAVE_DIR=str(world.save))
+    assert {"best", "last", "first"} <= set(found)
+
+
+def test_runs_and_presets_may_be_verified(shell: Shell, world: World) -> None:
+    found = shell.completes("verify", "--save-dir", str(world.save), "")
+    assert {"dataset", "mmf", "vilbert", "first", "second"} <= set(found)
+
+
+def test_splits(shell: Shell, world: World) -> None:
+    data_dir = str(world.dataset.data_dir)
+    assert shell.completes("predict", "--data-dir", data_dir, "--split", "") == [report_world.SPLIT]
+    assert shell.completes("check-submission", "--split", "t", MMF_DATA_DIR=data_dir) == [report_world.SPLIT]
