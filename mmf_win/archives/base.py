@@ -27,7 +27,7 @@ Ask = Callable[[], str]
 """Answers with the password; called once, when something encrypted is to be read."""
 
 
-MOST_MEMBERS = 200_000
+MOST_MEMBERS = 100_000
 """What is listed of an archive; so many members of the smallest size still fit into the memory."""
 
 

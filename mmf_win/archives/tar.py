@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 from mmf_win.archives.base import BLOCK, Archive, Digest, Extracted, Member, with_problems, write_member
 from mmf_win.archives.names import naming_problem
@@ -34,6 +34,7 @@ _READ_AT_ONCE = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
 _MOST_HEADER = 1 << 16
+_MOST_HEADERS = 1 << 24  # altogether; words take much longer to read than files
 _MOST_WORDS = 1000
 
 # For bz2, damage is an OSError; unlike those of the system it has no number.
@@ -44,7 +45,6 @@ _DAMAGE: tuple[type[Exception], ...] = (
     lzma.LZMAError,
     OSError,
     ValueError,  # a number of tarfile's that is none, or too large
-    IndexError,  # the map of a sparse file that is cut off
     RecursionError,  # headers that each stand before another header
 )
 
@@ -130,7 +130,7 @@ class TarArchive(Archive):
                 yield from map(self._member, self._infos(tar))
                 finish()
             return
-        with self.path.open("rb") as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:
+        with self.path.open("rb") as file, _Tar.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:
             yield from map(self._member, self._infos(tar))
             file.seek(tar.offset)
             # tarfile takes one that was cut off at a header for complete.
@@ -174,7 +174,7 @@ class TarArchive(Archive):
                     continue
                 if problem := member.problem or naming_problem(member.name):
                     raise self._error(problem, member.name)
-                yield member, chosen, info.mtime, _blocks(tar, forward, info)
+                yield member, chosen, info.mtime, _blocks(forward, info)
             finish()
         self._require_unchanged()
 
@@ -199,7 +199,7 @@ class TarArchive(Archive):
                 stack.callback(content.close)
             forward = _Forward(content, raw, progress)
             tar = stack.enter_context(
-                tarfile.open(fileobj=forward, mode="r:", tarinfo=_Info)  # type: ignore[call-overload]
+                _Tar.open(fileobj=forward, mode="r:", tarinfo=_Info)  # type: ignore[call-overload]
             )
 
             def finish() -> None:
@@ -224,50 +224,33 @@ class TarArchive(Archive):
             raise self._error(f"not a valid {self.format}: {error}") from error
 
 
+class _Tar(tarfile.TarFile):
+    """Counts the bytes of the headers that stand before members."""
+
+    headers = 0
+
+
 class _Info(tarfile.TarInfo):
     """A member, before which no more is read into memory than a real one needs."""
 
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo | None:
+    def _proc_member(self, tar: _Tar) -> tarfile.TarInfo | None:
         """Where tarfile wants subclasses to say how a type of member is read."""
-        if self.type in _READ_AT_ONCE and self.size > _MOST_HEADER:
-            raise tarfile.ReadError(f"a header of {self.size} bytes, which no member needs")
+        if self.type in _READ_AT_ONCE:
+            if self.size > _MOST_HEADER:
+                raise tarfile.ReadError(f"a header of {self.size} bytes, which no member needs")
+            tar.headers += self.size
+            if tar.headers > _MOST_HEADERS:
+                raise tarfile.ReadError(f"headers of {tar.headers} bytes, which no archive needs")
         if len(tar.pax_headers) > _MOST_WORDS:  # each member gets a copy
             raise tarfile.ReadError(f"headers with {len(tar.pax_headers)} words, which no archive needs")
         return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
 
-    def _proc_sparse(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        """As in tarfile, which reads the map of a sparse file however long it is."""
-        with _scant(tar):
-            return super()._proc_sparse(tar)  # type: ignore[misc, no-any-return]
+    def _refuse_sparse(self, *_: object) -> NoReturn:
+        """A few bytes may claim to be terabytes of zeros, or a map of millions of parts."""
+        raise tarfile.ReadError("it holds a sparse file; pack it again without --sparse")
 
-    def _proc_gnusparse_10(
-        self, member: tarfile.TarInfo, headers: Mapping[str, str], tar: tarfile.TarFile
-    ) -> None:
-        """Likewise."""
-        with _scant(tar):
-            super()._proc_gnusparse_10(member, headers, tar)  # type: ignore[misc]
-
-
-@contextmanager
-def _scant(tar: tarfile.TarFile) -> Iterator[None]:
-    """Let tarfile read no more than a header may have, as long as this lasts."""
-    file: Any = tar.fileobj
-    start = file.tell()
-
-    class Scant:
-        tell = file.tell
-
-        def read(self, size: int) -> bytes:
-            if file.tell() - start > _MOST_HEADER:
-                raise tarfile.ReadError("a sparse file in too many parts")
-            content: bytes = file.read(size)
-            return content
-
-    tar.fileobj = Scant()  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        tar.fileobj = file
+    # What tarfile calls for each of the four ways to say that a member is sparse.
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
 class _Forward:
@@ -310,14 +293,8 @@ class _Forward:
             pass
 
 
-def _blocks(tar: tarfile.TarFile, forward: _Forward, info: tarfile.TarInfo) -> Iterator[bytes | memoryview]:
+def _blocks(forward: _Forward, info: tarfile.TarInfo) -> Iterator[bytes | memoryview]:
     """The content of a member that is a file."""
-    if info.issparse():
-        content = tar.extractfile(info)
-        assert content is not None
-        while block := content.read(BLOCK):
-            yield block
-        return
     forward.seek(info.offset_data)
     left = info.size
     while left:
