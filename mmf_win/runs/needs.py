@@ -79,12 +79,13 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
 def _total(asked: AttemptRequest, training: Mapping[str, Any], inputs: Inputs) -> int | None:
     """After how many updates training ends; None where that is not known here."""
     total, batch = training["max_updates"], training["batch_size"]
-    if asked.epochs is not None:
+    epochs = asked.epochs or training["max_epochs"]  # MMF, too, lets epochs win
+    if isinstance(epochs, int):
         read = inputs.read.get("train")
         if read is None or not isinstance(batch, int):
             return None
         batches = math.ceil(read.rows / batch)
-        total = asked.epochs * math.ceil(batches / (training["update_frequency"] or 1))
+        total = epochs * math.ceil(batches / (training["update_frequency"] or 1))
     return total if isinstance(total, int) else None
 
 

@@ -61,7 +61,10 @@ def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
     assert tool.code(*shlex.split(command), "--updates", "1") == 0
 
 
-@pytest.mark.parametrize("total", [("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",)])
+@pytest.mark.parametrize(
+    "total",
+    [("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",), ("training.max_epochs=2",)],
+)
 def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(
     tool: Tool, total: tuple[str, ...]
 ) -> None:
