@@ -94,6 +94,10 @@ class NeverTrained(UsageError):
     init: str
 
 
+class NoOwnCode(UsageError):
+    """The folder of code that a run or a preset names is not there."""
+
+
 class TotalReached(UsageError):
     """A ``checkpoint`` to resume from is at an ``update`` that is not below the run's total."""
 

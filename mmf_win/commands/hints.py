@@ -194,6 +194,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
     errors.NotPredicted: _predict,
     errors.NeverTrained: _train_on,
+    errors.NoOwnCode: "name its folder with env.user_dir=FOLDER",
     errors.TotalReached: _train_longer,
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     errors.NoRoom: "choose a folder on another disk with --data-dir",

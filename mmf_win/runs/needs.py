@@ -16,11 +16,10 @@ from mmf_win.inputs.keys import image_keys, mistaken, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest
-from mmf_win.runs import presets
+from mmf_win.runs import own_code, presets
 from mmf_win.runs.overrides import about_files
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
-from mmf_win.runs.trusted import require_trusted
 from mmf_win.upstream import settings
 from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import resolve
@@ -51,7 +50,6 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     config, run_type = _config_of(asked, request, places), str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
-    require_trusted(config, request.overrides, trust=request.trust)
     inputs = check(
         Path(asked.mmf),
         places,
@@ -98,7 +96,6 @@ def check_prediction(
         DataError: something is missing or broken.
     """
     config = _config_of(asked, request, places)
-    require_trusted(config, request.overrides, trust=request.trust)
     if features and not config["dataset"].get("use_features"):
         _log.warning("%s reads no region features, so those of %s are not used", request.preset, features)
     if target.is_own and config["dataset"].get("use_features"):
@@ -196,4 +193,4 @@ def _typed(request: RunRequest) -> list[str]:
 
 def _hint_words(request: RunRequest, overrides: Sequence[str]) -> list[str]:
     """By which preset and overrides the files of this run are found."""
-    return [*(_typed(request) or ["PRESET"]), *about_files(overrides)]
+    return [*(_typed(request) or ["PRESET"]), *own_code.words_for(request), *about_files(overrides)]

@@ -12,15 +12,17 @@ BATCH_SIZE = frozenset({"training.batch_size", "training.batch_size_per_device"}
 """The keys of which either names the rows of a batch."""
 OWN_MEMES = frozenset({ANNOTATIONS, f"{_DATASET}.images"})
 """The keys that say where memes are."""
+USER_DIR = "env.user_dir"
+"""The key that says where code of the user's own is."""
 FEATURES = frozenset({f"{_DATASET}.features"})
 """The key that says where region features are."""
 
 # What started a run must not steer where it resumes from.
 _OF_THE_START = ("checkpoint.resume", "checkpoint.reset", "checkpoint.zoo_config_override")
-# A prediction sets these, or does without. MMF loads the other splits too, and does not predict them.
+# A prediction sets these, or does without.
 _NOT_OF_PREDICTION = frozenset(
     {
-        f"{ANNOTATIONS}.test",
+        ANNOTATIONS,
         "run_type",
         "optimizer",
         "scheduler",

@@ -81,7 +81,7 @@ def prediction(
         features: an LMDB of region features to read instead of the dataset's.
     """
     tree = merge(
-        settings.common(request.model, {**request.splits, "test": target.name}, mmf.version),
+        settings.common(request.model, request.splits, mmf.version),
         request.settings,
         settings.options(mmf.version, seed=request.seed, batch_size=request.batch_size),
         settings.predict(checkpoint),

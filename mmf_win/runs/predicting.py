@@ -12,6 +12,7 @@ from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import needs, plan
 from mmf_win.runs.attempts import Display, run_worker, silent, until_it_fits
 from mmf_win.runs.folder import Run
+from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 
@@ -46,7 +47,9 @@ def predict(
         MmfwError: the class says how it ended.
     """
     request = asked.over(run.request())
-    first = plan.prediction(needs.mmf_for(request), request, target, checkpoint, features)
+    mmf = needs.mmf_for(request)
+    request = with_own_code(request, asked.overrides, mmf.root, f"run {run.id}")
+    first = plan.prediction(mmf, request, target, checkpoint, features)
     needs.check_prediction(first, request, places, target, features)
 
     def attempt(first: AttemptRequest) -> Exit:

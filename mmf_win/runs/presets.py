@@ -151,6 +151,10 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     config = own.get("config")
     if config and (path.parent / config).is_file():
         own["config"] = str((path.parent / config).absolute())
+    env = own["settings"].get("env")
+    code = env.get("user_dir") if isinstance(env, dict) else None
+    if isinstance(code, str) and code and (path.parent / code).exists():
+        env["user_dir"] = str((path.parent / code).absolute())
     if "extends" not in own:
         return own
     other = str(own["extends"])

@@ -10,7 +10,7 @@ from mmf_win.dataset.annotations import Row, count_rows, is_unicode, read_rows, 
 from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places, portable_name
-from mmf_win.runs.overrides import OWN_MEMES
+from mmf_win.runs.overrides import ANNOTATIONS, OWN_MEMES
 from mmf_win.upstream import settings
 from mmf_win.upstream.settings import Settings
 
@@ -102,9 +102,9 @@ class Target:
     @property
     def keys(self) -> frozenset[str]:
         """The groups of MMF's keys that :attr:`settings` replaces."""
-        return OWN_MEMES if self.is_own else frozenset()
+        return OWN_MEMES if self.is_own else frozenset({ANNOTATIONS})
 
     @property
     def settings(self) -> Settings:
-        """MMF's keys that name these memes, where the run's own splits do not."""
-        return settings.own_memes(self.annotations) if self.is_own else {}
+        """MMF's keys that name these memes, in place of the run's own splits, which need not be there."""
+        return settings.own_memes(self.annotations) if self.is_own else settings.one_split(self.name)

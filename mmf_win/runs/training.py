@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mmf_win.runs import checkpoints, fits, needs, plan, presets, published_weig
 from mmf_win.runs.attempts import Display, events_of, run_worker, silent, until_it_fits
 from mmf_win.runs.folder import Run, require_idle
 from mmf_win.runs.overrides import without
+from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.presets import merge
 from mmf_win.runs.request import RunRequest
 from mmf_win.unpacking.staging import require_finished
@@ -60,7 +62,9 @@ def start(
     elif init is not None:
         weights = checkpoints.checked(Path(init).expanduser().absolute())
         request = replace(request, init=str(weights))
-    return _train(None, name, request, places, weights, display, weights_alone=weights is not None)
+    return _train(
+        None, name, request, places, weights, display, asked.overrides, weights_alone=weights is not None
+    )
 
 
 def resume(
@@ -100,7 +104,7 @@ def resume(
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
         request, places = _with_data(asked.over(run.request()), data_dir, places)
         _log.info("resuming run %s from %s", run.id, checkpoint.name)
-        return _train(run, None, request, places, checkpoint, display)
+        return _train(run, None, request, places, checkpoint, display, asked.overrides)
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
     owner = search.owner(checkpoint)
     if owner is not None:
@@ -115,7 +119,7 @@ def resume(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known"
         )
     request = replace(request, start=str(checkpoint))
-    return _train(None, name, request, places, checkpoint, display)
+    return _train(None, name, request, places, checkpoint, display, asked.overrides)
 
 
 def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run, Path] | None:
@@ -164,11 +168,17 @@ def _train(
     places: Places,
     checkpoint: Path | None,
     display: Display,
+    typed: Sequence[str],
     *,
     weights_alone: bool = False,
 ) -> Run:
-    """Train to the end of ``run``; without one, of a new run named ``name`` or after its preset."""
+    """Train to the end of ``run``; without one, of a new run named ``name`` or after its preset.
+
+    ``typed`` are the overrides of this command, which ``request`` has, too.
+    """
     mmf = needs.mmf_for(request)
+    whose = f"run {run.id}" if run else f"preset {request.preset}"
+    request = with_own_code(request, typed, mmf.root, whose)
     first = plan.training(mmf, request, places, checkpoint, weights_alone=weights_alone)
     inputs = needs.check_training(first, request, places)  # before there is a folder
     first = replace(

@@ -7,8 +7,10 @@ configuration, then the one that the run names with its includes, the run's sett
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -78,10 +80,8 @@ def resolve(
         MmfError: a file of MMF is missing.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
-    try:
+    with _told(asked):
         version, of_mmf = read_version(root), _of_mmf(root, asked)
         merged = _with_settings(of_mmf, root, places, asked)
         own_code = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
@@ -102,6 +102,31 @@ def resolve(
             "model": part(f"model_config.{asked.model}"),
             "training": {key: OmegaConf.select(merged, f"training.{key}") for key in _LENGTH},
         }
+
+
+def user_dir(root: Path, asked: Experiment, overrides: Sequence[str]) -> str | None:
+    """The folder of code that MMF imports, as it is named; arguments and errors as for :func:`resolve`.
+
+    MMF takes the first of these that is not empty: the override, the configuration, ``MMF_USER_DIR``.
+    """
+    from omegaconf import OmegaConf
+
+    with _told(asked):
+        base = load_yaml(root, config_path(root, asked.config)) if asked.config else {}
+        merged = OmegaConf.merge(base, asked.settings)
+        typed = values_of(overrides).get("env.user_dir")
+        named = typed or OmegaConf.select(merged, "env.user_dir") or os.environ.get("MMF_USER_DIR")
+        return str(named) if named else None
+
+
+@contextmanager
+def _told(asked: Experiment) -> Iterator[None]:
+    """Say of which model a configuration cannot be put together."""
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        yield
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"the configuration of {asked.model} cannot be put together: {reason}") from None

@@ -118,7 +118,8 @@ def _require_registered(root: Path, kind: str, key: str, value: Any) -> None:
         if name in known or not known:
             continue
         near = get_close_matches(name, known, n=3) or get_close_matches(name.lower(), known, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else f"it has {first_few(sorted(known), 20)}"
+        hint = f"did you mean {', '.join(near)}?" if near else f"it has {first_few(sorted(known), 20)};"
+        hint += f" env.user_dir=FOLDER names code that brings a {kind} of your own"
         raise UsageError(f"{key}: MMF has no {kind} {name!r}", hint=hint)
 
 

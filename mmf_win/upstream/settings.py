@@ -139,6 +139,16 @@ def own_memes(annotations: Path) -> Settings:
     return {"dataset_config": {"hateful_memes": {"annotations": every, "images": images}}}
 
 
+def one_split(stem: str) -> Settings:
+    """What prediction of a split needs: MMF loads those for training and validation too, whatever they are.
+
+    Args:
+        stem: the annotation file's.
+    """
+    every = {slot: [ANNOTATIONS.format(stem)] for slot in _SLOTS}
+    return {"dataset_config": {"hateful_memes": {"annotations": every}}}
+
+
 def features_in(lmdb: Path) -> Settings:
     """What reading region features from another LMDB than the dataset's needs."""
     every = {slot: [str(lmdb)] for slot in _SLOTS}

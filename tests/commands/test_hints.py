@@ -102,6 +102,8 @@ ELSEWHERE = {
     "DamagedCheckpoints": "endtoend/test_checkpoints.py"
     "::test_a_run_whose_checkpoint_is_damaged_is_the_one_that_hints_resume",
     "NoDataset": "commands/test_mistakes.py::test_the_dataset_is_made_where_it_was_missed",
+    "NoOwnCode": "endtoend/test_own_code.py"
+    "::test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its_code_has_moved",
     "NoOwnFeatures": "endtoend/test_own_memes.py"
     "::test_images_without_region_features_are_refused_with_what_can_be_done",
     "NotFetched": "commands/test_hints.py::test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder",

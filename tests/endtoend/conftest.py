@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.runs import fits, trusted
+from mmf_win.runs import fits, own_code
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf
 
@@ -138,7 +138,7 @@ def tool(
 ) -> Tool:
     """``mmfw`` with the tiny dataset, and one thread a process."""
     monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
-    monkeypatch.setattr(trusted, "file", lambda: tmp_path / "trusted.json")
+    monkeypatch.setattr(own_code, "file", lambda: tmp_path / "trusted.json")
     monkeypatch.setenv("MMF_USER_DIR", str(Path(tiny_mmf.__file__).with_name("faults")))
     for name in ("MMF_CACHE_DIR", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, world.environment[name])

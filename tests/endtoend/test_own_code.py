@@ -1,0 +1,86 @@
+"""Models of the user's own: found again from any folder, and on the other phase's data."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.runs import own_code
+from tests.endtoend.conftest import Tool
+from tests.worlds.tiny_mmf import SPLITS, TinyWorld
+
+pytestmark = pytest.mark.torch
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+
+
+@pytest.fixture
+def phase_1(world: TinyWorld, tmp_path: Path) -> TinyWorld:
+    """The memes of phase 2 under the names of phase 1."""
+    other = TinyWorld(tmp_path / "phase 1")
+    shutil.copytree(world.root, other.root)
+    annotations = other.dataset / "annotations"
+    for split in ("dev", "test"):
+        (annotations / f"{split}_seen.jsonl").rename(annotations / f"{split}.jsonl")
+        (annotations / f"{split}_unseen.jsonl").unlink()
+    return other
+
+
+@pytest.fixture
+def guide(tmp_path: Path) -> Path:
+    """A folder with the files of the guide's section; the commands below them are in the tests."""
+    text = GUIDE.read_text(encoding="utf-8").partition("\n## Your own models\n")[2].partition("\n## ")[0]
+    code, preset = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "yaml"))
+    folder = tmp_path / "моя work, 1=2"
+    (folder / "my_models").mkdir(parents=True)
+    (folder / "my_models" / "__init__.py").write_text(code[0], encoding="utf-8")
+    (folder / "small_cnn.yaml").write_text(preset[0], encoding="utf-8")
+    assert "mmfw train small_cnn.yaml --trust\nmmfw predict\n" in text
+    return folder
+
+
+def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its_code_has_moved(
+    tool: Tool, guide: Path, phase_1: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(guide)
+    assert tool.code("train", "small_cnn.yaml", "--updates", "1") == 3
+    assert "--trust" in tool.errors
+    run = tool.run_of(tool("train", "small_cnn.yaml", "--trust", "--updates", "1"))
+    monkeypatch.chdir(tmp_path)
+    there = replace(tool, world=phase_1)
+    assert there("predict", "--split", "test")["rows"] == SPLITS["test_seen"]
+
+    moved = (guide / "my_models").rename(tmp_path / "elsewhere")
+    for words in (["predict"], ["train", "--resume", "last", "--updates", "2"]):
+        assert tool.code(*words) == 2
+        assert run.id in tool.errors and "env.user_dir=FOLDER" in tool.errors
+    assert tool("train", "--resume", "last", "--updates", "2", "env.user_dir=elsewhere")["updates"] == 2
+    assert run.request().settings["env"]["user_dir"] == str(moved)
+
+
+def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this_machine_alone(
+    tool: Tool, guide: Path, phase_1: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = guide / "small_cnn.yaml"
+    preset.write_text(preset.read_text(encoding="utf-8").replace("env: {user_dir: my_models}", ""), "utf-8")
+    monkeypatch.delenv("MMF_USER_DIR")
+    assert tool.code("train", str(preset)) == 2
+    assert "small_cnn" in tool.errors and "env.user_dir=FOLDER" in tool.errors
+
+    there = replace(tool, world=phase_1)
+    monkeypatch.chdir(guide)
+    monkeypatch.setenv("MMF_USER_DIR", "my_models")
+    there("train", str(preset), "--updates", "1")
+    monkeypatch.delenv("MMF_USER_DIR")
+    monkeypatch.chdir(tmp_path)
+    assert tool("predict", "--split", "test_unseen")["rows"] == SPLITS["test_unseen"]
+    assert there("train", "--resume", "last", "--updates", "2")["updates"] == 2
+
+    own_code.file().unlink()  # as where the run's folder was copied to
+    for words in (["predict"], ["train", "--resume", "last", "--updates", "3"]):
+        assert there.code(*words) == 3
+        assert str(guide / "my_models") in there.errors and "--trust" in there.errors

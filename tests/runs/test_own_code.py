@@ -1,0 +1,86 @@
+"""Whose code a run imports, and from where: found in every place that may name it; needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.commands.hints import hint_for
+from mmf_win.errors import NoOwnCode, UntrustedCode
+from mmf_win.runs import own_code, presets
+from mmf_win.runs.request import RunRequest
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def request(folder: str | None = None, *overrides: str, trust: bool = False) -> RunRequest:
+    settings = {"env": {"user_dir": folder}} if folder else {}
+    return RunRequest("mine", settings=settings, overrides=[*overrides], trust=trust)
+
+
+def remembered(asked: RunRequest, *typed: str) -> str:
+    """The folder in the settings of the run, which has no other."""
+    settled = own_code.with_own_code(asked, typed, Path("no MMF"), "run r")
+    assert not settled.overrides
+    return str(settled.settings["env"]["user_dir"])
+
+
+def test_code_that_a_preset_names_is_trusted_once(user_dir: Path) -> None:
+    (user_dir / "code").mkdir()
+    (user_dir / "other").mkdir()
+    named = request(str(user_dir / "code"))
+    with pytest.raises(UntrustedCode) as caught:
+        remembered(named)
+    assert str(user_dir / "code") in str(caught.value) and "--trust" in str(hint_for(caught.value))
+    remembered(request(str(user_dir / "code"), trust=True))
+    assert remembered(named) == str(user_dir / "code")
+    with pytest.raises(UntrustedCode):
+        remembered(request(str(user_dir / "other")))
+    own_code.file().write_text("cut off [", encoding="utf-8")
+    with pytest.raises(UntrustedCode):
+        remembered(named)
+
+
+@pytest.mark.parametrize("name", ["code", "code, [1]=2"])
+@pytest.mark.parametrize("by", ["override", "environment"])
+def test_what_the_user_names_is_trusted_and_found_from_another_folder(
+    by: str, name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user_dir / name).mkdir()
+    monkeypatch.chdir(user_dir)
+    if by == "override":
+        found = remembered(request(None, f"env.user_dir={name}"), f"env.user_dir={name}")
+    else:
+        monkeypatch.setenv("MMF_USER_DIR", name)
+        found = remembered(request())
+        monkeypatch.delenv("MMF_USER_DIR")
+    assert found == str(user_dir / name)
+    monkeypatch.chdir(user_dir.parent)
+    assert remembered(request(found)) == found
+    own_code.file().unlink()
+    with pytest.raises(UntrustedCode):  # a run's overrides come from elsewhere, where its folder does
+        remembered(request(None, f"env.user_dir={found}"))
+
+
+def test_code_that_is_gone_is_told_with_whose_it_is_and_the_way_out(user_dir: Path) -> None:
+    with pytest.raises(NoOwnCode) as caught:
+        remembered(request(str(user_dir / "gone")))
+    assert str(user_dir / "gone") in str(caught.value) and "run r" in str(caught.value)
+    assert "env.user_dir=FOLDER" in str(hint_for(caught.value))
+    new = f"env.user_dir={user_dir}"
+    assert remembered(request(str(user_dir / "gone"), new), new) == str(user_dir)
+
+
+def test_a_relative_folder_in_a_preset_lies_beside_it_or_where_the_user_is(user_dir: Path) -> None:
+    text = "{model: mine, settings: {env: {user_dir: code}}}"
+    (user_dir / "mine.yaml").write_text(text, encoding="utf-8")
+    assert presets.load(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == "code"
+    (user_dir / "code").mkdir()
+    assert presets.load(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == str(user_dir / "code")
+
+
+def test_a_hint_names_code_that_another_command_would_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_code.words_for(request("here")) == ["env.user_dir=here"]
+    monkeypatch.setenv("MMF_USER_DIR", "here")
+    assert own_code.words_for(request("here")) == own_code.words_for(request()) == []
