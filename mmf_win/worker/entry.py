@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from mmf_win.errors import UsageError
 from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import AttemptRequest, EventLog, Exit
@@ -122,12 +123,29 @@ def run(request: AttemptRequest, stop: Stop) -> None:
         options += ["training.max_updates", str(updates), "training.max_epochs", "None"]
     predicting = request.action == "predict"
     with torch.inference_mode(predicting):  # MMF's own no_grad still counts versions of tensors
-        mmf_run([*options, *as_pairs(request.overrides)], predict=predicting)
+        try:
+            mmf_run([*options, *as_pairs(request.overrides)], predict=predicting)
+        except TypeError as error:
+            _require_model(request.model, error)
+            raise
     if predicting:
         from mmf_win.worker.predictions import collect
 
         stop.hold()
         collect(request)
+
+
+def _require_model(model: str, error: TypeError) -> None:
+    """Say so where the error is 1.0.0rc10's way to tell that no class is registered for the model.
+
+    Raises:
+        UsageError: none is.
+    """
+    from mmf.common.registry import registry
+
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames[-1].name == "build_model" and registry.get_model_class(model) is None:
+        raise UsageError(f"neither MMF nor code of your own registers a model {model!r}") from error
 
 
 def mmf_options(request: AttemptRequest) -> list[str]:

@@ -84,3 +84,11 @@ def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this
     for words in (["predict"], ["train", "--resume", "last", "--updates", "3"]):
         assert there.code(*words) == 3
         assert str(guide / "my_models") in there.errors and "--trust" in there.errors
+
+
+def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: Tool, guide: Path) -> None:
+    preset = guide / "small_cnn.yaml"
+    preset.write_text(preset.read_text(encoding="utf-8").replace("small_cnn", "other_cnn"), "utf-8")
+    assert tool.code("train", str(preset), "--trust", "--updates", "1") != 0
+    assert "other_cnn" in tool.errors.partition("error: ")[2].splitlines()[0]
+    assert "MMF has no model" not in tool.errors
