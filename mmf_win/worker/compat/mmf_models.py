@@ -52,7 +52,9 @@ PATCHES = (
             Edit(
                 "mmf.utils.vocab",
                 "self.vectors = torch.FloatTensor(self.get_size(), embedding_dim)",
-                "self.vectors = torch.randn(self.get_size(), embedding_dim)",
+                # From a generator of its own: what else is drawn at random stays as it is without the patch.
+                "self.vectors = torch.randn(self.get_size(), embedding_dim,"
+                " generator=torch.Generator().manual_seed(torch.initial_seed()))",
             ),
         ),
     ),
