@@ -145,18 +145,24 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> str:
     """Columns aligned by spaces; numbers to the right, ``None`` as ``-``.
 
-    On a terminal that is too narrow, texts continue on the next line, those of the first column at last.
+    On a terminal that is too narrow, ``optional`` columns are left out, the first of them first; then texts
+    continue on the next line, but for the first column, whose names may be copied.
     """
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    right = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
     room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if sys.stdout.isatty() else sum(widths)
+    if sum(widths) > room and optional:
+        kept = [i for i, name in enumerate(header) if name != optional[0]]
+        fewer = [[row[i] for i in kept] for row in rows]
+        return table([header[i] for i in kept], fewer, optional=optional[1:])
+    right = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
     least = [max(len(row[i]) for row in cells[1:]) if right[i] else _NARROWEST for i in range(len(header))]
+    least[0] = widths[0]
     while sum(widths) > room and (foldable := [i for i, width in enumerate(widths) if width > least[i]]):
-        widths[max(foldable, key=lambda i: (i > 0, widths[i]))] -= 1
+        widths[max(foldable, key=lambda i: widths[i])] -= 1
     lines = []
     for row in cells:
         folded = [wrap(cell, w, break_on_hyphens=False) or [""] for cell, w in zip(row, widths, strict=True)]

@@ -109,7 +109,8 @@ def new_file(folder: Path, start: str, suffix: str) -> Iterator[Path]:
     try:
         yield marker.with_suffix("")
     finally:
-        marker.unlink(missing_ok=True)
+        with suppress(OSError):  # on Windows, somebody may look at it at this moment
+            marker.unlink()
 
 
 def first_free(paths: Iterator[Path], make: Callable[[Path], None]) -> Path:

@@ -43,6 +43,20 @@ def test_a_table_fits_the_terminal_and_loses_nothing(monkeypatch: pytest.MonkeyP
     assert sorted("".join(lines).replace(" ", "")) == sorted(whole.replace(" ", "").replace("\n", ""))
 
 
+def test_a_narrow_table_leaves_out_what_matters_least_and_keeps_its_names_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [("mmbt_grid/2026-01-01T00-00-00", "mmbt_grid", 1, "failed: cuda_oom")]
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "45")
+    header, *lines = console.table(
+        ("run", "preset", "seed", "state"), rows, optional=("seed", "preset")
+    ).splitlines()
+    assert header.split() == ["run", "state"]
+    assert lines[0].startswith("mmbt_grid/2026-01-01T00-00-00")
+    assert max(map(len, lines)) <= 45
+
+
 @pytest.mark.parametrize(
     ("total", "unit", "line"),
     [

@@ -83,7 +83,11 @@ def command(
     else:
         lines = [_line(summary) for summary in found]
         shown = [name for name in lines[0] if any(line[name] is not None for line in lines)]
-        print(table(shown, [[line[name] for name in shown] for line in lines]))
+        print(table(shown, [[line[name] for name in shown] for line in lines], optional=_LEFT_OUT))
+
+
+# On a narrow terminal; `--csv` and `mmfw runs show` tell them all.
+_LEFT_OUT = ("size", "time", "MMF", "seed", "of", "on", "preset", "updates")
 
 
 def _line(s: Summary) -> dict[str, object]:
@@ -99,7 +103,7 @@ def _line(s: Summary) -> dict[str, object]:
         "of": s.tested_on,
         "seed": s.seed,
         "MMF": s.mmf,
-        "what differs": s.words,
+        "what differs": s.differs,
         "time": duration(s.seconds) if trained else None,
         "size": size(s.size),
     }

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.archives import Archive, Ask
+from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import AlreadyThere, DamagedManifest
+from mmf_win.errors import AlreadyThere, DamagedManifest, DatasetError
 from mmf_win.files import share
 from mmf_win.integrity.manifest import Manifest, Source, noted
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.unpacking.extract import install, make_manifest
 from mmf_win.unpacking.reading import open_with_progress
-from mmf_win.unpacking.staging import Staging, finish, is_unfinished, staging
+from mmf_win.unpacking.staging import Staging, finish_installation, is_unfinished, staging
 
 # SHA-256 of the archives that Facebook and DrivenData published: MMF's mmf_cli/hm_convert.py,
 # POSSIBLE_CHECKSUMS; the last one only in 1.0.0rc12
@@ -106,7 +107,7 @@ def convert(
     started = time.monotonic()
     source = source.absolute()
     paths = places.dataset
-    finish(paths.root)
+    finish_installation(paths.root)
     interrupted = is_unfinished(paths.root)
     damaged: DamagedManifest | None = None
     try:
@@ -154,6 +155,8 @@ def convert(
             replaced = [paths.images / "img", paths.old_record, *stale]
             if manifest is not None:
                 _keep_own_images(paths, here, manifest)
+            elif not (same or interrupted):
+                _require_replaced(paths, here)
             install(here, new, replaces=[] if same and manifest is None else replaced)
             return result
 
@@ -166,6 +169,18 @@ def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest) -> 
         if path.is_file() and name.as_posix() not in manifest.files and not new.exists():
             new.parent.mkdir(parents=True, exist_ok=True)
             share(path, new)
+
+
+def _require_replaced(paths: DatasetPaths, here: Staging) -> None:
+    """Refuse to remove images that the new dataset does not bring, where no list tells whose they are."""
+    found = [path for path in (paths.images / "img").rglob("*") if path.is_file()]
+    lost = [path.name for path in found if not (here.new / path.relative_to(paths.root)).exists()]
+    if lost:
+        raise DatasetError(
+            f"{paths.images / 'img'}: {len(lost)} of its files would be lost ({first_few(lost)}), and no "
+            "list tells which of them are yours",
+            hint="move the folder away, and run the same command again",
+        )
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:

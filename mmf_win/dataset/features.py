@@ -13,7 +13,7 @@ from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, manifest_of
-from mmf_win.unpacking.staging import finish
+from mmf_win.unpacking.staging import finish_installation
 from mmf_win.upstream.zoo import Version
 
 _DATA = "detectron.lmdb/data.mdb"
@@ -47,7 +47,7 @@ def extract_features(
     features = places.dataset.features
     target = (features / _DATA).parent
     marker = features / ".built.json"
-    finish(features)
+    finish_installation(features)
     if not force and (features / _DATA).exists():
         _require_same(archive, features)
     extract_verified(

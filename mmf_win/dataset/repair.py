@@ -16,7 +16,7 @@ from mmf_win.integrity.verify import verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
 from mmf_win.unpacking.reading import open_with_progress
-from mmf_win.unpacking.staging import finish, staging
+from mmf_win.unpacking.staging import finish_installation, staging
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         ResourceError: there is not enough room; nothing was changed.
     """
     paths = places.dataset
-    finish(paths.root)
+    finish_installation(paths.root)
     manifest = require_list(paths)
     if manifest is None:
         raise DatasetError(f"{paths.root}: no dataset was converted here")

@@ -35,7 +35,7 @@ from mmf_win.runs import presets, search
 from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import needs_of_presets
-from mmf_win.unpacking.staging import finish
+from mmf_win.unpacking.staging import finish_installation
 from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
@@ -205,7 +205,7 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
 
 
 def _repair_dataset(places: Places, archive: Path | None, ask: Ask | None) -> None:
-    finish(places.dataset.root)
+    finish_installation(places.dataset.root)
     try:
         if require_list(places.dataset) is None:
             message = "nothing tells what it was converted from, nor which of its files are damaged"

@@ -41,7 +41,7 @@ from mmf_win.integrity.verify import verify
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, repair
-from mmf_win.unpacking.staging import finish, is_unfinished, require_space
+from mmf_win.unpacking.staging import finish_installation, is_unfinished, require_space
 from mmf_win.upstream.download import download, remote_size
 
 ATTEMPTS = 5
@@ -153,7 +153,7 @@ class Fetcher:
         with locked(self.places.data_dir / ".mmfw-fetch-lock", math.inf, waiting):
             found = {need: verify_need(need, self.places) for need in needs}
             for need in [need for need in needs if need.is_ours and is_unfinished(need.folder)]:
-                finish(need.folder)
+                finish_installation(need.folder)
                 found[need] = replace(verify_need(need, self.places), repaired=found[need].problems)
             tell_mmf(need for need, finding in found.items() if finding.is_usable)
             wanted = [need for need, finding in found.items() if finding.state in states]

@@ -55,7 +55,7 @@ class Summary:
         test_split, test_rows, test_full_rows: what that was measured on, as above.
         seed: the random seed that training began with.
         mmf: the version of MMF that trained it.
-        words: ``KEY=VALUE`` of what was chosen that not all runs of the list have, the overrides among it.
+        differs: ``KEY=VALUE`` of what was chosen that not all runs of the list have, the overrides among it.
         started: seconds since the epoch.
         seconds: time spent in training, over all attempts.
         size: bytes on disk.
@@ -77,7 +77,7 @@ class Summary:
     test_full_rows: int | None = None
     seed: int | None = None
     mmf: str | None = None
-    words: str | None = None
+    differs: str | None = None
     started: float | None = None
     seconds: float = 0.0
     size: int = 0
@@ -98,7 +98,7 @@ class Summary:
 
 
 def summarize(run: Run) -> Summary:
-    """What the run's files say about it; of the ``words``, all.
+    """What the run's files say about it; of what ``differs``, all that was chosen.
 
     Raises:
         DataError: its request, its events or its exit cannot be read.
@@ -126,7 +126,7 @@ def summarize(run: Run) -> Summary:
         **_tested(run),
         seed=next((e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e), request.seed),
         mmf=request.mmf or None,
-        words=" ".join(_words(request).values()) or None,
+        differs=" ".join(_chosen(request).values()) or None,
         started=request.created,
         seconds=round(_seconds(events), 1),
         size=size_of(run),
@@ -145,26 +145,26 @@ def summaries(
         limit: only so many of them.
     """
     found: list[Summary] = []
-    words: list[dict[str, str]] = []
+    chosen: list[dict[str, str]] = []
     for run in all_runs(save_dir):
         if len(found) == limit:
             break
         asked: dict[str, str] = {}
         try:
-            summary, asked = summarize(run), _words(run.request())
+            summary, asked = summarize(run), _chosen(run.request())
         except (DataError, OSError) as error:
             _log.warning("run %s cannot be read: %s", run.id, error)
             summary = Summary(run.id, str(run.path), size=size_of(run))
         if preset in (None, summary.preset) and state in (None, summary.state.partition(":")[0]):
             found.append(summary)
-            words.append(asked)
-    read = [set(asked.items()) for summary, asked in zip(found, words, strict=True) if summary.preset]
+            chosen.append(asked)
+    read = [set(asked.items()) for summary, asked in zip(found, chosen, strict=True) if summary.preset]
     common = set.intersection(*read) if len(read) > 1 else set()
-    apart = [[word for key, word in asked.items() if (key, word) not in common] for asked in words]
-    return [replace(s, words=" ".join(differ) or None) for s, differ in zip(found, apart, strict=True)]
+    apart = [[word for key, word in asked.items() if (key, word) not in common] for asked in chosen]
+    return [replace(s, differs=" ".join(differ) or None) for s, differ in zip(found, apart, strict=True)]
 
 
-def _words(request: RunRequest) -> dict[str, str]:
+def _chosen(request: RunRequest) -> dict[str, str]:
     """What the user chose, and the overrides, as ``KEY=VALUE`` by their keys."""
     chosen = {
         "batch_size": "auto" if request.auto_batch else request.batch_size,

@@ -75,7 +75,7 @@ def newest(
         if found is None:
             continue
         for other, why in passed:
-            _log.warning("run %s is passed over: %s", other.id, why)
+            _log.warning("skipping run %s: %s", other.id, why)
         if passed:
             _log.warning("taking run %s", run.id)
         return found

@@ -20,7 +20,7 @@ from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import UNKNOWN, Basis, Entry, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import mark_intact, verify
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
-from mmf_win.unpacking.staging import Staging, finish, flush_all, staging
+from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, staging
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def extract_verified(
         ResourceError: there is not enough room; nothing was written.
         OSError: a file cannot be written; what was written is gone again.
     """
-    finish(folder)
+    finish_installation(folder)
     if (manifest := _made_of(archive, folder, expected_sha256)) is not None:
         if wrong := verify(manifest):
             repair(manifest, archive, wrong, ask=ask, choose=choose, title=title)

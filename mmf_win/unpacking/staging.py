@@ -68,23 +68,27 @@ class Staging:
         self._old.mkdir(exist_ok=True)
         moves = [(new, target) for new, target in moves if new is not None or os.path.lexists(target)]
         names = [[new and self._name(new), self._name(target)] for new, target in moves]
-        with ExitStack() as undo:
-            undo.callback(self._installing.unlink, missing_ok=True)
-            write_json(self._installing, names)
-            self._make(moves, undo)
-            (self.folder / _PURPOSE).unlink(missing_ok=True)  # there is nothing left to resume
+        made: list[tuple[Path, Path]] = []
+        write_json(self._installing, names)
+        try:
+            self._make(moves, made)
+        except BaseException:
+            for old, new in reversed(made):
+                rename(new, old)  # should one fail, `installing` stays, and the next one makes all moves
             self._installing.unlink()
-            undo.pop_all()
+            raise
+        (self.folder / _PURPOSE).unlink(missing_ok=True)  # there is nothing left to resume
+        self._installing.unlink()
 
     def finish(self) -> None:
-        """Make the moves that are left of those of a process that died amidst them."""
+        """Make the moves that are left where a process died between them."""
         with suppress(FileNotFoundError, ValueError, TypeError):  # an earlier mmfw noted none
             names = read_json(self._installing)
             moves = [(new and self._root / new, self._root / target) for new, target in names]
-            self._make(moves, ExitStack())
+            self._make(moves, [])
             self._installing.unlink()
 
-    def _make(self, moves: Sequence[tuple[Path | None, Path]], undo: ExitStack) -> None:
+    def _make(self, moves: Sequence[tuple[Path | None, Path]], made: list[tuple[Path, Path]]) -> None:
         for number, (new, target) in enumerate(moves):
             old = self._old / str(number)
             if os.path.lexists(old) if new is None else not os.path.lexists(new):
@@ -92,10 +96,10 @@ class Staging:
             target.parent.mkdir(parents=True, exist_ok=True)
             if os.path.lexists(target):
                 rename(target, old)
-                undo.callback(rename, old, target)
+                made.append((target, old))
             if new is not None:
                 rename(new, target)
-                undo.callback(rename, target, new)
+                made.append((new, target))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
@@ -144,7 +148,7 @@ def staging(
             keep = purpose is not None and not isinstance(error, Exception)
             raise
         finally:
-            if not keep:
+            if not keep and not is_unfinished(root):
                 _remove(folder)
 
 
@@ -186,12 +190,13 @@ def require_finished(root: Path) -> None:
             raise DatasetError(
                 f"{root}: another mmfw is moving files to their places", hint="wait until it has finished"
             )
-        message = f"{root}: mmfw was killed while it moved new files to their places"
-        raise UnfinishedInstallation(message, folder=root)
+        if is_unfinished(root):  # for it may have ended between the two questions
+            message = f"{root}: mmfw was interrupted while it moved new files to their places"
+            raise UnfinishedInstallation(message, folder=root)
 
 
-def finish(root: Path) -> None:
-    """Make the moves that are left of those of a process that died, as far as it noted them, and clear up."""
+def finish_installation(root: Path) -> None:
+    """Make the moves that a process left when it died between them, as far as it noted them, and clear up."""
     here = staging_folder(root)
     if here.exists() and (is_unfinished(root) or not (here / _PURPOSE).exists()):
         with suppress(UsageError), staging(root, wait=is_unfinished(root)):

@@ -38,6 +38,10 @@ _COUNTS = {
     "training.num_workers": 0,
 }
 _RATE = "optimizer.params.lr"
+# Groups whose keys are the user's to name, and keys that MMF reads though its defaults have none of them.
+_OPEN = ("checkpoint.pretrained_state_mapping.", "training.wandb.")
+_ALSO_READ = {"training.max_grad_l2_norm", "training.encoder_lr_multiply"}
+_LISTS = re.compile(r"model_config\.\w+\.losses|dataset_config\.\w+\.(annotations|images|features)\.\w+")
 _RUN_TYPES = {"train", "val", "test", "inference"}
 _ALMOST = 0.8
 
@@ -55,6 +59,8 @@ def require_usable(root: Path, config: Any, changes: Mapping[str, Any], version:
         UsageError: there is one; it names the key.
     """
     for key, value in changes.items():
+        if key.startswith(_OPEN):
+            continue
         group, below = nearest_group(config, key)
         first, _, deeper = key.removeprefix(f"{group}.").partition(".")
         is_known = key == "model" or first in below or (group and not below)
@@ -77,8 +83,7 @@ def _is_read(root: Path, model: str, group: str, name: str, below: Mapping[str, 
         return not almost or bool(re.search(rf"\b{re.escape(name)}\b", _code(root)))
     if not group or f"{group}.{name}" == f"model_config.{model}":  # some have no configuration of their own
         return bool(group)
-    last = group.rpartition(".")[2]
-    return bool(re.search(rf"\b{last}\w*\W{{1,4}}(?:get\W{{1,2}})?{re.escape(name)}\b", _code(root)))
+    return f"{group}.{name}" in _ALSO_READ
 
 
 def _require_kind(key: str, before: Any, value: Any) -> None:
@@ -88,7 +93,9 @@ def _require_kind(key: str, before: Any, value: Any) -> None:
     if isinstance(before, Mapping) and before and not isinstance(value, Mapping):
         some = first_few([f"{key}.{name}" for name in before], 5)
         raise UsageError(f"{key}: {value!r} in place of a group of keys", hint=f"set a key in it: {some}")
-    if isinstance(before, bool) and not isinstance(value, bool):
+    if _LISTS.fullmatch(key) and isinstance(value, str):
+        raise UsageError(f"{key}: {value!r} in place of a list", hint=f"write [{value}]")
+    if isinstance(before, bool) and value not in (0, 1):
         raise UsageError(f"{key}: {value!r} is neither true nor false")
     if _is_number(before) and not _is_number(value):
         raise UsageError(f"{key}: {value!r} is no number", hint=f"MMF's own is {before}")

@@ -119,7 +119,7 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
     write_json(own.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "x", "rows": 1, "created": 2e9})
     annotations_beside(own).touch()
     later, earlier = json.loads(told(capsys, user_dir, "--json"))
-    keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "words")
+    keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "differs")
     assert [earlier[key] for key in keys] == [
         0.625,
         "test_seen",

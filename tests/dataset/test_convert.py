@@ -225,6 +225,16 @@ def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: Pl
     assert tree(places.dataset.root) == {**laid_out(memes()), **others}
 
 
+def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(archive: Path, places: Places) -> None:
+    own = {**laid_out(memes(PHASE_1)), "images/img/mine.png": b"mine"}
+    lay_out(own, places.dataset.root)
+    with pytest.raises(DatasetError, match=r"mine\.png"):
+        convert(archive, places, ask=lambda: PASSWORD, force=True)
+    assert tree(places.dataset.root) == own
+    (places.dataset.images / "img").rename(places.data_dir / "kept")  # as the hint says
+    convert(archive, places, ask=lambda: PASSWORD, force=True)
+
+
 def test_force_that_fails_leaves_the_old_dataset(archive: Path, user_dir: Path, places: Places) -> None:
     old = memes(PHASE_1)
     convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)

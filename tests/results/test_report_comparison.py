@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,25 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
     assert "n = 2" in page and "n = 3" not in page
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda seed: {"seed": None, "overrides": [f"training.seed={seed}"]},
+        lambda seed: {"seed": None, "settings": {"training": {"seed": seed}}},
+    ],
+    ids=["override", "preset"],
+)
+def test_a_seed_counts_however_it_was_given(world: World, given: Callable[[int], dict[str, Any]]) -> None:
+    runs = []
+    for day, seed in enumerate((1, 2, 2), start=1):
+        run = world.run(stamp=f"2026-01-0{day}T00-00-00", **given(seed))
+        events = report_world.attempt("1", 0, 60, "ok", seed=seed)
+        run.events.write_bytes(b"".join(json_bytes(event) for event in events))
+        runs.append(run)
+    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
+    assert [[entry.run for entry in group.entries] for group in found] == [runs[:2], runs[2:]]
+
+
 def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
     runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3, 4)]
     Exit("interrupted").save(runs[2].exit_file)
@@ -106,8 +126,8 @@ def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
 def test_a_run_whose_total_was_raised_later_is_not_averaged(world: World) -> None:
     runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2)]
     events = [
-        *report_world.attempt("1", 0, 60, "ok", max_updates=60),
-        *report_world.attempt("2", 60, 120, "ok"),
+        *report_world.attempt("1", 0, 60, "ok", max_updates=60, seed=2),
+        *report_world.attempt("2", 60, 120, "ok", seed=2),
     ]
     runs[1].events.write_bytes(b"".join(json_bytes(event) for event in events))
     found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
@@ -223,7 +243,7 @@ def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
     runs = [world.run("a"), world.run("b", seed=2), world.run("c", preset="vilbert")]
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
-        events = report_world.attempt("1", 0, 120, "ok", validated=data)
+        events = report_world.attempt("1", 0, 120, "ok", validated=data, seed=run.request().seed)
         run.events.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
         world.predict(run)
     page = text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.errors import UnfinishedInstallation
 from mmf_win.unpacking import staging
 from tests.worlds.memes import lay_out
 
@@ -20,3 +21,30 @@ def test_where_the_system_cannot_write_a_whole_disk_each_file_is_flushed(
     folder = lay_out({f"{size}/x": bytes(size) for size in range(20)}, user_dir / "new")
     staging.flush_all([file for file in folder.rglob("*") if file.is_file()])
     assert sorted(flushed) == list(range(20))
+
+
+def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_and_ended_later(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where somebody may have one of the files open."""
+    root = lay_out({"a": b"old a", "b": b"old b"}, user_dir / "root")
+    rename, is_held = staging.rename, False
+
+    def held(old: Path, new: Path) -> None:
+        nonlocal is_held
+        is_held = is_held or old == root / "b"
+        if is_held:
+            raise PermissionError(13, "held", str(old))
+        rename(old, new)
+
+    monkeypatch.setattr(staging, "rename", held)
+    with pytest.raises(PermissionError), staging.staging(root) as here:
+        lay_out({"a": b"new a", "b": b"new b"}, here.new)
+        here.install([(here.new / name, root / name) for name in "ab"])
+    with pytest.raises(UnfinishedInstallation):
+        staging.require_finished(root)
+    monkeypatch.setattr(staging, "rename", rename)
+    staging.finish_installation(root)
+    staging.require_finished(root)
+    assert [(root / name).read_bytes() for name in "ab"] == [b"new a", b"new b"]
+    assert not staging.staging_folder(root).exists()

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from mmf_win.commands.hints import hint_for
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
+from mmf_win.runs import presets
 from mmf_win.upstream.config import Experiment, merge, resolve
 from mmf_win.upstream.refused import require_usable
 from mmf_win.upstream.versions import read_version
@@ -56,6 +57,8 @@ WRONG = [
     (f"{PROCESSORS}.text_processor.type=bert_tokeniser", "bert_tokenizer"),
     ("run_type=tset", "test"),
     ("datasets=vqa2", "Hateful Memes only"),
+    ("optimizer.name=adam_w", "optimizer.type"),
+    ("model_config.mmbt.losses=cross_entropy", "[cross_entropy]"),
 ]
 
 
@@ -102,12 +105,27 @@ def test_a_model_that_mmf_has_not_is_refused_but_for_ones_own(mmf_root: Path, pl
         "checkpoint.pretrained_state_mapping.bert=bert",
         "model_config.mmbt.text_encoder.params.layer_norm_eps=0.1",
         "training.seed=${oc.env:SEED,3}",
+        "training.tensorboard=1",
     ],
 )
 def test_what_mmf_reads_is_taken(mmf_root: Path, places: Places, word: str) -> None:
     resolve(mmf_root, places, Experiment("mmbt", CONFIG, tree(word)))
 
 
-def test_nothing_that_mmf_itself_sets_is_refused(mmf_root: Path, places: Places) -> None:
-    whole = OmegaConf.to_container(merge(mmf_root, places, Experiment("mmbt", CONFIG)))
-    require_usable(mmf_root, whole, {"model": "mmbt", **dict(leaves(whole))}, read_version(mmf_root))
+@pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
+def test_nothing_that_mmfs_configurations_set_is_refused(mmf_root: Path, places: Places, name: str) -> None:
+    preset = presets.load(name)
+    bare = OmegaConf.to_container(merge(mmf_root, places, Experiment(preset.model)))
+    whole = OmegaConf.to_container(merge(mmf_root, places, preset))
+    require_usable(mmf_root, bare, {"model": preset.model, **dict(leaves(whole))}, read_version(mmf_root))
+
+
+def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, places: Places) -> None:
+    chosen = {
+        "training": {"wandb": {"tags": ["first"]}},
+        "checkpoint": {"pretrained_state_mapping": {"model.bert": "model.bert"}},
+    }
+    for name in ("mmbt_grid", "visual_bert_coco"):
+        preset = presets.load(name)
+        settings = presets.merge(preset.settings, chosen)
+        resolve(mmf_root, places, Experiment(preset.model, preset.config, settings))

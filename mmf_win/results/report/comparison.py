@@ -18,6 +18,7 @@ from mmf_win.results.report.scored import Scored
 from mmf_win.results.report.svg import SERIES
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
+from mmf_win.runs.overrides import key_of
 from mmf_win.runs.paper import PAPER, Published, published, why_none
 from mmf_win.runs.request import RunRequest
 
@@ -27,6 +28,7 @@ _LONGEST = 60  # characters of each
 # The seed, and keys that change how fast or how often something is done, and not the result.
 _NO_MATTER = (
     *(f"request.{key}" for key in ("seed", "keep", "auto_batch", "remembered", "offline", "detect_anomaly")),
+    "request.settings.training.seed",
     *(f"mmf.{key}" for key in ("training.seed", "training.num_workers", "checkpoint")),
 )
 
@@ -87,10 +89,10 @@ class Group:
 
     def takes(self, entry: ComparedRun) -> bool:
         """Whether the run is one of these by all but its seed."""
-        first, seeds = self.entries[0], [other.request.seed for other in self.entries]
+        first, seeds = self.entries[0], [other.summary.seed for other in self.entries]
         return (
             first.summary.state == entry.summary.state == "done"
-            and (entry.request.seed is None or entry.request.seed not in seeds)
+            and (entry.summary.seed is None or entry.summary.seed not in seeds)
             and not history.differing(first.traits, entry.traits)
         )
 
@@ -227,9 +229,11 @@ def _traits(run: Run, summary: history.Summary, curves: TrainingCurves) -> dict[
         for key, value in history.configuration(run).items()
         if not any(key == same or key.startswith(f"{same}.") for same in _NO_MATTER)
     }
+    overrides = [text for text in run.request().overrides if f"mmf.{key_of(text)}" not in _NO_MATTER]
     totals = list(dict.fromkeys(attempt.total for attempt in curves.attempts))
     data = next((str(attempt.data) for attempt in reversed(curves.attempts) if attempt.data), None)
     return traits | {
+        "request.overrides": overrides,
         "trained on": data,
         "totals": " then ".join(map(str, totals)) if len(totals) > 1 else None,
         "ended": None if summary.state == "done" else summary.state,

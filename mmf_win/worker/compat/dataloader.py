@@ -45,9 +45,10 @@ def hand_errors_over(module: ModuleType) -> None:
     module._worker_loop = handing_over  # type: ignore[attr-defined]
 
 
-def _leave(*error: Any) -> None:
-    traceback.print_exception(*error)
-    os._exit(_NO_HANDLE)
+def _leave(kind: Any, error: Any, trace: Any) -> None:
+    traceback.print_exception(kind, error, trace)
+    if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        os._exit(_NO_HANDLE)
 
 
 def say_how_workers_ended(module: ModuleType) -> None:
