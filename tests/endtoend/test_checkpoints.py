@@ -135,8 +135,7 @@ def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(
     words = ("--updates", "4", "training.checkpoint_interval=1", "training.evaluation_interval=4")
     assert tool.code("train", tool.preset("vilbert"), *words) != 0
     run = Run(next(tool.save_dir.glob("*/*")))
-    torn = run.checkpoints / "models" / "model_3.ckpt.part"
-    assert torn.exists()
+    assert list((run.checkpoints / "models").glob("model_3.ckpt.*.part"))
     assert known(run, "current.ckpt").update == 2
     faulty()
     assert tool("train", "--resume", "last")["updates"] == 4

@@ -273,6 +273,7 @@ def test_what_is_read_of_it_are_its_parts(mmf_root: Path, folder: Path, by_mmf: 
         "checkpoint": theirs["checkpoint"],
         "dataset": theirs["dataset_config"]["hateful_memes"],
         "model": theirs["model_config"]["mmbt"],
+        "training": {key: theirs["training"].get(key) for key in read["training"]},
     }
 
 
