@@ -139,7 +139,7 @@ def survey_mmf() -> MmfState:
     if not problems:
         return MmfState(installed)
     return MmfState(
-        installed, problems, BrokenMmf(f"files of MMF that are not as they were: {len(problems)}")
+        installed, problems, BrokenMmf(f"changed or missing files of MMF: {len(problems)}")
     )
 
 
