@@ -138,9 +138,7 @@ def survey_mmf() -> MmfState:
     problems = tuple(verify(installed))
     if not problems:
         return MmfState(installed)
-    return MmfState(
-        installed, problems, BrokenMmf(f"changed or missing files of MMF: {len(problems)}")
-    )
+    return MmfState(installed, problems, BrokenMmf(f"changed or missing files of MMF: {len(problems)}"))
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:

@@ -85,7 +85,6 @@ FOLLOWED = {
 }
 
 _OF_REPAIR, _OF_PUBLISHED = "commands/test_repair.py", "endtoend/test_published.py"
-_THE_WAY = "endtoend/test_training.py::test_a_run_folder_tells_what_was_asked_and_what_happened"
 _DEMO = "commands/test_demo.py::test_the_whole_workflow_ends_well_and_can_be_continued"
 ELSEWHERE = {
     "DamagedInputs": f"{_OF_REPAIR}::test_the_command_that_verify_names_repairs_it",
@@ -130,10 +129,6 @@ ELSEWHERE = {
     "::test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
     "features: mmfw features": "commands/test_features.py"
     "::test_features_that_no_zoo_has_are_for_the_user_to_bring",
-    "overrides: mmfw predict": _THE_WAY,
-    "overrides: mmfw train": _THE_WAY,
-    "convert: mmfw train": _THE_WAY,
-    "runs: mmfw train": _THE_WAY,
     "train: mmfw predict": f"{_OF_PUBLISHED}"
     "::test_published_weights_are_scored_on_the_papers_splits_without_training",
     "train: mmfw train": f"{_OF_PUBLISHED}::test_training_on_from_weights_begins_at_update_0",
@@ -145,7 +140,12 @@ ELSEWHERE = {
 
 _READS = "it shows what there is, and changes nothing"
 _CHOICE = "it names an option for another choice, whose own command tests it"
+_PRESET = "which preset is the user's to choose; tests/endtoend/test_training.py trains some"
 NOT_RUN = {
+    "overrides: mmfw predict": "it names the command that does what was tried with another",
+    "overrides: mmfw train": _PRESET,
+    "convert: mmfw train": _PRESET,
+    "runs: mmfw train": _PRESET,
     "DownloadError": "the network is the user's; test_fetch.py takes archives from every kind of source",
     "NoDrive": "a Windows drive that does not exist; tests/unpacking/test_staging.py shows the message",
     "NoRoom": "another disk is the user's",
