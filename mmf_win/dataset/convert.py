@@ -115,7 +115,8 @@ def convert(
     except DamagedManifest as error:
         damaged, manifest = error, None
     known = manifest or noted(paths.root)
-    if manifest and manifest.was_changed:  # so it does not tell which files are intact
+    listed = manifest  # tells which files are the user's, even where somebody has changed it …
+    if manifest and manifest.was_changed:  # … and so it does not tell which are intact
         manifest = None
     same = known is not None and known.source is not None and known.source.is_same(source)
     if damaged and not (same or force):
@@ -151,10 +152,10 @@ def convert(
             )
             new = make_manifest(paths.root, files, made_of, result=result.to_json())
             # The annotations of an earlier release must not stay; what the user put beside them does.
-            stale = [f for f in old if manifest is None or f"annotations/{f.name}" in manifest.files]
+            stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
             replaced = [paths.images / "img", paths.old_record, *stale]
-            if manifest is not None:
-                _keep_own_images(paths, here, manifest)
+            if listed is not None:
+                _keep_own_images(paths, here, listed)
             elif not (same or interrupted):
                 _require_replaced(paths, here)
             install(here, new, replaces=[] if same and manifest is None else replaced)

@@ -225,6 +225,18 @@ def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: Pl
     assert tree(places.dataset.root) == {**laid_out(memes()), **others}
 
 
+def test_force_keeps_the_users_images_also_where_the_list_was_edited(
+    archive: Path, user_dir: Path, places: Places
+) -> None:
+    convert(encrypted_zip(user_dir / "old.zip", memes(PHASE_1)), places, ask=lambda: PASSWORD)
+    with (places.dataset.root / "SHA256SUMS").open("a", encoding="utf-8") as sums:
+        sums.write("# a note\n")
+    own = places.dataset.images / "img" / "mine.png"
+    own.write_bytes(b"mine")
+    convert(archive, places, ask=lambda: PASSWORD, force=True)
+    assert own.read_bytes() == b"mine"
+
+
 def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(archive: Path, places: Places) -> None:
     own = {**laid_out(memes(PHASE_1)), "images/img/mine.png": b"mine"}
     lay_out(own, places.dataset.root)
