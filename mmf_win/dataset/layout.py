@@ -97,11 +97,11 @@ def find_images(names: Iterable[str]) -> dict[str, str]:
 def missing_splits(layout: Layout, readme: str) -> list[str]:
     """The splits that are not there, although the README names them, or others of the release are there.
 
-    A set of the user's own has those that it has.
+    Of a release, the README may also tell about the first phase. A set of the user's own has those that it
+    has.
     """
-    named = set(_NAMED.findall(readme))
-    if _RELEASE & (layout.annotations.keys() - layout.tables.keys()):
-        named |= _RELEASE
+    is_release = bool(_RELEASE & (layout.annotations.keys() - layout.tables.keys()))
+    named = _RELEASE if is_release else set(_NAMED.findall(readme))
     return [split for split in SPLITS if split in named and split not in layout.annotations]
 
 

@@ -53,6 +53,8 @@ def unpack(
     if only is None:
         _require_splits(archive, layout, here, allow_missing=allow_missing)
     rows, own_images = _unpack_annotations(archive, layout, here)
+    if only is None:
+        rows = _require_rows(archive, rows, here, allow_missing=allow_missing)
     with _image_archive(archive, layout, here, digest) as (holder, images):
         images = {**images, **(own_images if holder is archive else {})}
         if not images:
@@ -87,6 +89,23 @@ def _require_splits(archive: Archive, layout: Layout, here: Staging, *, allow_mi
         if not allow_missing:
             raise IncompleteDataset(message, hint="get a complete copy")
         _log.warning("%s", message)
+
+
+def _require_rows(
+    archive: Archive, splits: dict[str, list[Row]], here: Staging, *, allow_missing: bool
+) -> dict[str, list[Row]]:
+    """The splits that have rows; one that has none is as good as missing."""
+    empty = [split for split, rows in splits.items() if not rows]
+    if "train" in empty:
+        raise DatasetError(f"{archive.path}: there are no memes in train", hint="get a complete copy")
+    if empty:
+        message = f"{archive.path}: splits are empty: {', '.join(empty)}"
+        if not allow_missing:
+            raise IncompleteDataset(message, hint="get a complete copy")
+        _log.warning("%s", message)
+    for split in empty:
+        (here.new / "annotations" / f"{split}.jsonl").unlink()
+    return {split: rows for split, rows in splits.items() if rows}
 
 
 def _unpack_annotations(

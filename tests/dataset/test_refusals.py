@@ -86,6 +86,29 @@ def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, places: 
     assert list(convert(path, places).splits) == ["train", "dev"]
 
 
+def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
+    user_dir: Path, places: Places
+) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", without("", RELEASE, "Once `dev.jsonl` and `test.jsonl`."))
+    assert convert(path, places).splits.keys() == RELEASE.keys()
+
+
+def test_a_split_without_rows_is_refused_unless_that_is_allowed(user_dir: Path, places: Places) -> None:
+    files = memes() | {"hateful_memes/dev_seen.jsonl": b"\n"}
+    path = hostile.plain_zip(user_dir / "a.zip", files)
+    with pytest.raises(IncompleteDataset, match=r"splits are empty: dev_seen$"):
+        convert(path, places)
+    assert tree(places.data_dir) == {}
+    assert "dev_seen" not in convert(path, places, allow_missing=True).splits
+    assert not places.dataset.split("dev_seen").exists()
+
+
+def test_nothing_to_train_with_is_never_allowed(user_dir: Path, places: Places) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", memes() | {"hateful_memes/train.jsonl": b""})
+    with pytest.raises(DatasetError, match="no memes in train"):
+        convert(path, places, allow_missing=True)
+
+
 def test_a_truncated_archive(archive: Path, places: Places) -> None:
     with pytest.raises(ArchiveError):
         convert(hostile.cut(archive), places, ask=lambda: PASSWORD)
