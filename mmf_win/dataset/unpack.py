@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmf_win.archives import Archive, Digest
+from mmf_win.console import size
 from mmf_win.dataset.annotations import Row, keep_rows, make_plain, read_rows
 from mmf_win.dataset.layout import Layout, find_images, missing_splits, require_images
 from mmf_win.dataset.own_memes import write_annotations
@@ -19,6 +20,7 @@ from mmf_win.unpacking.reading import open_with_progress, unpack_chosen
 from mmf_win.unpacking.staging import Staging
 
 _MOST_README = 1 << 20
+_MOST_ANNOTATIONS = 64 << 20  # a split; those of the release have less than 2 MiB, and are read into memory
 _log = logging.getLogger(__name__)
 
 
@@ -118,6 +120,11 @@ def _unpack_annotations(
     """
     for name in layout.ignored:
         _log.warning("%s is left aside, since the same split is there as .jsonl", name)
+    sizes = {member.name: member.size for member in archive.members}
+    for member in layout.annotations.values():
+        if sizes[member] > _MOST_ANNOTATIONS:
+            message = f"{size(sizes[member])}, more than {size(_MOST_ANNOTATIONS)}, which no annotations take"
+            raise DatasetError(f"{archive.path}: {member}: {message}")
     staged = {
         split: here.new / "annotations" / f"{split}{'.csv' if split in layout.tables else '.jsonl'}"
         for split in layout.annotations

@@ -109,6 +109,13 @@ def test_nothing_to_train_with_is_never_allowed(user_dir: Path, places: Places) 
         convert(path, places, allow_missing=True)
 
 
+def test_annotations_that_would_fill_the_memory_are_refused(user_dir: Path, places: Places) -> None:
+    files = memes() | {"hateful_memes/dev_seen.jsonl": b"\n" * (65 << 20)}
+    with pytest.raises(DatasetError, match=r"dev_seen\.jsonl: 65\.0 MiB"):
+        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+    assert tree(places.data_dir) == {}
+
+
 def test_a_truncated_archive(archive: Path, places: Places) -> None:
     with pytest.raises(ArchiveError):
         convert(hostile.cut(archive), places, ask=lambda: PASSWORD)
