@@ -30,6 +30,9 @@ Ask = Callable[[], str]
 MOST_MEMBERS = 100_000
 """What is listed of an archive; so many members of the smallest size still fit into the memory."""
 
+MOST_DICTIONARY = 256 << 20
+"""Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this."""
+
 
 class Digest(Protocol):
     """What can be fed with bytes, as the objects of hashlib can."""

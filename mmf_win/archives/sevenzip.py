@@ -19,6 +19,7 @@ from py7zr.helpers import calculate_key
 from py7zr.io import Py7zIO, WriterFactory
 
 from mmf_win.archives.base import (
+    MOST_DICTIONARY,
     MOST_MEMBERS,
     Archive,
     Ask,
@@ -32,8 +33,9 @@ from mmf_win.archives.names import safe_name
 from mmf_win.errors import ArchiveError, MmfwError
 from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
 
-# DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD
+# DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD, LZMA, LZMA2
 _AES, _PPMD = b"\x06\xf1\x07\x01", b"\x03\x04\x01"
+_LZMA, _LZMA2 = b"\x03\x01\x01", b"\x21"
 
 _SMALLEST_SHARE = 8 << 20
 
@@ -110,10 +112,13 @@ class SevenZipArchive(Archive):
             if file.is_directory:
                 continue
             stream = None if file.emptystream else file.folder
-            methods = set() if stream is None else {coder["method"] for coder in stream.coders}
+            coders = [] if stream is None else stream.coders
+            methods = {coder["method"] for coder in coders}
             problem = "it is a link" if file.is_symlink or file.is_junction else None
             if _PPMD in methods:  # pyppmd 1.3 ends the whole process on damage, or on a wrong password
                 problem = "it is compressed by PPMd, whose decoder may crash; pack it again by LZMA2"
+            elif any(_dictionary(coder) > MOST_DICTIONARY for coder in coders):
+                problem = "it takes too much memory to unpack; pack it again with a smaller dictionary"
             yield SevenZipMember(
                 self._safe_name(file.filename),
                 file.uncompressed,
@@ -194,6 +199,16 @@ class SevenZipArchive(Archive):
             targets = {self._by_name[name].raw_name for name in names}
             with self._open(file) as archive:
                 archive.extract(path=root, targets=targets, factory=factory)
+
+
+def _dictionary(coder: Mapping[str, Any]) -> int:
+    """Bytes of the dictionary of LZMA or LZMA2; 0 for anything else."""
+    properties: bytes = coder.get("properties") or b""
+    if coder["method"] == _LZMA:
+        return int.from_bytes(properties[1:5], "little")
+    if coder["method"] == _LZMA2 and properties:
+        return (2 | properties[0] & 1) << (properties[0] // 2 + 11)
+    return 0
 
 
 def _is_damage(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import hashlib
+import io
 import lzma
 import os
 import tarfile
@@ -12,7 +13,16 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, NoReturn, TypeVar
 
-from mmf_win.archives.base import BLOCK, Archive, Digest, Extracted, Member, with_problems, write_member
+from mmf_win.archives.base import (
+    BLOCK,
+    MOST_DICTIONARY,
+    Archive,
+    Digest,
+    Extracted,
+    Member,
+    with_problems,
+    write_member,
+)
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.fast_zlib import Inflater, gunzip
@@ -21,10 +31,44 @@ from mmf_win.threads import Advance, ignore
 MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 """Kind of compression → the first bytes of such a file."""
 
-_OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
+
+class _Unxz(io.RawIOBase):
+    """What an xz file unpacks to, with a limit of memory, which LZMAFile takes none of."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._lzma = self._new()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most ``size`` bytes; none at the end only."""
+        while True:
+            packed = b""
+            if self._lzma.eof:  # after zeros, another stream may follow
+                packed = self._lzma.unused_data.lstrip(b"\0")
+                while not packed:
+                    if not (block := self._stream.read(BLOCK)):
+                        return b""
+                    packed = block.lstrip(b"\0")
+                self._lzma = self._new()
+            elif self._lzma.needs_input and not (packed := self._stream.read(BLOCK)):
+                raise EOFError("it ends too early")
+            try:
+                block = self._lzma.decompress(packed, -1 if size is None else size)
+            except lzma.LZMAError as error:
+                if "limit" in str(error):
+                    raise lzma.LZMAError("it takes too much memory; pack it again by xz -9") from None
+                raise
+            if block:
+                return block
+
+    def _new(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_DICTIONARY + BLOCK)
+
+
+_OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes] | _Unxz]] = {
     "gz": gunzip,
     "bz2": bz2.BZ2File,
-    "xz": lzma.LZMAFile,
+    "xz": _Unxz,
 }
 T = TypeVar("T")
 
