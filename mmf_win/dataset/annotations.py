@@ -35,6 +35,7 @@ _CSV_HEADER = re.compile(r"\W*(id|img|text|label)\W*[,;\t].*", re.IGNORECASE)
 _OF_CSV = "let its name end in .csv; a conversion, and a prediction of memes of your own, take CSV"
 _OF_LINES = 'each line is one JSON object: {"id": 1, "img": "img/1.png", "text": "…", "label": 0}'
 _AS_UTF8 = "save it as UTF-8; Excel calls that “CSV UTF-8”"
+_MOST_SHOWN = 100
 _DIGITS = re.compile(r"[0-9]{1,18}")
 LARGEST_ID = 2**31 - 1
 """MMF keeps ids in 32 bits."""
@@ -296,8 +297,8 @@ def _row(where: str, line: int, value: Mapping[str, Any]) -> Row:
         raise must_be(where, "text", "a text", text)
     if own_id is not None and not isinstance(own_id, str):
         raise must_be(where, "own_id", "a text", own_id)
-    for key, written in (("img", img), ("text", text), ("own_id", own_id or "")):
-        if not is_unicode(written):
+    for key, written in value.items():  # others are not looked at, but a conversion may have to write them
+        if not is_unicode(json.dumps([key, written], ensure_ascii=False)):
             raise must_be(where, key, "whole letters, without half of a surrogate pair", written)
     return Row(id_number, img, text, label_of(where, value.get("label")), line, own_id)
 
@@ -313,7 +314,9 @@ def is_unicode(text: str) -> bool:
 
 def must_be(where: str, key: str, wanted: str, value: object) -> DatasetError:
     """The error about a value that is not what its key wants; ``where`` is the file and line."""
-    return DatasetError(f'{where}: "{key}" must be {wanted}, not {json.dumps(value)}')
+    shown = json.dumps(value)
+    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+    return DatasetError(f"{where}: {json.dumps(key)} must be {wanted}, not {shown}")
 
 
 def label_of(where: str, value: object) -> int | None:

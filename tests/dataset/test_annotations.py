@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,8 @@ def test_labels_as_pandas_writes_them(label: str, means: int | None, user_dir: P
         (r'{"id": 1, "img": "img/1.png", "text": "\ud83d"}', '"text"'),
         (r'{"id": 1, "img": "img/\udc00.png", "text": ""}', '"img"'),
         (r'{"id": 1, "img": "img/1.png", "text": "", "own_id": "\ud83d"}', '"own_id"'),
+        (r'{"id": 1, "img": "img/1.png", "text": "", "label": null, "note": ["\ud83d"]}', '"note"'),
+        (r'{"id": 1, "img": "img/1.png", "text": "", "\ud83d": 1}', r'"\\ud83d"'),
         ('{"id": 1, "img": "img/1.png", "text": "", "label": 2}', '"label"'),
         ('{"id": 1, "img": "img/1.png", "text": "", "label": "1"}', '"label"'),
         ('{"id": 1, "img": "img/1.png", "text": "", "label": true}', '"label"'),
@@ -89,6 +92,22 @@ def test_a_bad_line_is_named(line: str, reason: str, user_dir: Path) -> None:
     with pytest.raises(DatasetError, match=reason) as caught:
         read_rows(path)
     assert f"{path}:3: " in str(caught.value)
+
+
+def test_half_of_a_letter_in_a_list_is_named(user_dir: Path) -> None:
+    path = user_dir / "train.jsonl"
+    path.write_text(r'[{"id": 1, "img": "img/1.png", "text": "", "note": "\ud83d"}]', encoding="utf-8")
+    with pytest.raises(DatasetError, match='"note"') as caught:
+        read_rows(path)
+    assert f"{path}:1: " in str(caught.value)
+
+
+def test_of_a_long_value_only_the_beginning_is_shown(user_dir: Path) -> None:
+    path = user_dir / "train.jsonl"
+    path.write_text(json.dumps({"id": "cat" * 10_000, "img": "img/1.png", "text": ""}), encoding="utf-8")
+    with pytest.raises(DatasetError, match='"id" must be a whole number, not "catcat') as caught:
+        read_rows(path)
+    assert len(str(caught.value)) < len(str(path)) + 200
 
 
 def test_a_file_that_is_no_text(user_dir: Path) -> None:
