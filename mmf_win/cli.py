@@ -21,6 +21,8 @@ from mmf_win.console import colour, harmless, log_shown, say
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
 
+_MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
+
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
 COMMANDS = {
     "setup": "Get MMF and verify it.",
@@ -102,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _report(_system_error(error))
+    except MemoryError:
+        return _report(ResourceError("not enough memory", hint=_MEMORY_HINT))
     except Exception:
         traceback.print_exc()
         say(
@@ -157,6 +161,8 @@ def _system_error(error: OSError) -> MmfwError:
     if error.errno == errno.EFBIG:
         limits = "see what limits the size of a file: ulimit -f, or the file system"
         return ResourceError(f"{where}{what}", hint=limits)
+    if error.errno == errno.ENOMEM:
+        return ResourceError(f"{where}{what}", hint=_MEMORY_HINT)
     if error.errno in NO_ROOM:
         full = "the disk is full" if error.errno == errno.ENOSPC else what
         return ResourceError(f"{where}{full}", hint="free some space and run the same command again")

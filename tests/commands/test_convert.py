@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -179,3 +181,24 @@ def test_names_in_an_archive_do_not_steer_the_terminal(
     said = "".join(capsys.readouterr())
     assert not set(said) & set("\x1b\x07\u202e\x9b")
     assert "\\x1b]0;title" in said
+
+
+_LITTLE_MEMORY = """\
+import resource, sys
+from mmf_win.cli import main
+
+resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory, which Windows has not")
+def test_too_little_memory_is_no_bug(user_dir: Path, data_dir: Path) -> None:
+    files = memes() | {"hateful_memes/dev_seen.jsonl": b"\n" * (63 << 20)}
+    path = hostile.plain_zip(user_dir / "a.zip", files)
+    words = ["convert", "--zip", str(path), "--data-dir", str(data_dir)]
+    command = [sys.executable, "-X", "utf8", "-c", _LITTLE_MEMORY, *words]
+    environment = os.environ | {"MALLOC_ARENA_MAX": "1"}  # else each thread counts as 128 MiB
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, env=environment)
+    assert (done.returncode, "not enough memory" in done.stderr) == (5, True), done.stderr
+    assert "Traceback" not in done.stderr
