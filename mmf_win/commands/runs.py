@@ -14,7 +14,7 @@ import click
 
 from mmf_win.commands import completion, options
 from mmf_win.commands.hints import resume
-from mmf_win.console import duration, moment, print_json, say, size, table
+from mmf_win.console import duration, harmless, moment, print_json, say, size, table
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
 from mmf_win.results import record
@@ -136,9 +136,9 @@ def show(run: str | None, save_dir: Path, as_json: bool) -> None:
         return
     for key, value in known.items():
         if isinstance(value, list):
-            print(f"{key}:" + "".join(f"\n  {_shown(entry)}" for entry in value))
+            print(harmless(f"{key}:" + "".join(f"\n  {_shown(entry)}" for entry in value)))
         else:
-            print(f"{key}: {_shown(value, key)}")
+            print(harmless(f"{key}: {_shown(value, key)}"))
 
 
 def _prediction(csv: Path) -> dict[str, Any]:

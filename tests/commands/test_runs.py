@@ -178,6 +178,18 @@ def test_every_score_says_which_rows_were_left_out(
     assert found["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
 
 
+def test_what_would_steer_the_terminal_is_shown_escaped(
+    capsys: pytest.CaptureFixture[str], user_dir: Path
+) -> None:
+    run = make(user_dir, "a/2026-01-01T00-00-00")
+    csv = run.reports / "hateful_memes_a_test_unseen_2026-01-01T00-00-01.csv"
+    csv.parent.mkdir()
+    csv.write_text("id,proba,label\n", encoding="utf-8")
+    write_json(csv.with_suffix(".metrics.json"), {"split": "\x1b[31mtest_unseen", "auroc": 0.5})
+    text = told(capsys, user_dir, "show", "a")
+    assert "split \\x1b[31mtest_unseen" in text and "\x1b" not in text
+
+
 def test_only_what_differs_is_compared(capsys: pytest.CaptureFixture[str], save: Path) -> None:
     for run, rate in (("a/2026-01-02T00-00-00", "1e-5"), ("b/2026-01-03T00-00-00", "5e-5")):
         config = f"optimizer:\n  lr: {rate}\n  type: adam\nenv:\n  save_dir: {run}\nref: ${{env.save_dir}}\n"
