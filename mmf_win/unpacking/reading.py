@@ -15,6 +15,7 @@ from mmf_win.archives.names import folded
 from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
+from mmf_win.files import naming
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.integrity.verify import verify
 from mmf_win.unpacking.staging import Staging, flushing_ahead, require_space
@@ -176,7 +177,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, root: Path) -> None:
-        self._root = root
+        self._path, self._root = path, root
         self._entries = dict(_read(path))
         self._file = path.open("a", encoding="utf-8", newline="\n")
         self._file.write("\n")  # after a torn line, the next one begins again
@@ -184,12 +185,14 @@ class Journal:
     def note(self, done: Extracted) -> None:
         """A file below the root is written and verified."""
         name = done.target.relative_to(self._root).as_posix()
-        self._file.write(json.dumps({"name": name, "size": done.size, "sha256": done.sha256}) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps({"name": name, "size": done.size, "sha256": done.sha256}) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with naming(self._path):
+            self._file.close()
 
     def intact(self, names: Container[str] | None = None) -> dict[str, Entry]:
         """Those of the files ``names``, or of all, that were verified and have not changed since."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -441,3 +442,18 @@ def test_what_another_hand_unpacked_is_compared_with_the_archive(archive: Path, 
     assert wrong == [Difference("changed", "z/last", "4 instead of 5000 bytes")]
     repair(manifest, archive, wrong)
     assert tree(folder) == FILES
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no process so")
+def test_a_journal_that_becomes_too_large_is_named(user_dir: Path) -> None:
+    import resource
+
+    path = user_dir / "журнал.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError) as caught, closing(Journal(path, user_dir)) as journal:
+            journal.note(Extracted("x", user_dir / "x", 0, 0, "0" * 64))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
