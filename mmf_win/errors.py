@@ -242,6 +242,10 @@ class UntrustedCode(DataError):
     """A preset names code that would be run, and nobody has said that it may be."""
 
 
+class RemoteCode(DataError):
+    """A configuration may run code that comes with a model, and this command does not say that it may."""
+
+
 class CheckpointError(DataError):
     """A checkpoint is missing, unreadable or of another model."""
 

@@ -66,8 +66,8 @@ trust = click.option(
     "--trust",
     is_flag=True,
     help="Load weights even if their file holds other classes than tensors and plain values, which runs code "
-    "from the file; run the folder of code that a preset names (env.user_dir), now and later. Use it only if "
-    "you trust where they come from.",
+    "from the file; run code that comes with a model (trust_remote_code), and the folder of code that a "
+    "preset names (env.user_dir), that one now and later. Use it only if you trust where they come from.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")

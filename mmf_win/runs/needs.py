@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import Progress, first_few
-from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, TotalReached, UsageError
+from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, RemoteCode, TotalReached, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, mistaken, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of
@@ -171,7 +171,10 @@ def needs_of_run(
 
 def _config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
     asked_for = replace(request, settings=asked.settings)
-    return resolve(Path(asked.mmf), places, asked_for, asked.overrides, trained=bool(request.mmf))
+    config = resolve(Path(asked.mmf), places, asked_for, asked.overrides, trained=bool(request.mmf))
+    if config["code"] and not request.trust:
+        raise RemoteCode(f"preset {request.preset}: {config['code'][0]} may run code that comes with a model")
+    return config
 
 
 def _configs(

@@ -20,6 +20,7 @@ from mmf_win.errors import BrokenMmf, ReservedKey, UsageError
 from mmf_win.paths import Places, no_datasets
 from mmf_win.upstream.overrides import assign, leaves, values_of
 from mmf_win.upstream.refused import require_usable
+from mmf_win.upstream.remote_code import remote_code
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
 Tree = dict[str, Any]
@@ -66,7 +67,7 @@ def resolve(
     root: Path, places: Places, asked: Experiment, overrides: Sequence[str] = (), *, trained: bool = False
 ) -> Tree:
     """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``;
-    and of ``training``, what decides how long it lasts.
+    of ``training``, what decides how long it lasts; and as ``code`` the keys by which a model's code may run.
 
     Args:
         root: the folder that holds the package ``mmf``.
@@ -101,6 +102,7 @@ def resolve(
             "dataset": part(f"dataset_config.{DATASET}"),
             "model": part(f"model_config.{asked.model}"),
             "training": {key: OmegaConf.select(merged, f"training.{key}") for key in _LENGTH},
+            "code": list(remote_code(OmegaConf.to_container(merged))),
         }
 
 

@@ -115,6 +115,8 @@ ELSEWHERE = {
     "::test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
     "UnfinishedInstallation": "dataset/test_kills.py"
     "::test_a_kill_at_any_step_leaves_no_part_that_is_believed",
+    "RemoteCode": "endtoend/test_own_code.py"
+    "::test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so",
     "UntrustedCode": "endtoend/test_training.py"
     "::test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
     "disk": "endtoend/test_checkpoints.py"

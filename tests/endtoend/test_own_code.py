@@ -6,10 +6,12 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmf_win.runs import own_code
+from mmf_win.runs.presets import merge
 from tests.endtoend.conftest import Tool
 from tests.worlds.tiny_mmf import SPLITS, TinyWorld
 
@@ -92,3 +94,17 @@ def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: 
     assert tool.code("train", str(preset), "--trust", "--updates", "1") != 0
     assert "other_cnn" in tool.errors.partition("error: ")[2].splitlines()[0]
     assert "MMF has no model" not in tool.errors
+
+
+def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(tool: Tool) -> None:
+    key = "text_processor.params.tokenizer_config.params.trust_remote_code"
+    tree: Any = True
+    for name in reversed(["dataset_config", "hateful_memes", "processors", *key.split(".")]):
+        tree = {name: tree}
+    preset = tool.preset("bert", settings=merge(tool.settings("bert"), tree))
+    assert tool.code("train", preset, "--updates", "1") == 3
+    assert key in tool.errors and "--trust" in tool.errors
+    assert not tool.save_dir.exists()
+    run = tool.run_of(tool("train", preset, "--updates", "1", "--trust"))
+    assert tool.code("predict", run.id) == 3
+    assert key in tool.errors
