@@ -42,8 +42,10 @@ def with_own_code(request: RunRequest, typed: Sequence[str], root: Path, whose: 
         UntrustedCode: it is neither the user who names it, nor trusted.
     """
     named = user_dir(root, request, request.overrides)
-    if not named:
+    if named is None:
         return request
+    if not named:  # and an interpolation must not find another in the worker
+        return replace(request, settings=merge(request.settings, {"env": {"user_dir": ""}}))
     folder, of_environment = _absolute(named), os.environ.get("MMF_USER_DIR")
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
         raise NoOwnCode(f"{whose} needs code of its own (env.user_dir), and there is no {folder}")

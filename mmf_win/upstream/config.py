@@ -109,16 +109,28 @@ def resolve(
 def user_dir(root: Path, asked: Experiment, overrides: Sequence[str]) -> str | None:
     """The folder of code that MMF imports, as it is named; arguments and errors as for :func:`resolve`.
 
-    MMF takes the first of these that is not empty: the override, the configuration, ``MMF_USER_DIR``.
+    It is None where nothing names one, and empty where what names one stands for nothing here. MMF takes
+    the first of these that is not empty: the override, the configuration, ``MMF_USER_DIR``.
     """
     from omegaconf import OmegaConf
 
     with _told(asked):
         base = load_yaml(root, config_path(root, asked.config)) if asked.config else {}
-        merged = OmegaConf.merge(base, asked.settings)
+        merged: Any = OmegaConf.merge(base, asked.settings)
+        _require_env(merged)
         typed = values_of(overrides).get("env.user_dir")
-        named = typed or OmegaConf.select(merged, "env.user_dir") or os.environ.get("MMF_USER_DIR")
-        return str(named) if named else None
+        configured = OmegaConf.select(merged, "env.user_dir")
+        named = typed or configured or os.environ.get("MMF_USER_DIR") or configured
+        return None if named is None else str(named)
+
+
+def _require_env(config: Any) -> None:
+    """Refuse an ``env`` that is no group of keys; as an interpolation it may be another one in the worker."""
+    from omegaconf import OmegaConf
+
+    env = OmegaConf.to_container(config).get("env", {})
+    if not isinstance(env, dict):
+        raise UsageError(f"env: {env!r} in place of a group of keys", hint="set a key in it: env.user_dir")
 
 
 @contextmanager
@@ -156,6 +168,7 @@ def _with_settings(of_mmf: Any, root: Path, places: Places, asked: Experiment) -
     for key in _NAMED_BESIDE & asked.settings.keys():
         raise ReservedKey(f"{key} is set by mmfw", key=key)
     merged: Any = OmegaConf.merge(of_mmf, asked.settings)
+    _require_env(merged)
     env: Any = OmegaConf.to_container(merged.env)
     env_of_mmf: Any = OmegaConf.to_container(load_yaml(root, root / _DEFAULTS).env)
     for key in _FOLDERS:

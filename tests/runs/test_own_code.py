@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.errors import NoOwnCode, UntrustedCode
+from mmf_win.errors import NoOwnCode, UntrustedCode, UsageError
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.request import RunRequest
 
@@ -84,3 +85,22 @@ def test_a_hint_names_code_that_another_command_would_not_find(monkeypatch: pyte
     assert own_code.words_for(request("here")) == ["env.user_dir=here"]
     monkeypatch.setenv("MMF_USER_DIR", "here")
     assert own_code.words_for(request("here")) == own_code.words_for(request()) == []
+
+
+def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user_dir / "code").mkdir()
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # the worker has it
+    asked = request("${oc.env:PYTHONSAFEPATH,''}")
+    assert remembered(asked) == ""
+    monkeypatch.setenv("PYTHONSAFEPATH", str(user_dir / "code"))
+    with pytest.raises(UntrustedCode):
+        remembered(asked)
+    assert remembered(replace(asked, trust=True)) == str(user_dir / "code")
+
+
+@pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
+def test_an_env_that_is_no_group_of_keys_is_refused(env: object) -> None:
+    with pytest.raises(UsageError, match="env: "):
+        remembered(RunRequest("mine", settings={"env": env, "beside": {"user_dir": "code"}}))

@@ -56,6 +56,7 @@ WRONG = [
     ("model_config.mmbt.losses=[{type: cross_entrop}]", "cross_entropy"),
     (f"{PROCESSORS}.text_processor.type=bert_tokeniser", "bert_tokenizer"),
     ("run_type=tset", "test"),
+    ("env=5", "env.user_dir"),
     ("datasets=vqa2", "Hateful Memes only"),
     ("optimizer.name=adam_w", "optimizer.type"),
     ("model_config.mmbt.losses=cross_entropy", "[cross_entropy]"),
