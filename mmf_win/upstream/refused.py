@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
@@ -44,6 +44,7 @@ _ALSO_READ = {"training.max_grad_l2_norm", "training.encoder_lr_multiply"}
 _LISTS = re.compile(r"model_config\.\w+\.losses|dataset_config\.\w+\.(annotations|images|features)\.\w+")
 _RUN_TYPES = {"train", "val", "test", "inference"}
 _ALMOST = 0.8
+_ALSO_CALLED = {"auroc": "roc_auc", "auc": "roc_auc"}
 
 
 def require_usable(root: Path, config: Any, changes: Mapping[str, Any], version: str) -> None:
@@ -124,10 +125,17 @@ def _require_registered(root: Path, kind: str, key: str, value: Any) -> None:
     for name in _names_in(value):
         if name in known or not known:
             continue
-        near = get_close_matches(name, known, n=3) or get_close_matches(name.lower(), known, n=3)
+        near = _like(name, known)
         hint = f"did you mean {', '.join(near)}?" if near else f"it has {first_few(sorted(known), 20)};"
         hint += f" env.user_dir=FOLDER names code that brings a {kind} of your own"
         raise UsageError(f"{key}: MMF has no {kind} {name!r}", hint=hint)
+
+
+def _like(name: str, known: Iterable[str]) -> list[str]:
+    """The names that may be meant, whatever their case."""
+    by_lower = {other.lower(): other for other in sorted(known)}
+    wanted = _ALSO_CALLED.get(name.lower(), name.lower())
+    return [by_lower[other] for other in get_close_matches(wanted, by_lower, n=3)]
 
 
 def _names_in(value: Any) -> Iterator[str]:
@@ -141,10 +149,12 @@ def _names_in(value: Any) -> Iterator[str]:
 @lru_cache
 def _registered(root: Path, kind: str) -> frozenset[str]:
     """The names under which MMF registers its classes of a kind; PyTorch's optimizers with them."""
-    names = set(re.findall(rf'\bregister_{kind}\(\s*"([^"]+)"', _code(root)))
+    # What is indented is an example in a docstring.
+    names = set(re.findall(rf'(?m)^@?registry\.register_{kind}\(\s*"([^"]+)"', _code(root)))
     torch = find_spec("torch") if kind == "optimizer" else None
     for folder in (torch.submodule_search_locations or []) if torch else []:
-        names |= set(re.findall(r"\b[A-Z]\w+", Path(folder, "optim", "__init__.py").read_text("utf-8")))
+        exports = Path(folder, "optim", "__init__.py").read_text("utf-8")
+        names |= set(re.findall(r"(?m)^from [\w.]+ import ([A-Z]\w+)", exports)) - {"Optimizer"}
     return frozenset(names)
 
 
