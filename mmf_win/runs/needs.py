@@ -50,6 +50,11 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     config, run_type = _config_of(asked, request, places), str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
+    training = config["training"]
+    if not (asked.epochs or training["max_epochs"] or training["max_updates"]):
+        raise UsageError(
+            "training.max_updates: without it, and training.max_epochs, no run ends", hint="set one"
+        )
     inputs = check(
         Path(asked.mmf),
         places,
@@ -62,7 +67,7 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     reset = config["checkpoint"].get("reset") or {}
     keeps_counts = not (asked.weights_alone or reset.get("all") or reset.get("counts"))
     counted = counts(Path(asked.checkpoint)) if asked.checkpoint and keeps_counts else None
-    total = _total(asked, config["training"], inputs)
+    total = _total(asked, training, inputs)
     if counted is not None and total is not None and counted.update >= total:
         raise TotalReached(
             f"{asked.checkpoint}: it is at update {counted.update}, and the run's total is {total}",

@@ -36,7 +36,9 @@ _COUNTS = {
     "training.evaluation_interval": 1,
     "training.update_frequency": 1,
     "training.num_workers": 0,
+    "training.seed": -1,  # which stands for any
 }
+_MAY_BE_NONE = {"training.max_updates", "training.seed"}
 _RATE = "optimizer.params.lr"
 # Groups whose keys are the user's to name, and keys that MMF reads though its defaults have none of them.
 _OPEN = ("checkpoint.pretrained_state_mapping.", "training.wandb.")
@@ -89,7 +91,8 @@ def _is_read(root: Path, model: str, group: str, name: str, below: Mapping[str, 
 
 def _require_kind(key: str, before: Any, value: Any) -> None:
     """Refuse a value of another kind than MMF's own."""
-    if value is None or before is None:
+    is_count = (key in _COUNTS and key not in _MAY_BE_NONE) or key == _RATE
+    if before is None or (value is None and not is_count):
         return
     if isinstance(before, Mapping) and before and not isinstance(value, Mapping):
         some = first_few([f"{key}.{name}" for name in before], 5)
@@ -111,9 +114,10 @@ def _require_number(key: str, value: Any) -> None:
         return
     least = _COUNTS.get(key, 0)
     fits = _is_number(value) and math.isfinite(value) and value >= least
-    if not fits or (key in _COUNTS and value != int(value)):
+    if not fits or (key in _COUNTS and not isinstance(value, int)):
         what = "a whole number" if key in _COUNTS else "a number"
-        raise UsageError(f"{key}: {value!r} is not {what} of {least} or more")
+        whole = f"write {key}={int(value)}" if fits and value == int(value) else None
+        raise UsageError(f"{key}: {value!r} is not {what} of {least} or more", hint=whole)
 
 
 def _is_number(value: Any) -> bool:

@@ -43,6 +43,12 @@ WRONG = [
     ("training.batch_size=abc", ""),
     ("training.batch_size=0", "1 or more"),
     ("training.max_updates=1.5", "1 or more"),
+    ("training.batch_size=4.0", "training.batch_size=4"),
+    ("training.batch_size=null", "no number"),
+    ("training.num_workers=null", "4"),
+    ("training.evaluation_interval=null", "1000"),
+    ("training.seed=1.5", "-1 or more"),
+    ("optimizer.params.lr=null", "lr"),
     ("training.evaluation_interval=0", "1 or more"),
     ("training.num_workers=-1", "0 or more"),
     ("training.clip_gradients=5", "true"),
@@ -86,7 +92,9 @@ def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
         resolve(mmf_root, places, asked, ["training.batch_size=0"], trained=True)
 
 
-@pytest.mark.parametrize("word", ["training.batch_size=0", "optimizer.type=adamww", "run_type=tset"])
+@pytest.mark.parametrize(
+    "word", ["training.batch_size=0", "training.batch_size=None", "optimizer.type=adamww", "run_type=tset"]
+)
 def test_the_same_holds_for_overrides(mmf_root: Path, places: Places, word: str) -> None:
     with pytest.raises(UsageError):
         resolve(mmf_root, places, Experiment("mmbt", CONFIG), [word])
