@@ -63,10 +63,10 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_validation_end(self, **kwargs: Any) -> None:
         """Report the validation; after the last update it also decides whether this was the best."""
-        meter = kwargs["meter"]
-        if self.trainer.num_updates % self.training_config.evaluation_interval:
+        meter, update = kwargs["meter"], self._checkpoint.resume_state.validated
+        if update % self.training_config.evaluation_interval:
             self.trainer.early_stop_callback.on_validation_end(meter=meter)
-        self._observer.validated(self.trainer, meter)
+        self._observer.validated(update, meter)
 
     def on_train_end(self, **kwargs: Any) -> None:
         """MMF has put the best checkpoint back."""
@@ -75,7 +75,7 @@ class Watch(Callback):  # type: ignore[misc]
     def on_test_end(self, **kwargs: Any) -> None:
         """Report the validation that follows training."""
         if kwargs["report"].dataset_type == "val":
-            self._observer.validated(self.trainer, kwargs["meter"], final=True)
+            self._observer.validated(self._checkpoint.resume_state.validated, kwargs["meter"], final=True)
 
     def _continue(self) -> None:
         """Mark the trainer's validations, and let it begin with one that was interrupted."""

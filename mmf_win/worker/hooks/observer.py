@@ -112,11 +112,11 @@ class Observer:
         )
         self._last_update, self._since = trainer.num_updates, now
 
-    def validated(self, trainer: Any, meter: Any, *, final: bool = False) -> None:
+    def validated(self, update: int | None, meter: Any, *, final: bool = False) -> None:
         """The validation set has been scored; ``final`` after training, with the best checkpoint."""
         metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
         data = self.request.data.get("val")
-        self.event("val", update=trainer.num_updates, metrics=metrics, final=final, data=data)
+        self.event("val", update=update, metrics=metrics, final=final, data=data)
 
     def saving(self, update: int) -> None:
         """A checkpoint is about to be written, which a stop request does not interrupt."""

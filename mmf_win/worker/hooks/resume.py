@@ -27,6 +27,10 @@ class ResumeState:
 
     Args:
         trainer: MMF's.
+
+    Attributes:
+        validated: the update that was validated last. The trainer's own is that of the best checkpoint
+            once early stopping has put it back.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -34,14 +38,14 @@ class ResumeState:
         loaders = trainer.train_loader.loaders  # one, as there is one dataset
         self._loader = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
         self._order = track_row_order(self._loader, trainer)
-        self._validated: int | None = None
+        self.validated: int | None = None
         self._before_validation: Saved | None = None
 
     def state(self) -> Saved | None:
         """What a checkpoint stores; None before the first row."""
         position = self._order.position()
         random = self._before_validation or random_state()
-        return position and {"position": position, "random": random, "validated": self._validated}
+        return position and {"position": position, "random": random, "validated": self.validated}
 
     def resume(self, state: Saved) -> bool:
         """Resume from ``state``; False where the number of rows has changed; their order is then drawn again.
@@ -50,7 +54,7 @@ class ResumeState:
         first: there, all ranks keep theirs.
         """
         self._order.random = random_state() if ranks() > 1 else state["random"]
-        self._validated = state["validated"]
+        self.validated = state["validated"]
         return self._order.resume(state["position"])
 
     def batches_left(self) -> int:
@@ -63,7 +67,7 @@ class ResumeState:
         self._before_validation = random_state()
         try:
             yield
-            self._validated = self._trainer.num_updates
+            self.validated = self._trainer.num_updates
         finally:
             self._before_validation = None
 
@@ -78,7 +82,7 @@ class ResumeState:
         """
         update = self._trainer.num_updates
         due = update % self._trainer.config.training.evaluation_interval == 0
-        if self._order.random is None or not due or self._validated == update:
+        if self._order.random is None or not due or self.validated == update:
             return False
         set_random_state(self._order.random)
         ends = validate()
