@@ -316,6 +316,16 @@ def state(run: Run) -> str:
     return {"ok": "done", "interrupted": "interrupted"}.get(end.outcome, f"failed: {end.outcome}")
 
 
+def stopped_early(run: Run) -> bool:
+    """Whether the last training ended well before its total.
+
+    Raises:
+        DataError, OSError: as for :func:`summarize`.
+    """
+    summary = summarize(run)
+    return summary.state == "done" and (summary.updates or 0) < (summary.max_updates or 0)
+
+
 def events_of(run: Run) -> list[Event]:
     """What happened in a run.
 

@@ -17,11 +17,13 @@ from mmf_win.inputs.listing import Need, needs_of, paths_of
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest
 from mmf_win.runs import own_code, presets
+from mmf_win.runs.history import stopped_early
 from mmf_win.runs.overrides import about_files
 from mmf_win.runs.request import RunRequest
+from mmf_win.runs.search import owner
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
-from mmf_win.upstream.checkpoint_files import counts
+from mmf_win.upstream.checkpoint_files import Counts, counts
 from mmf_win.upstream.config import resolve
 from mmf_win.upstream.install import Installed, usable_mmf
 from mmf_win.upstream.versions import config_path
@@ -44,7 +46,8 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     """Check what training reads.
 
     Raises:
-        UsageError: the configuration does not train, or cannot be used; or the checkpoint is at the total.
+        UsageError: the configuration does not train, or cannot be used; or the checkpoint is at
+            the total, or where training has stopped early.
         DataError: something is missing or broken.
     """
     config, run_type = _config_of(asked, request, places), str(asked.settings["run_type"])
@@ -76,7 +79,28 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
             preset=(_typed(request) or ["PRESET"])[0],
             data_dir=places.data_dir,
         )
+    if counted is not None:
+        _require_no_early_stop(Path(asked.checkpoint or ""), counted, config["training"])
     return inputs
+
+
+def _require_no_early_stop(checkpoint: Path, counted: Counts, training: Mapping[str, Any]) -> None:
+    """See to it that training does not end with the validation that has ended it before.
+
+    Raises:
+        UsageError: it would, without one update.
+    """
+    run = owner(checkpoint)
+    stops, patience = training["early_stop.enabled"], training["early_stop.patience"]
+    if not stops or counted.update <= counted.best_update + patience:
+        return
+    if run is None or not stopped_early(run):
+        return
+    raise UsageError(
+        f"{checkpoint}: training has stopped early at update {counted.update}, as no validation after update "
+        f"{counted.best_update} was better",
+        hint="training.early_stop.enabled=False trains on",
+    )
 
 
 def _total(asked: AttemptRequest, training: Mapping[str, Any], inputs: Inputs) -> int | None:

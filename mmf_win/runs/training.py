@@ -103,7 +103,6 @@ def resume(
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
         request, places = _with_data(asked.over(run.request()), data_dir, places)
-        _log.info("resuming run %s from %s", run.id, checkpoint.name)
         return _train(run, None, request, places, checkpoint, display, asked.overrides)
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
     owner = search.owner(checkpoint)
@@ -186,6 +185,8 @@ def _train(
         overrides=without(first.overrides, inputs.replaced_keys),
         data={slot: asdict(part) for slot, part in inputs.read.items()},
     )
+    if run is not None and checkpoint is not None:
+        _log.info("resuming run %s from %s", run.id, checkpoint.name)
     if run is None:
         run = Run.create(places.save_dir, name or request.preset)
         if checkpoint is not None and not weights_alone:

@@ -31,7 +31,10 @@ _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
 # 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.
 _ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
 _DEEPEST = 100
-_LENGTH = ("max_updates", "max_epochs", "batch_size", "update_frequency")
+_LENGTH = (
+    *("max_updates", "max_epochs", "batch_size", "update_frequency"),
+    *("early_stop.enabled", "early_stop.patience"),
+)
 _FOLDERS = ("cache_dir", "data_dir", "save_dir", "report_dir")
 _NAMED_BESIDE = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
 # mmf.utils.configuration.Configuration.upgrade and ._update_specific
