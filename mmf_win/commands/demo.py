@@ -21,7 +21,6 @@ from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
 from mmf_win.paths import new_file
 from mmf_win.results import record
-from mmf_win.runs import search
 from mmf_win.upstream.install import require_packages, usable_mmf
 
 _SEED = 1
@@ -99,9 +98,8 @@ def _go(path: Path) -> dict[str, Any]:
     data, save = ("--data-dir", str(folder.data_dir)), ("--save-dir", str(folder.save_dir))
     _run("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)
     _run("features", "extract", str(folder.features), *data)
-    _run("train", "demo", "--seed", str(_SEED), *data, *save)
-    _run("predict", *data, *save)
-    run = search.find(folder.save_dir, None)
+    run = _run("train", "demo", "--seed", str(_SEED), *data, *save)
+    _run("predict", run.id, *data, *save)
     csv = max(run.reports.glob("*.csv"))
     metrics = record.read(csv)
     return {
@@ -130,12 +128,12 @@ def _kept(result: dict[str, Any]) -> dict[str, str | None]:
     return copies
 
 
-def _run(*words: str) -> None:
-    """Run a command of mmfw, and show it as one would type it."""
+def _run(*words: str) -> Any:
+    """Run a command of mmfw, and show it as one would type it; return what its function does."""
     say(f"\n{colour('$ ' + as_typed('mmfw', *words), 1)}")
     name, *arguments = words
     command = import_module(f"mmf_win.commands.{name}").command
-    command.main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
+    return command.main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
 
 
 def _say_end(result: dict[str, Any]) -> None:

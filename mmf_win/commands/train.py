@@ -119,7 +119,7 @@ def command(
     as_json: bool,
     batch_size: int | Literal["auto"] | None,
     **chosen: Any,
-) -> None:
+) -> Run | None:
     """Train a preset, or resume a run.
 
     KEY=VALUE words are overrides of MMF's own configuration keys; they are handed through last, so they win.
@@ -127,7 +127,7 @@ def command(
     """
     if show_list:
         _print_presets(as_json)
-        return
+        return None
     if name is not None:
         # Beside what Windows refuses, a run's id must be neither an option nor an override.
         fit = portable_name(portable_name(name).replace("=", "-").lstrip("-") or "run")
@@ -164,6 +164,7 @@ def command(
         places = Places.resolve(data_dir, save_dir)
         run = training.start(asked, name, places, init=init, source=source, display=RunDisplay)
     _print_result(run, as_json)
+    return run
 
 
 def _print_presets(as_json: bool) -> None:

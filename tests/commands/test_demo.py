@@ -49,6 +49,10 @@ def mmfw(*words: str | Path, cwd: Path) -> Any:
 @pytest.mark.torch
 def test_the_whole_workflow_ends_well_and_can_be_continued(tmp_path: Path) -> None:
     folder = tmp_path / "folder with spaces Память 中文"
+    newer = folder / "save" / "other" / "9999-01-01T00-00-00"
+    newer.mkdir(parents=True)
+    (newer / "request.json").write_text("{}", encoding="utf-8")
+    (folder / "mmfw-demo.json").write_text(f'{{"mmfw": "{__version__}"}}', encoding="utf-8")
     result, said = mmfw("demo", "--dir", folder, cwd=tmp_path)
     places = Places.resolve(folder / "data", folder / "save")
     assert (result["data_dir"], result["save_dir"]) == (str(places.data_dir), str(places.save_dir))
