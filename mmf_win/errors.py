@@ -99,12 +99,16 @@ class NoOwnCode(UsageError):
 
 
 class TotalReached(UsageError):
-    """A ``checkpoint`` to resume from is at an ``update`` that is not below the run's total."""
+    """A ``checkpoint`` to resume from is at an ``update`` that is not below the run's total.
+
+    ``preset`` is None where the run's is gone.
+    """
 
     checkpoint: Path
     update: int
-    preset: str
+    preset: str | None
     data_dir: Path
+    save_dir: Path
 
 
 class NotPredicted(UsageError):

@@ -156,9 +156,12 @@ def _train_on(error: errors.NeverTrained) -> str:
 
 
 def _train_longer(error: errors.TotalReached) -> str:
-    where = data_option(error.data_dir)
+    longer = f"name a total above {error.update} with --updates"
+    if error.preset is None:
+        return longer
+    where = [*data_option(error.data_dir), "--save-dir", error.save_dir]
     begin = as_typed("mmfw", "train", error.preset, "--init", error.checkpoint, *where)
-    return f"name a total above {error.update} with --updates, or begin again with these weights: `{begin}`"
+    return f"{longer}, or begin again with these weights: `{begin}`"
 
 
 def _get_version(error: errors.UnknownKey) -> str | None:

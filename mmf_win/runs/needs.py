@@ -76,8 +76,9 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
             f"{asked.checkpoint}: it is at update {counted.update}, and the run's total is {total}",
             checkpoint=Path(asked.checkpoint or ""),
             update=counted.update,
-            preset=(_typed(request) or ["PRESET"])[0],
+            preset=next(iter(_typed(request)), None),
             data_dir=places.data_dir,
+            save_dir=places.save_dir,
         )
     if counted is not None:
         _require_no_early_stop(Path(asked.checkpoint or ""), counted, config["training"])

@@ -77,6 +77,10 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(
     for wanted in ("last", str(saved)):
         assert tool.code("train", "--resume", wanted, *total) == 2
         assert "update 80" in tool.errors and "--init" in tool.errors
+        assert "--save-dir" in tool.errors, "where this run lies"
+    (tool.folder / "bert.yaml").unlink()
+    assert tool.code("train", "--resume", "last", *total) == 2
+    assert "--init" not in tool.errors and "PRESET" not in tool.errors, "it could not be run"
     assert list(tool.save_dir.glob("*/*")) == [run.path], "no folder is left behind"
     assert not (run.path / "attempts").exists(), "MMF was not loaded"
     before = run.request_file.read_bytes()
