@@ -109,6 +109,16 @@ def json_bytes(value: object, indent: int | None = None) -> bytes:
         return (json.dumps(value, indent=indent) + "\n").encode()
 
 
+def require_end(path: Path) -> None:
+    """See to it that reading ``path`` comes to an end, as that of a pipe or a device may not.
+
+    Raises:
+        OSError: it is such a thing.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "not a file", str(path))
+
+
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``.
 
@@ -116,6 +126,7 @@ def read_json(path: Path) -> Any:
         OSError: the file cannot be read.
         ValueError: it holds no JSON.
     """
+    require_end(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:

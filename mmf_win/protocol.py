@@ -45,7 +45,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
-from mmf_win.files import json_bytes, naming, read_json, write_json
+from mmf_win.files import json_bytes, naming, read_json, require_end, write_json
 from mmf_win.paths import Inside
 
 Event = dict[str, Any]
@@ -316,6 +316,7 @@ class EventReader:
 
     def poll(self) -> Iterator[Event]:
         """New complete events; a torn last line is left for the next call."""
+        require_end(self.path)
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,20 @@ def save(user_dir: Path) -> Path:
     broken = make(user_dir, "c/2026-01-04T00-00-00")
     broken.request_file.write_text("{", encoding="utf-8")
     return user_dir
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.parametrize("name", ["request.json", "events.jsonl", "exit.json"])
+def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(
+    save: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = save / "b/2026-01-03T00-00-00" / name
+    file.unlink()
+    os.mkfifo(file)
+    states = {run["id"]: run["state"] for run in json.loads(told(capsys, save, "--json"))}
+    assert states["b/2026-01-03T00-00-00"] == "unreadable"
+    assert states["a/2026-01-01T00-00-00"] == "done"
+    assert main(["runs", "show", "b", "--save-dir", str(save)]) != 0
 
 
 def told(capsys: pytest.CaptureFixture[str], save: Path, *words: str) -> str:
