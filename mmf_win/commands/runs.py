@@ -18,6 +18,7 @@ from mmf_win.console import duration, harmless, moment, print_json, say, size, t
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
 from mmf_win.results import record
+from mmf_win.runs import presets
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed
 from mmf_win.runs.folder import remove, require_idle
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
@@ -72,6 +73,8 @@ def command(
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same list", hint="choose one")
     found = summaries(save_dir, preset=preset, state=state, limit=limit)
+    if preset and not (found or state):
+        presets.load(preset)  # refuses what is no preset
     if as_json:
         print_json([asdict(summary) for summary in found])
     elif as_csv:

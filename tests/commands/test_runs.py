@@ -70,6 +70,14 @@ def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(
     assert main(["runs", "show", "b", "--save-dir", str(save)]) != 0
 
 
+def test_a_preset_that_is_none_is_refused_with_the_nearest(
+    save: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs", "--preset", "dmo", "--json", "--save-dir", str(save)]) == 2
+    assert "did you mean demo?" in capsys.readouterr().err
+    assert told(capsys, save, "--preset", "visual_bert", "--json").strip() == "[]"
+
+
 def told(capsys: pytest.CaptureFixture[str], save: Path, *words: str) -> str:
     assert main(["runs", *words, "--save-dir", str(save)]) == 0
     return capsys.readouterr().out
@@ -83,7 +91,7 @@ def told(capsys: pytest.CaptureFixture[str], save: Path, *words: str) -> str:
         (("--preset", "mmbt_grid"), [2, 1]),
         (("--state", "failed"), [2]),
         (("--state", "done", "--limit", "1"), [3]),
-        (("--preset", "unheard_of"), []),
+        (("--preset", "visual_bert"), []),
     ],
 )
 def test_the_list_is_filtered(
