@@ -245,5 +245,6 @@ def _print_result(run: Run, as_json: bool) -> None:
         say(f"best validation AUROC {summary.best_auroc:.4f} on {summary.validated_on}")
         if note := _beside(run.request().published, summary.val_split, summary.val_rows):
             say(f"  {note}")
-    say(f"{summary.updates} updates in {duration(summary.seconds)}: {run.path}")
+    updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"
+    say(f"{updates} in {duration(summary.seconds)}: {run.path}")
     say(f"next: {as_typed('mmfw', 'predict', run.path)}")
