@@ -129,6 +129,12 @@ class DataError(MmfwError):
     exit_code = 3
 
 
+class UnreadableRun(DataError):
+    """The request of a run, in ``folder``, cannot be read."""
+
+    folder: Path
+
+
 class ArchiveError(DataError):
     """An archive is damaged, hostile or not an archive at all."""
 

@@ -164,6 +164,10 @@ def _train_longer(error: errors.TotalReached) -> str:
     return f"{longer}, or begin again with these weights: `{begin}`"
 
 
+def _remove(error: errors.UnreadableRun) -> str:
+    return f"`{as_typed('mmfw', 'runs', 'rm', error.folder)}` removes this run"
+
+
 def _get_version(error: errors.UnknownKey) -> str | None:
     origin = next((source.name for source in SOURCES if source.version == error.version), None)
     return origin and f"run `mmfw setup --mmf {origin}`"
@@ -200,6 +204,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.NeverTrained: _train_on,
     errors.NoOwnCode: "name its folder with env.user_dir=FOLDER",
     errors.TotalReached: _train_longer,
+    errors.UnreadableRun: _remove,
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     errors.NoRoom: "choose a folder on another disk with --data-dir",
     errors.ReservedKey: lambda error: RESERVED.get(error.key),

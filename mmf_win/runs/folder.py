@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from mmf_win.errors import DataError, UsageError
+from mmf_win.errors import UnreadableRun, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import is_locked
 from mmf_win.paths import Inside, first_free, new_file, new_folder, portable_name
@@ -85,7 +85,8 @@ class Run(RunFolder):
                 raise ValueError(f"created cannot be {request.created}")
             return request
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.request_file}: not the request of a run ({error})") from None
+            message = f"{self.request_file}: not the request of a run ({error})"
+            raise UnreadableRun(message, folder=self.path) from None
 
 
 def require_idle(run: Run) -> None:

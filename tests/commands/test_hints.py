@@ -108,6 +108,7 @@ ELSEWHERE = {
     "NotFetched": "commands/test_hints.py::test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder",
     "NoSource": _DEMO,
     "TotalReached": "endtoend/test_resume.py::test_another_learning_rate_takes_what_the_hint_says",
+    "UnreadableRun": "commands/test_runs.py::test_a_run_that_cannot_be_read_is_removed_as_the_hint_says",
     "NotPredicted": "endtoend/test_predicting.py"
     "::test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
     "NeverTrained": f"{_OF_PUBLISHED}::test_training_on_from_weights_begins_at_update_0",

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,17 @@ def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(
     assert states["b/2026-01-03T00-00-00"] == "unreadable"
     assert states["a/2026-01-01T00-00-00"] == "done"
     assert main(["runs", "show", "b", "--save-dir", str(save)]) != 0
+
+
+@pytest.mark.parametrize("words", [("runs", "show"), ("report",), ("predict",)])
+def test_a_run_that_cannot_be_read_is_removed_as_the_hint_says(
+    save: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main([*words, "c", "--save-dir", str(save)]) == 3
+    [command] = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
+    assert main([*shlex.split(command), "--yes"]) == 0
+    assert not (save / "c").exists()
 
 
 def test_a_preset_that_is_none_is_refused_with_the_nearest(
