@@ -131,7 +131,8 @@ def _require_env(config: Any) -> None:
     """Refuse an ``env`` that is no group of keys; as an interpolation it may be another one in the worker."""
     from omegaconf import OmegaConf
 
-    env = OmegaConf.to_container(config).get("env", {})
+    whole: Any = OmegaConf.to_container(config)
+    env = whole.get("env", {})
     if not isinstance(env, dict):
         raise UsageError(f"env: {env!r} in place of a group of keys", hint="set a key in it: env.user_dir")
 
