@@ -42,7 +42,10 @@ _MAY_BE_NONE = {"training.max_updates", "training.seed"}
 _RATE = "optimizer.params.lr"
 # Groups whose keys are the user's to name, and keys that MMF reads though its defaults have none of them.
 _OPEN = ("checkpoint.pretrained_state_mapping.", "training.wandb.")
-_ALSO_READ = {"training.max_grad_l2_norm", "training.encoder_lr_multiply"}
+_ALSO_READ = {
+    *("optimizer.type", "optimizer.params", "scheduler.type", "scheduler.params"),
+    *("training.max_grad_l2_norm", "training.encoder_lr_multiply"),
+}
 _LISTS = re.compile(r"model_config\.\w+\.losses|dataset_config\.\w+\.(annotations|images|features)\.\w+")
 _RUN_TYPES = {"train", "val", "test", "inference"}
 _ALMOST = 0.8
