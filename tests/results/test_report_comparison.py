@@ -66,6 +66,16 @@ def test_published_weights_are_not_averaged_with_trained_runs_of_the_preset(worl
     assert list(comparison.coloured([first, second])) == [first.name, second.name]
 
 
+def test_of_many_overrides_the_name_of_a_group_has_the_one_that_differs(world: World) -> None:
+    same = [f"model_config.mmbt.text_encoder.params.number_{n}=1" for n in range(4)]
+    runs = [
+        world.run(stamp=f"2026-01-0{n}T00-00-00", overrides=[*same, f"optimizer.params.lr=1e-{n}"])
+        for n in (1, 2)
+    ]
+    names = [group.name for group in comparison.grouped([comparison.entry_of(run, None) for run in runs])]
+    assert names == [f"mmbt_grid, overrides optimizer.params.lr=1e-{n}" for n in (1, 2)]
+
+
 UNLIKE: dict[str, dict[str, Any]] = {
     "updates": {"updates": 22},
     "overrides": {"overrides": ["optimizer.params.lr=1e-3"]},

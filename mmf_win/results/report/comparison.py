@@ -204,7 +204,11 @@ def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
     apart = {key for other in others for key in history.differing(first.traits, other.traits)}
     # What was asked for says enough; MMF's configuration follows from it.
     shown = sorted(key for key in apart if not key.startswith("mmf.")) or sorted(apart)
-    words = [f"{_brief(key)} {_said(value)}" for key in shown if (value := first.traits.get(key)) is not None]
+    told = {key: first.traits.get(key) for key in shown}
+    if "request.overrides" in told:
+        common = set.intersection(*(set(other.traits["request.overrides"]) for other in others))
+        told["request.overrides"] = [text for text in first.traits["request.overrides"] if text not in common]
+    words = [f"{_brief(key)} {_said(value)}" for key, value in told.items() if value not in (None, [])]
     more = [f"and {len(words) - _WORDS} more"] if len(words) > _WORDS else []
     return ", ".join([first.preset, *words[:_WORDS], *more])
 
