@@ -46,7 +46,7 @@ _ALSO_READ = {
     *("optimizer.type", "optimizer.params", "scheduler.type", "scheduler.params"),
     *("training.max_grad_l2_norm", "training.encoder_lr_multiply"),
 }
-_LISTS = re.compile(r"model_config\.\w+\.losses|dataset_config\.\w+\.(annotations|images|features)\.\w+")
+_LISTS = re.compile(r"model_config\.\w+\.losses")
 _RUN_TYPES = {"train", "val", "test", "inference"}
 _ALMOST = 0.8
 _ALSO_CALLED = {"auroc": "roc_auc", "auc": "roc_auc"}
