@@ -268,12 +268,14 @@ def test_what_mmf_would_drop_or_take_for_something_else_is_refused(
 def test_what_is_read_of_it_are_its_parts(mmf_root: Path, folder: Path, by_mmf: dict[str, Any]) -> None:
     read = resolve(mmf_root, places_in(folder), Experiment(*MMBT))
     theirs = by_mmf[""]
+    training = OmegaConf.create(theirs["training"])
     assert read == {
         "env": theirs["env"],
         "checkpoint": theirs["checkpoint"],
         "dataset": theirs["dataset_config"]["hateful_memes"],
         "model": theirs["model_config"]["mmbt"],
-        "training": {key: theirs["training"].get(key) for key in read["training"]},
+        "training": {key: OmegaConf.select(training, key) for key in read["training"]},
+        "code": [],
     }
 
 
