@@ -35,7 +35,7 @@ class DamagedRuns:
 
         Args:
             random: of the damage.
-            reports: whether to make pages too, which takes seconds.
+            reports: whether to make pages too, which takes seconds and the extra `report`.
         """
         corruption.restore(self._intact, self._copy)
         file = random.choice(self._names)
@@ -79,7 +79,7 @@ def _run(words: list[str]) -> tuple[int, str, str]:
 
 
 def _make(folder: Path) -> tuple[Run, Run]:
-    world = report_world.make(folder, groups=2)
+    world = report_world.make(folder, groups=2, drawn=False)
     runs = world.run("a"), world.run("b", config="other.yaml")
     for run in runs:
         record = {

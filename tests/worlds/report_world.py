@@ -89,8 +89,12 @@ class World:
         return csv
 
 
-def make(folder: Path, groups: int = 8) -> World:
-    """Memes in groups of four: two texts, each on two pictures, so that all are confounders of others."""
+def make(folder: Path, groups: int = 8, *, drawn: bool = True) -> World:
+    """Memes in groups of four: two texts, each on two pictures, so that all are confounders of others.
+
+    Args:
+        drawn: whether their images exist, which takes Pillow.
+    """
     world = World(folder / "data", folder / "save")
     (world.dataset.images / "img").mkdir(parents=True)
     memes: list[dict[str, Any]] = []
@@ -107,7 +111,8 @@ def make(folder: Path, groups: int = 8) -> World:
                     "text": text,
                 }
             )
-            world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw(pictures[place // 2], text))
+            if drawn:
+                world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw(pictures[place // 2], text))
     world.annotate(memes)
     return world
 
