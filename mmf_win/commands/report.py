@@ -53,7 +53,7 @@ def command(
     The page is one file that opens from disk without a network. For one run it goes beside the predictions
     that it shows, under their name, or into the run's reports as report.html where there are none: curves,
     scores, the published ones where the split is one of the paper's, and the worst mistakes, their pictures
-    blurred until they are clicked. For several it goes into the save dir as comparison.html. RUN is a run's
+    blurred until they are clicked. For several it goes into the save dir under a new name. RUN is a run's
     id, its name (the newest run of that name) or its folder.
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")

@@ -218,7 +218,11 @@ def test_the_command_compares_when_several_runs_are_named(
     save = ["--save-dir", str(world.save), "--json"]
     assert main(["report", "a", "b", *save]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert Path(told["report"]) == world.save / "comparison.html"
+    page = Path(told["report"])
+    assert page.parent == world.save and page.is_file()
+    before = page.read_bytes()
+    assert main(["report", "b", "a", *save]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] != str(page) and page.read_bytes() == before
     assert [id_.split("/")[0] for id_ in told["runs"]] == ["a", "b"]
 
 

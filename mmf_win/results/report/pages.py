@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import DataError, NotPredicted, UsageError
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.paths import DatasetPaths, Places, new_file
 from mmf_win.results import record
 from mmf_win.results.report.pictures import PictureMatcher
 from mmf_win.results.report.scored import Scored, predictions_of, read_scored
@@ -47,7 +47,8 @@ def of_run(
         message = f"run {run.id} has no predictions for {split}"
         if split in there:
             raise NotPredicted(message, split=split, runs=[run.path], data_dir=data_dir)
-        raise UsageError(message, hint=f"there are: {', '.join(there)}")
+        predicted = sorted({name for name, _ in predictions_of(run)})
+        raise UsageError(message, hint=f"there are: {', '.join(predicted or there)}")
     scored = None if found is None else read_scored(found[1], found[0], dataset)
     with _matching(scored, dataset, images) as matcher:
         from mmf_win.results.report import page
@@ -106,7 +107,7 @@ def of_runs(
 
     Args:
         runs: two or more; the same one twice is one.
-        save_dir: where the page goes as ``comparison.html``, when ``output`` is None.
+        save_dir: where the page goes as ``comparison_<time>.html``, when ``output`` is None.
         split: what to compare them on; None for the one that most of them have predicted.
         data_dir: MMF's data folder; None for each run's own.
         output: the page.
@@ -126,7 +127,8 @@ def of_runs(
     from mmf_win.results.report import comparison, page
 
     about = comparison.of_runs(scored, chosen)
-    return page.write("compare.html", output or save_dir / "comparison.html", about)
+    with nullcontext(output) if output else new_file(save_dir, "comparison_", ".html") as made:
+        return page.write("compare.html", made, about)
 
 
 @contextmanager
