@@ -20,7 +20,7 @@ from mmf_win.unpacking.reading import open_with_progress, unpack_chosen
 from mmf_win.unpacking.staging import Staging
 
 _MOST_README = 1 << 20
-_MOST_ANNOTATIONS = 64 << 20  # a split; those of the release have less than 2 MiB, and are read into memory
+_MOST_ANNOTATIONS = 16 << 20  # a split; those of the release have less than 2 MiB, and are read into memory
 _log = logging.getLogger(__name__)
 
 
