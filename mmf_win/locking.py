@@ -28,13 +28,16 @@ _PAUSE = 0.05
 
 
 @contextmanager
-def locked(path: Path, patience: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(path: Path, patience: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
     """Hold the lock that is the file ``path``, which is made and stays.
 
     Args:
         path: the file.
         patience: seconds to try for; infinity waits for as long as it takes.
         on_wait: called once, when another process holds it and there is patience left.
+
+    Yields:
+        The open file's descriptor: on Linux and macOS a process that inherits it holds the lock, too.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -51,7 +54,7 @@ def locked(path: Path, patience: float = 0.0, on_wait: Callable[[], None] = lamb
                 on_wait()
             time.sleep(_PAUSE)
         try:
-            yield
+            yield file.fileno()
         finally:
             _release(file.fileno())
 

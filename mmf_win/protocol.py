@@ -65,13 +65,12 @@ Outcome = Literal[
     "config",
     "mmf",
     "network",
-    "busy",
     "internal",
 ]
 """How an attempt ends.
 
-``handles``: too few files may be open at once; ``killed``: from outside; ``busy``: another process trains the
-same run; ``untrusted``: to load a checkpoint could run code.
+``handles``: too few files may be open at once; ``killed``: from outside; ``untrusted``: to load a
+checkpoint could run code.
 """
 
 Phase = Literal["train", "val", "predict"]
@@ -82,17 +81,16 @@ LATEST = 2**33
 """The end of time, in seconds since the epoch: every system and library can show an earlier one."""
 
 _MOST = 2**63
-_NUMBERS = (int, float)
-_NONE = type(None)
 # The types that fields of events have, in every kind that has them.
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("attempt", "action", "outcome", "reason", "device", "text", "fit"), (str,)),
-    **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), (int,)),
-    **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), (int, _NONE)),
-    **dict.fromkeys(("loss", "lr", "updates_per_s"), (*_NUMBERS, _NONE)),
-    **dict.fromkeys(("searching", "remembered", "found", "final", "is_best"), (bool,)),
-    **dict.fromkeys(("data", "metrics", "next"), (dict, _NONE)),
-    "phase": (str, _NONE),
+_TYPES: dict[str, Any] = {
+    "t": float,
+    **dict.fromkeys(("kind", "attempt", "action", "outcome", "reason", "device", "text", "fit"), str),
+    **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
+    **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), int | None),
+    **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
+    **dict.fromkeys(("searching", "remembered", "found", "final", "is_best"), bool),
+    **dict.fromkeys(("data", "metrics", "next"), dict | None),
+    "phase": str | None,
 }
 
 
@@ -107,7 +105,7 @@ class RunFolder:
     exit_file = Inside("exit.json")
     """How the last attempt to train ended; not there while it runs, nor where it was killed."""
     lock = Inside("lock")
-    """Held by the worker that trains."""
+    """Held while the run is being trained."""
     log = Inside("log.txt")
     """The whole output of the workers that trained."""
 
@@ -336,14 +334,8 @@ class EventReader:
 
 def _is_event(event: Event) -> bool:
     """Whether an event's fields have the types that the protocol gives them."""
-    if type(event.get("kind")) is not str or not is_a(event.get("t", 0), float):
-        return False
-    for name, value in event.items():
-        if name in _TYPES and type(value) not in _TYPES[name]:
-            return False
-        if type(value) in _NUMBERS and not -_MOST < value < _MOST:
-            return False
-    return bool(0 <= event.get("t", 0) < LATEST)
+    typed = all(is_a(value, _TYPES.get(name, Any)) for name, value in event.items())
+    return typed and "kind" in event and bool(0 <= event.get("t", 0) < LATEST)
 
 
 def read_events(path: Path) -> list[Event]:

@@ -229,7 +229,6 @@ _AFTER = {
     "config": "check the KEY=VALUE overrides and the preset against MMF's configuration",
     "mmf": "mmfw doctor",
     "network": "MMF could not download what the preset needs; check the connection and try again",
-    "busy": "wait until it has ended, or stop it",
 }
 
 

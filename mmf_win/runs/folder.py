@@ -9,7 +9,7 @@
       log.txt           the whole output of the workers that trained
       events.out.tfevents.*    curves for TensorBoard
       attempts/<n>/     each attempt's request, MMF configuration and exit; log.txt and logs/ of a prediction
-      lock              held by the worker that trains
+      lock              held while it is being trained
       logs/             MMF's own logs
       checkpoints/      MMF's own folder: best.ckpt, current.ckpt, models/, *_final.pth, config.yaml
       reports/          predictions, their metrics and pages
@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
 from mmf_win.errors import UnreadableRun, UsageError
 from mmf_win.files import read_json, rename, write_json
-from mmf_win.locking import is_locked
+from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, new_file, new_folder, portable_name
 from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
 from mmf_win.runs.request import RunRequest
@@ -96,7 +97,29 @@ def require_idle(run: Run) -> None:
         UsageError: one does.
     """
     if is_locked(run.lock):
-        raise UsageError(f"run {run.id} is being trained", hint="stop it first, or wait until it has ended")
+        raise _being_trained(run)
+
+
+@contextmanager
+def training_alone(run: Run) -> Iterator[int]:
+    """Hold the run's lock.
+
+    Yields:
+        The lock's descriptor, for the worker's keeper, which has to hold it when this process is killed.
+
+    Raises:
+        UsageError: another process trains the run.
+    """
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(locked(run.lock))
+        except BlockingIOError:
+            raise _being_trained(run) from None
+        yield lock
+
+
+def _being_trained(run: Run) -> UsageError:
+    return UsageError(f"run {run.id} is being trained", hint="stop it first, or wait until it has ended")
 
 
 def remove(run: Run) -> None:

@@ -29,7 +29,6 @@ _ERRORS: dict[Outcome, type[MmfwError]] = {
     "config": UsageError,
     "mmf": MmfError,
     "network": MmfError,
-    "busy": UsageError,
 }
 
 

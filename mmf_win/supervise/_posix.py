@@ -40,11 +40,19 @@ class Tree:
         stop_file: asks the program to leave, once this process is gone.
         grace: seconds that it has for that.
         output: gets what it prints.
+        held: descriptors that stay open until it has ended.
         options: more arguments for Popen.
     """
 
     def __init__(
-        self, command: Sequence[str], *, stop_file: Path, grace: float, output: IO[bytes], **options: Any
+        self,
+        command: Sequence[str],
+        *,
+        stop_file: Path,
+        grace: float,
+        output: IO[bytes],
+        held: Sequence[int] = (),
+        **options: Any,
     ) -> None:
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(stop_file), str(grace)]
         with ExitStack() as undo:
@@ -57,6 +65,7 @@ class Tree:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
+                    pass_fds=held,
                     **options,
                 )
             undo.pop_all()

@@ -106,6 +106,7 @@ class Tree:
         stop_file: not needed here, where the job ends the program as soon as this process is gone.
         grace: not needed here.
         output: gets what it prints.
+        held: not needed here.
         options: more arguments for Popen.
 
     Raises:
@@ -113,7 +114,14 @@ class Tree:
     """
 
     def __init__(
-        self, command: Sequence[str], *, stop_file: Path, grace: float, output: IO[bytes], **options: Any
+        self,
+        command: Sequence[str],
+        *,
+        stop_file: Path,
+        grace: float,
+        output: IO[bytes],
+        held: Sequence[int] = (),
+        **options: Any,
     ) -> None:
         self._job = _kill_on_close_job()
         with ExitStack() as undo:

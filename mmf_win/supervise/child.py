@@ -50,6 +50,7 @@ def run_child(
     on_stop: Callable[[], None],
     patience: float,
     farewell: float = _FAREWELL,
+    held: Sequence[int] = (),
 ) -> Ended:
     """Run ``command`` to its end, with the user's Ctrl+C made graceful.
 
@@ -70,6 +71,8 @@ def run_child(
         on_stop: called once, when the user asked for a stop.
         patience: seconds.
         farewell: seconds.
+        held: descriptors, of a lock for example, that stay open until the child has ended, even when this
+            process is killed.
 
     Returns:
         How it ended.
@@ -85,7 +88,7 @@ def run_child(
 
     with log.open("ab") as output, _signals_to(press), window_closed(press):
         grace = patience * _ORPHANS_PATIENCE
-        tree = Tree(command, stop_file=stop_file, grace=grace, output=output, env=environment)
+        tree = Tree(command, stop_file=stop_file, grace=grace, output=output, held=held, env=environment)
         try:
             deadline = float("inf")
             asked = False

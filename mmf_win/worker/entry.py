@@ -17,14 +17,13 @@ if sys.version_info < (3, 11) and sys.path[0] == os.getcwd():  # noqa: PTH109 - 
 import math
 import traceback
 from argparse import Namespace
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from mmf_win.errors import UsageError
 from mmf_win.files import write_json
-from mmf_win.locking import locked
 from mmf_win.protocol import AttemptRequest, EventLog, Exit
 from mmf_win.worker.stopping import Stop
 
@@ -39,25 +38,18 @@ def main(request_file: Path) -> int:
     os.environ[_REQUEST] = str(request_file)
     request = AttemptRequest.load(request_file)
     log = EventLog(request.run.events, request.attempt.name)
-    with ExitStack() as stack:
-        if request.action == "train":
-            try:
-                stack.enter_context(locked(request.run.lock, patience=2))
-            except BlockingIOError:
-                Exit("busy", "another process trains this run").save(request.attempt.exit)
-                return 1
-        log.write("run_started", action=request.action, pid=os.getpid(), **versions())
+    log.write("run_started", action=request.action, pid=os.getpid(), **versions())
 
-        def leave() -> NoReturn:
-            nothing = ", with nothing new to save" if request.action == "train" else ""
-            report(Exit("interrupted", f"stopped{nothing}"), request, log)
-            os._exit(1)
+    def leave() -> NoReturn:
+        nothing = ", with nothing new to save" if request.action == "train" else ""
+        report(Exit("interrupted", f"stopped{nothing}"), request, log)
+        os._exit(1)
 
-        stop = Stop(request.attempt.stop)
-        stop.listen(leave)
-        end = perform(request, stop)
-        stop.hold()
-        report(end, request, log)
+    stop = Stop(request.attempt.stop)
+    stop.listen(leave)
+    end = perform(request, stop)
+    stop.hold()
+    report(end, request, log)
     code = 0 if end.outcome == "ok" else 1
     if request.action == "predict":
         # Everything is written, and an orderly exit of torch and MMF would take a second more.

@@ -17,7 +17,7 @@ import pytest
 from mmf_win.locking import locked
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import summarize
+from mmf_win.runs.history import state, summarize
 from mmf_win.runs.search import all_runs
 from tests.endtoend.conftest import Tool
 from tests.worlds.held import Witness, witness
@@ -53,8 +53,12 @@ class User:
     def waits_for(self, file: Path) -> None:
         """Wait until there is a file."""
         while not file.exists():
-            assert self._process.poll() is None, f"it ended before there was {file.name}"
-            time.sleep(0.02)
+            self.waits(f"there was {file.name}")
+
+    def waits(self, until: str = "there was a run") -> None:
+        """A moment, unless the command has ended."""
+        assert self._process.poll() is None, f"it ended before {until}"
+        time.sleep(0.02)
 
     def sends(self, number: int) -> None:
         """A signal to the command alone, as a terminal sends it."""
@@ -209,10 +213,13 @@ def test_nothing_of_a_worker_that_hangs_survives(
 
 def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
+        while not (runs := all_runs(tool.save_dir)):
+            somebody.waits()
+        assert state(runs[0]) == "running", "from the moment that it is listed"
         run = somebody.sees("train")
         dies(somebody)
     with locked(run.lock, patience=120):
-        assert summarize(run).updates, "the worker holds the lock until it has saved"
+        assert summarize(run).updates, "the lock is held until the worker has saved"
     assert summarize(run).state == "interrupted"
     goes_on(tool, run)
 

@@ -33,7 +33,6 @@ def training(run: Run) -> AttemptRequest:
         ("config", 2),
         ("mmf", 6),
         ("network", 6),
-        ("busy", 2),
         ("internal", 7),
     ],
 )

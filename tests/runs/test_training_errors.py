@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.errors import MmfError
+from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import locked
+from mmf_win.protocol import Exit
 from mmf_win.runs import needs
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import Run, training_alone
+from mmf_win.runs.history import state
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.install import Installed
 
@@ -110,6 +112,15 @@ def test_a_run_that_is_being_trained_is_left_alone(
         error = said(capsys, 2, "train", "--resume", "last", "--save-dir", str(run.path.parent.parent))
     assert f"run {run.id} is being trained" in error
     assert not (run.path / "attempts").exists()
+
+
+def test_a_second_training_that_begins_at_the_same_time_changes_nothing(run: Run) -> None:
+    Exit("ok").save(run.exit_file)
+    with training_alone(run):
+        assert state(run) == "running"
+        with pytest.raises(UsageError, match="is being trained"), training_alone(run):
+            pass
+    assert state(run) == "done"
 
 
 def write_whole_checkpoint(path: Path) -> None:
