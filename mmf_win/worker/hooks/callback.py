@@ -89,6 +89,7 @@ class Watch(Callback):  # type: ignore[misc]
         def run_training_epoch() -> None:
             if not resume_state.validate_if_due(self._validate):
                 train()
+                self._observer.require_update()
 
         trainer.evaluation_loop, trainer.run_training_epoch = evaluation_loop, run_training_epoch
         trainer.batches_left = resume_state.batches_left

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
+from mmf_win.errors import UsageError
 from mmf_win.protocol import AttemptRequest, EventLog
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
@@ -43,7 +44,7 @@ class Observer:
         self._trainer: Any = None
         self._save: Callable[[], None] | None = None
         self._since = time.monotonic()
-        self._last_update = 0
+        self._first_update = self._last_update = 0
         self._next_heartbeat = time.monotonic()
 
     @property
@@ -62,7 +63,8 @@ class Observer:
     ) -> None:
         """Training is about to start or resume; ``save`` is called before it is left."""
         self._trainer, self._save = trainer, save
-        self._last_update, self._since = trainer.num_updates, time.monotonic()
+        self._first_update = self._last_update = trainer.num_updates
+        self._since = time.monotonic()
         self.event(
             "train_started",
             update=trainer.num_updates,
@@ -80,6 +82,18 @@ class Observer:
         )
         if self.request.find_micro_batch and micro.search is None:
             self.micro_batch_changed(micro)
+
+    def require_update(self) -> None:
+        """Refuse to call a training done that has done nothing.
+
+        Raises:
+            UsageError: there was no update.
+        """
+        if self._trainer.num_updates == self._first_update:
+            raise UsageError(
+                f"training began at update {self._first_update} and ended without another one",
+                hint="see training.max_updates and training.max_epochs, and where its checkpoint comes from",
+            )
 
     def training_ended(self) -> None:
         """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""

@@ -60,9 +60,14 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
             torch.autograd.set_detect_anomaly(self._observer.request.detect_anomaly)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
-                self.finalize()
+                super().finalize()
                 return
         super().train()
+
+    def finalize(self) -> None:
+        """Validate for the last time and go back to the best checkpoint, if there was anything to train."""
+        self._observer.require_update()
+        super().finalize()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate; a run that is interrupted here repeats the evaluation when it resumes."""
