@@ -161,9 +161,11 @@ class AttemptRequest:
         eval_batch: the same for validation and prediction; None for the whole batch.
         fits: micro-batches that fitted before, by what they depend on.
         data: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen", "rows": 433,
-            "full_rows": 540}``; ``full_rows`` is null where the size of the full split is not known.
+            "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null where the size of the full split is not
+            known.
         weights_alone: of the checkpoint, load the model's weights and nothing else.
         trust: load the checkpoint even if it holds classes that torch refuses, which runs code from the file.
+        asks_hub: it may need more of the Hugging Face Hub than what is here.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
@@ -187,6 +189,7 @@ class AttemptRequest:
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights_alone: bool = False
     trust: bool = False
+    asks_hub: bool = True
     annotations: str | None = None
     keep_annotations: bool = False
     report: str | None = None

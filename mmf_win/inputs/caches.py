@@ -9,6 +9,7 @@ the SHA-256 at the end of the name.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
@@ -17,12 +18,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mmf_win.errors import MmfError
-from mmf_win.files import replacing
+from mmf_win.files import read_json, replacing
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.git_tree import file_blob_id
 from mmf_win.upstream.install import require_packages
 
-BERT_FILES = ("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json")
+BERT_FILES = (
+    *("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
 """Of a BERT in transformers' format, beside its weights."""
 
 BERT_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -91,17 +95,28 @@ def is_complete_bert(folder: Path, *, weights: bool) -> bool:
     return complete and (not weights or bool(names & set(BERT_WEIGHTS)))
 
 
+def is_bert(folder: Path) -> bool:
+    """Whether the model in a folder is a BERT, by its configuration."""
+    try:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == "bert"
+
+
 def model_in(place: Path, name: str, *, weights: bool) -> Path | None:
     """The folder below ``place`` with a complete BERT of this name; None where there is none.
 
     Args:
-        place: the model's own folder or the one above it, or a copy of Hugging Face's cache.
+        place: the model's own folder or the one above it; Hugging Face's home, its cache or a model in it.
         name: as for :func:`hub_model`.
         weights: whether its weights are wanted, too.
     """
     own = name.rpartition("/")[2]
-    folders = [place] if place.name == own else [place / own, place / name]
-    folders += (place / hub_model(name).name / "snapshots").glob("*")
+    cached = hub_model(name).name
+    folders = [place] if own == place.name or cached in place.parts else [place / own, place / name]
+    for model in (place, place / cached, place / "hub" / cached):
+        folders += (model / "snapshots").glob("*") if model.name == cached else ()
     return next((folder for folder in folders if is_complete_bert(folder, weights=weights)), None)
 
 
@@ -175,6 +190,7 @@ def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) ->
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry
     there = [path for path in damaged if path.is_file()]
     wrong = [path for path in there if contradicts_name(path, file_digest(path).hex())]
     replaced = {path.name for path in wrong or there}

@@ -25,9 +25,10 @@ from mmf_win.errors import (
 )
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.keys import image_keys, without_features
-from mmf_win.inputs.listing import Need, needs_of, paths_of, tell_mmf
+from mmf_win.inputs.listing import Need, asks_hub, needs_of, paths_of, tell_mmf
 from mmf_win.inputs.origin import no_source
 from mmf_win.inputs.verify import verify_need
+from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import SUMS, noted
 from mmf_win.integrity.verify import verify
@@ -58,10 +59,14 @@ class Inputs:
     Attributes:
         left_out: MMF's name of a split → what is read of its annotations, where that is not all.
         read: MMF's name of a split → how much of it is read, for those with one annotation file.
+        digests: MMF's name of a split → the SHA-256 of that file.
+        asks_hub: the run may have to ask the Hugging Face Hub for models.
     """
 
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     read: Mapping[str, Coverage] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    asks_hub: bool = True
 
     @property
     def replaced_keys(self) -> list[str]:
@@ -132,6 +137,8 @@ def check(
     return Inputs(
         {slot: LeftOut(files[slot], some) for slot, some in kept.items()},
         {s: _coverage(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
+        {slot: file_digest(file).hex() for slot, file in files.items()},
+        asks_hub(config, needs),
     )
 
 
@@ -164,7 +171,7 @@ def _fetch(models: Sequence[Need], places: Places, *, offline: bool, words: Sequ
     """
     try:
         for need in models:
-            _log.warning("%s is missing", need.title)
+            _log.warning("%s is missing, and is fetched now", need.title)
             Fetcher(places, offline=offline).fetch([need])
     except MmfError as error:
         raise NotFetched(str(error), hint=error.hint, words=words, data_dir=places.data_dir) from error

@@ -233,10 +233,24 @@ def _fc7(zoo: Zoo, weights: Path, bias: Path) -> Need:
 def _berts(config: Tree) -> Iterator[Need]:
     models = [config["model"].get("bert_model_name")] if _wants_bert(config["model"]) else []
     models += [params.get("bert_model_name") for params in _params_of(config["model"], "transformer")]
+    models += [config["model"].get("transformer_base")]
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
-    tokenizer = ((text.get("params") or {}).get("tokenizer_config") or {}).get("type")
-    for name in dict.fromkeys(str(name) for name in (*models, tokenizer) if name):
+    params = text.get("params") or {}
+    tokenizers = [(params.get("tokenizer_config") or {}).get("type"), params.get("from_pretrained")]
+    for name in dict.fromkeys(str(name) for name in (*models, *tokenizers) if name):
         yield hub_model(name, "bert" if name in models else "tokenizer")
+
+
+def asks_hub(config: Tree, needs: Sequence[Need]) -> bool:
+    """Whether a run may read more of the Hugging Face Hub than is listed, which are the files of BERTs.
+
+    Args:
+        config: as for :func:`needs_of`.
+        needs: what that lists, all of it there.
+    """
+    models = [need.place for need in needs if need.library == "transformers"]
+    unlisted = config["env"].get("user_dir") or config["code"] or list(_params_of(config["model"], "vit"))
+    return bool(unlisted) or not models or not all(map(caches.is_bert, models))
 
 
 def hub_model(name: str, kind: Literal["bert", "tokenizer"]) -> Need:

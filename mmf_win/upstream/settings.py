@@ -161,7 +161,7 @@ def evaluate_on_cpu(version: str) -> Settings:
 
 
 def environment(
-    places: Places, save_dir: Path, logs: Path, raw_reports: Path, *, offline: bool
+    places: Places, save_dir: Path, logs: Path, raw_reports: Path, *, offline: bool, asks_hub: bool = True
 ) -> dict[str, str]:
     """The worker's environment: MMF's folders, UTF-8 files, and no downloads when offline.
 
@@ -171,10 +171,13 @@ def environment(
         logs: where MMF keeps its own logs.
         raw_reports: where MMF writes predictions.
         offline: MMF must download nothing.
+        asks_hub: it may need more of the Hugging Face Hub than what is here.
     """
     env = {
         # What a run reads was fetched and checked before; of the rest, MMF need not download anything.
         "MMF_DATASET_ZOO": str(no_datasets()),
+        # transformers would look for newer files of a model, and without a network wait for minutes.
+        **({} if asks_hub else {"HF_HUB_OFFLINE": "1"}),
         **{key: value for key, value in os.environ.items() if key != "MMFW_PASSWORD"},
         "MMF_CACHE_DIR": str(places.cache_dir),
         "MMF_DATA_DIR": str(places.data_dir),

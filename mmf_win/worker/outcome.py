@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 import traceback
@@ -27,6 +28,8 @@ _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
 )
 # torch raises this in a signal handler; the interrupted code may then fail with another error on top of it.
 _LOADER_WORKER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([^.\n]+)\.")
+# transformers, where HF_HUB_OFFLINE keeps it from downloading what it lacks
+_HUB_IS_OFFLINE = "offline-mode'"
 _FOR_WANT_OF_MEMORY = {"Killed", "Bus error"}
 # torch passes on what a DataLoader's worker or another rank raised as the text of its traceback.
 _PASSED_ON = re.compile(
@@ -93,6 +96,10 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     if killed := _LOADER_WORKER_KILLED.search(trace):
         message = f"a DataLoader worker (pid {killed[1]}) was killed by the signal {killed[2]}"
         hint = "training.num_workers=0 loads the rows without such workers" if outcome == "killed" else None
+    if _HUB_IS_OFFLINE in trace:
+        outcome = "network"
+        if os.environ.get("HF_HUB_OFFLINE") == "1":
+            hint = "without --offline, HF_HUB_OFFLINE=0 lets transformers ask the Hugging Face Hub"
     if getattr(error, "errno", None) == errno.EFBIG:
         hint = "see what limits the size of a file: ulimit -f, or the file system"
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]

@@ -17,7 +17,7 @@ from tests.worlds.event_files import steps
 
 pytestmark = pytest.mark.torch
 
-MODELS = sorted(tiny_mmf.recipes(tiny_mmf.TinyWorld(Path("nowhere"))))
+MODELS = sorted(tiny_mmf.recipes())
 
 
 def train_resume_predict(tool: Tool, preset: str) -> None:
@@ -92,7 +92,7 @@ def test_mmf_transformer_trains_resumes_and_predicts(tool: Tool) -> None:
     words = {"type": "text", "key": "text", "position_dim": tiny_mmf.POSITIONS, "segment_id": 0}
     picture = {"type": "image", "key": "image", "position_dim": 1, "segment_id": 1}
     size: dict[str, Any] = {
-        "transformer_base": str(tool.world.bert),
+        "transformer_base": tiny_mmf.BERT,
         "backend": {
             "params": {
                 "hidden_size": tiny_mmf.HIDDEN,

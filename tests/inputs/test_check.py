@@ -75,6 +75,7 @@ class Dataset:
         config = {
             "env": {"dataset_zoo": str(empty), "model_zoo": str(empty)},
             "checkpoint": {},
+            "code": [],
             "dataset": dataset,
             "model": model or {},
         }

@@ -37,6 +37,8 @@ TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
 FEATURES = 2048  # numbers a box, which MMF's configurations count on
 FC7 = 24  # real ones have 2048
+BERT = "bert-base-uncased"  # as MMF's configurations call it
+COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
 CLASSES = 1601  # of the detector that made the real features
 
 
@@ -61,9 +63,14 @@ class TinyWorld:
         return self.root / "cache"
 
     @property
+    def models(self) -> Path:
+        """For HF_HOME."""
+        return self.root / "hf"
+
+    @property
     def bert(self) -> Path:
-        """A BERT of two layers in transformers' format."""
-        return self.root / "bert"
+        """Of two layers, where transformers has put the one that is called :data:`BERT`."""
+        return self.models / "hub" / f"models--{BERT}" / "snapshots" / COMMIT
 
     @property
     def dataset(self) -> Path:
@@ -77,6 +84,7 @@ class TinyWorld:
             "MMF_DATA_DIR": str(self.data),
             "MMF_CACHE_DIR": str(self.cache),
             "MMF_DATASET_ZOO": str(self.root / "zoo.yaml"),
+            "HF_HOME": str(self.models),
             "HF_HUB_OFFLINE": "1",
             "PYTHONUTF8": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -102,6 +110,9 @@ def build(root: Path, splits: Mapping[str, int] = SPLITS, seed: int = 0) -> Tiny
     build_word_vectors(world.cache / "glove.6B.300d.txt", seed)
     build_fc7(world.data / "models" / "detectron.defaults", seed)
     build_bert(world.bert, seed)
+    refs = world.bert.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT, encoding="utf-8")
     return world
 
 
@@ -258,18 +269,17 @@ class Recipe:
     settings: Settings
 
 
-def recipes(world: TinyWorld) -> dict[str, Recipe]:
+def recipes() -> dict[str, Recipe]:
     """The baselines that can be trained without downloads, by name, for both versions of MMF."""
-    bert = str(world.bert)
     sizes: Settings = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    text = {"bert_model_name": bert, "text_hidden_size": HIDDEN, "text_encoder": {"params": sizes}}
+    text = {"bert_model_name": BERT, "text_hidden_size": HIDDEN, "text_encoder": {"params": sizes}}
     image: Settings = {"modal_encoder": {"params": {"pretrained": False}}}
     regions: Settings = {"modal_hidden_size": FC7}
     tokens = {
-        "params": {"tokenizer_config": {"type": bert}, "max_seq_length": 16},
+        "params": {"tokenizer_config": {"type": BERT}, "max_seq_length": 16},
     }
     whole_bert = sizes | {
-        "bert_model_name": bert,
+        "bert_model_name": BERT,
         "intermediate_size": INNER,
         "max_position_embeddings": POSITIONS,
         "vocab_size": len(TOKENS),
@@ -319,14 +329,13 @@ def recipes(world: TinyWorld) -> dict[str, Recipe]:
 
 def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
     """Models that 1.0.0rc12 alone has, with its own configurations, none of which is for Hateful Memes."""
-    bert = str(world.bert)
     size: Settings = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    tokens: Settings = {"type": bert, "params": {"do_lower_case": True}}
+    tokens: Settings = {"type": BERT, "params": {"do_lower_case": True}}
     text: Settings = {"tokenizer_config": tokens, "mask_probability": 0, "max_seq_length": 16}
     bbox = {"bbox_key": "bbox", "image_width_key": "image_width", "image_height_key": "image_height"}
     sizes = size | {"intermediate_size": INNER, "max_position_embeddings": POSITIONS}
     lxmert = sizes | {
-        "bert_model_name": bert,
+        "bert_model_name": BERT,
         "vocab_size": len(TOKENS),
         "training_head_type": "classification",
         "num_labels": 2,
@@ -355,7 +364,7 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
         "pretrained_model_name": str(build_vit(world.root / "vit")),
     }
     head = {"type": "mlp", "loss": "loss", "in_dim": HIDDEN, "hidden_size": HIDDEN, "num_labels": 2}
-    words = {"bert_model_name": bert, "hidden_size": HIDDEN, "hidden_dim": HIDDEN}
+    words = {"bert_model_name": BERT, "hidden_size": HIDDEN, "hidden_dim": HIDDEN}
     vilt: Settings = {
         "tasks": "hateful_memes",
         "heads": {"hateful_memes": [head | {"pooler_name": "bert_pooler"}]},
@@ -363,7 +372,7 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
         "image_encoder": {"type": "vit", "params": picture},
         "text_embeddings": words | {"max_position_embeddings": POSITIONS},
     }
-    pieces = {"from_pretrained": bert, "mask_probability": 0, "max_seq_length": 16}
+    pieces = {"from_pretrained": BERT, "mask_probability": 0, "max_seq_length": 16}
     pictures: Settings = {
         "processors": {
             "text_processor": {"type": "vilt_text_tokenizer", "params": pieces},

@@ -10,6 +10,13 @@ from mmf_win.worker.compat.patch import RC12, Edit, Patch
 _TRAINING = "mmf.trainers.core.training_loop"
 
 
+def _hub_cache() -> str:
+    """Where transformers keeps models unless it is told otherwise."""
+    from transformers.utils.hub import TRANSFORMERS_CACHE
+
+    return str(Path(TRANSFORMERS_CACHE).absolute())
+
+
 def is_bert(name: str) -> bool:
     """Whether a model's name, or the folder that holds one in transformers' format, means a BERT."""
     config = Path(name, "config.json")
@@ -19,6 +26,22 @@ def is_bert(name: str) -> bool:
 
 
 PATCHES = (
+    Patch(
+        name="bert-cache",
+        problem="VisualBERT, ViLBERT, MMBT, …: a BERT that transformers has comes again, into MMF's cache",
+        edits=tuple(
+            # os.path.join(MMF's cache, this)
+            Edit(f"mmf.{module}", '"distributed_{}".format(-1)', "hub_cache()", {"hub_cache": _hub_cache})
+            for module in (
+                "modules.encoders",
+                "models.krisp",
+                "models.lxmert",
+                "models.mmbt",
+                "models.vilbert",
+                "models.visual_bert",
+            )
+        ),
+    ),
     Patch(
         name="bert-names",
         problem="TransformerEncoder: a BERT in a folder is loaded as a class that the fusions cannot use",
