@@ -86,13 +86,16 @@ class Observer:
     def require_update(self) -> None:
         """Refuse to call a training done that has done nothing.
 
+        A checkpoint that mmfw named was checked before; from that of the last update, training may have to
+        repeat an interrupted validation, and nothing else.
+
         Raises:
             UsageError: there was no update.
         """
-        if self._trainer.num_updates == self._first_update:
+        if self._trainer.num_updates == self._first_update and self.request.checkpoint is None:
             raise UsageError(
-                f"training began at update {self._first_update} and ended without another one",
-                hint="see training.max_updates and training.max_epochs, and where its checkpoint comes from",
+                f"no update was made: training began and ended at update {self._first_update}",
+                hint="raise training.max_updates or training.max_epochs, or begin with an earlier checkpoint",
             )
 
     def training_ended(self) -> None:
