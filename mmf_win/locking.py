@@ -25,16 +25,24 @@ else:
     import fcntl
 
 _PAUSE = 0.05
+_MOMENT = 1.0  # seconds
 
 
 @contextmanager
-def locked(path: Path, patience: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
+def locked(
+    path: Path,
+    patience: float = 0.0,
+    on_wait: Callable[[], None] = lambda: None,
+    *,
+    shared: bool = False,
+) -> Iterator[int]:
     """Hold the lock that is the file ``path``, which is made and stays.
 
     Args:
         path: the file.
         patience: seconds to try for; infinity waits for as long as it takes.
         on_wait: called once, when another process holds it and there is patience left.
+        shared: take a share of it: any number may have one while nobody holds the lock itself.
 
     Yields:
         The open file's descriptor: on Linux and macOS a process that inherits it holds the lock, too.
@@ -45,9 +53,10 @@ def locked(path: Path, patience: float = 0.0, on_wait: Callable[[], None] = lamb
     deadline = time.monotonic() + patience
     waiting = False
     with path.open("ab") as file:
-        while not _acquired(file.fileno()):
-            # Somebody who asks whether it is held stands in the way, but only for a moment.
-            if time.monotonic() >= deadline and is_locked(path):
+        while not _acquired(file.fileno(), shared=shared):
+            # Somebody who asks whether it is held has a share of it, but only for a moment.
+            late = time.monotonic() - deadline
+            if late >= _MOMENT or (late >= 0 and is_locked(path)):
                 raise BlockingIOError(errno.EAGAIN, "another process holds this lock", str(path))
             if not waiting and time.monotonic() < deadline:
                 waiting = True

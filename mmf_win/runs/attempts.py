@@ -65,35 +65,35 @@ def until_it_fits(
         end = attempt(asked)
         if end.outcome == "ok":
             return
-        events = events_of(run, asked)
-        started = attempt_started(events)
-        less = plan.smaller(asked, end, started) if retry and number < _MOST else None
-        if less is None or started is None:
-            raise as_error(end, asked)
-        failed, (name, had, fewer) = asked, less
-        log = EventLog(run.events, failed.attempt.name)
-        log.write(
-            "attempt_failed",
-            reason=end.outcome,
-            phase=end.phase,
-            micro_batch=failed.micro_batch,
-            eval_batch=failed.eval_batch,
-            workers=started["workers"],
-            next={name: fewer},
-        )
-        asked = plan.following(failed, name, fewer, started, _newest_saved(run, events, failed))
-        _log.info(_SHRINKING.get(end.outcome, _SHRINKING[name]), had, fewer)
-        if asked.action == "train":
-            origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
-            _log.info("training from %s", origin)
         try:
+            events = events_of_attempt(run, asked)
+            started = attempt_started(events)
+            less = plan.smaller(asked, end, started) if retry and number < _MOST else None
+            if less is None or started is None:
+                raise as_error(end, asked)
+            failed, (name, had, fewer) = asked, less
+            log = EventLog(run.events, failed.attempt.name)
+            log.write(
+                "attempt_failed",
+                reason=end.outcome,
+                phase=end.phase,
+                micro_batch=failed.micro_batch,
+                eval_batch=failed.eval_batch,
+                workers=started["workers"],
+                next={name: fewer},
+            )
+            asked = plan.following(failed, name, fewer, started, _newest_saved(run, events, failed))
+            _log.info(_SHRINKING.get(end.outcome, _SHRINKING[name]), had, fewer)
+            if asked.action == "train":
+                origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
+                _log.info("training from %s", origin)
             _wait_until_free(free)
         except KeyboardInterrupt:
             raise as_error(Exit("interrupted", "stopped between two attempts"), asked) from None
     raise AssertionError("the last attempt returns or raises")
 
 
-def events_of(run: Run, asked: AttemptRequest) -> list[Event]:
+def events_of_attempt(run: Run, asked: AttemptRequest) -> list[Event]:
     """What happened in one attempt."""
     return [event for event in read_events(run.events) if event.get("attempt") == asked.attempt.name]
 
@@ -105,6 +105,7 @@ def run_worker(
     places: Places,
     display: Display,
     *,
+    lock: int | None = None,
     on_training: Callable[[], None] = lambda: None,
 ) -> Exit:
     """Run one worker to its end.
@@ -115,6 +116,7 @@ def run_worker(
         request: what this is part of.
         places: MMF's folders.
         display: shows the worker's events.
+        lock: the descriptor of the run's lock, for a training.
         on_training: called when training begins.
 
     Returns:
@@ -126,7 +128,9 @@ def run_worker(
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
     save_dir, logs = (run.checkpoints, run.logs) if trains else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
-    environment = settings.environment(places, save_dir, logs, files.raw, offline=request.offline)
+    environment = settings.environment(
+        places, save_dir, logs, files.raw, offline=request.offline, asks_hub=asked.asks_hub
+    )
     if trains:
         run.exit_file.unlink(missing_ok=True)
     else:
@@ -158,6 +162,7 @@ def run_worker(
             watch=progressed,
             on_stop=lambda: _log.info(stopping),
             patience=request.stop_timeout,
+            held=[] if lock is None else [lock],
         )
     return exit_of(asked, ended, memory_ran_out=oom_kills() != kills)
 

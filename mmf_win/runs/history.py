@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ASKED = {"model", "config", "overrides", "seed", "batch_size", "epochs", "start", "init", "mmf"}
+_ASKED = {"model", "config", "overrides", "batch_size", "epochs", "start", "init", "mmf"}
 _ASKED |= {"published_weights", "splits", "data_dir"}
 AUROC = "hateful_memes/roc_auc"
 # What tells every run from every other, or one place from another, and nothing about the result.
@@ -324,6 +324,24 @@ def stopped_early(run: Run) -> bool:
     """
     summary = summarize(run)
     return summary.state == "done" and (summary.updates or 0) < (summary.max_updates or 0)
+
+
+def changed_splits(run: Run, digests: Mapping[str, str]) -> list[str]:
+    """The annotation files, by their stems, that are others than at the run's last training and validation.
+
+    Args:
+        run: one that has trained.
+        digests: ``train`` and ``val`` → the SHA-256 of their files now.
+
+    Raises:
+        DataError, OSError: as for :func:`events_of`.
+    """
+    changed = []
+    for slot, kind in (("train", "train_started"), ("val", "val")):
+        read = [event["data"] for event in events_of(run) if event["kind"] == kind and event.get("data")]
+        if read and slot in digests and read[-1].get("sha256", digests[slot]) != digests[slot]:
+            changed.append(str(read[-1].get("split")))
+    return changed
 
 
 def events_of(run: Run) -> list[Event]:

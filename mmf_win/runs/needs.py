@@ -119,7 +119,7 @@ def _total(asked: AttemptRequest, training: Mapping[str, Any], inputs: Inputs) -
 
 def check_prediction(
     asked: AttemptRequest, request: RunRequest, places: Places, target: Target, features: Path | None
-) -> None:
+) -> Inputs:
     """Check what a prediction reads.
 
     Raises:
@@ -131,7 +131,7 @@ def check_prediction(
     if target.is_own and config["dataset"].get("use_features"):
         lmdb = paths_of(config["dataset"], "features", ["test"])[0]
         _require_own_features(Path(asked.mmf), places, target, lmdb)
-    check(
+    return check(
         Path(asked.mmf),
         places,
         config,

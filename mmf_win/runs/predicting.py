@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
+from mmf_win.unpacking.staging import reading
 
 
 def predict(
@@ -50,12 +51,15 @@ def predict(
     mmf = needs.mmf_for(request)
     request = with_own_code(request, asked.overrides, mmf.root, f"run {run.id}")
     first = plan.prediction(mmf, request, target, checkpoint, features)
-    needs.check_prediction(first, request, places, target, features)
+    inputs = needs.check_prediction(first, request, places, target, features)
+    first = replace(first, asks_hub=inputs.asks_hub)
 
     def attempt(first: AttemptRequest) -> Exit:
         return run_worker(run, first, request, places, display)
 
-    with nullcontext(report) if report else run.new_report(target.name) as csv:
+    with ExitStack() as stack:
+        stack.enter_context(reading(places.dataset.root))
+        csv = report or stack.enter_context(run.new_report(target.name))
         try:
             until_it_fits(run, replace(first, report=str(csv)), attempt, retry=request.retry)
         except DataError as error:

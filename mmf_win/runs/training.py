@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from mmf_win.errors import NoDataset, UnknownConfiguration, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import checkpoints, fits, needs, plan, presets, published_weights, search
-from mmf_win.runs.attempts import Display, events_of, run_worker, silent, until_it_fits
-from mmf_win.runs.folder import Run, require_idle
+from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, silent, until_it_fits
+from mmf_win.runs.folder import Run, require_idle, training_alone
+from mmf_win.runs.history import changed_splits
 from mmf_win.runs.overrides import without
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.presets import merge
 from mmf_win.runs.request import RunRequest
-from mmf_win.unpacking.staging import require_finished
+from mmf_win.unpacking.staging import reading, require_finished
 
 _log = logging.getLogger(__name__)
 
@@ -175,36 +177,51 @@ def _train(
 
     ``typed`` are the overrides of this command, which ``request`` has, too.
     """
-    mmf = needs.mmf_for(request)
-    whose = f"run {run.id}" if run else f"preset {request.preset}"
-    request = with_own_code(request, typed, mmf.root, whose)
-    first = plan.training(mmf, request, places, checkpoint, weights_alone=weights_alone)
-    inputs = needs.check_training(first, request, places)  # before there is a folder
-    first = replace(
-        first,
-        overrides=without(first.overrides, inputs.replaced_keys),
-        data={slot: asdict(part) for slot, part in inputs.read.items()},
-    )
-    if run is not None and checkpoint is not None:
-        _log.info("resuming run %s from %s", run.id, checkpoint.name)
-    if run is None:
-        run = Run.create(places.save_dir, name or request.preset)
-        if checkpoint is not None and not weights_alone:
-            checkpoints.share_best(checkpoint, run)
-    if request.mmf and request.mmf != mmf.version:
-        _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, mmf.version)
-    request = replace(request, mmf=mmf.version)
-    if not run.request_file.exists():
-        run.save_request(request)
+    with ExitStack() as stack:
+        lock = stack.enter_context(training_alone(run)) if run is not None else None
+        mmf = needs.mmf_for(request)
+        whose = f"run {run.id}" if run else f"preset {request.preset}"
+        request = with_own_code(request, typed, mmf.root, whose)
+        first = plan.training(mmf, request, places, checkpoint, weights_alone=weights_alone)
+        inputs = needs.check_training(first, request, places)  # before there is a folder
+        stack.enter_context(reading(places.dataset.root))
+        first = replace(
+            first,
+            overrides=without(first.overrides, inputs.replaced_keys),
+            data={
+                slot: {**asdict(part), "sha256": inputs.digests[slot]} for slot, part in inputs.read.items()
+            },
+            asks_hub=inputs.asks_hub,
+        )
+        if run is not None and checkpoint is not None:
+            _log.info("resuming run %s from %s", run.id, checkpoint.name)
+            for name in changed_splits(run, inputs.digests):
+                _log.warning(
+                    "%s is not what it was when this run trained: its scores are not comparable", name
+                )
+        if run is None:
+            run = Run.create(places.save_dir, name or request.preset)
+            lock = stack.enter_context(training_alone(run))
+            if checkpoint is not None and not weights_alone:
+                checkpoints.share_best(checkpoint, run)
+        if request.mmf and request.mmf != mmf.version:
+            _log.warning(
+                "this run was trained with MMF %s so far, and resumes with %s", request.mmf, mmf.version
+            )
+        request = replace(request, mmf=mmf.version)
 
-    def attempt(asked: AttemptRequest) -> Exit:
-        annotations = inputs.settings(asked.attempt.path / "annotations")
-        asked = replace(asked, settings=merge(asked.settings, annotations))
-        # An override that MMF refuses must not stay with a run that went well so far.
-        end = run_worker(run, asked, request, places, display, on_training=lambda: run.save_request(request))
-        if end.outcome in ("ok", "interrupted"):
-            fits.remember_training(events_of(run, asked))
-        return end
+        def attempt(asked: AttemptRequest) -> Exit:
+            annotations = inputs.settings(asked.attempt.path / "annotations")
+            asked = replace(asked, settings=merge(asked.settings, annotations))
+            # An override that MMF refuses must not stay with a run that went well so far.
+            end = run_worker(
+                run, asked, request, places, display, lock=lock, on_training=lambda: run.save_request(request)
+            )
+            if end.outcome in ("ok", "interrupted"):
+                fits.remember_training(events_of_attempt(run, asked))
+            return end
 
-    until_it_fits(run, first, attempt, retry=request.retry)
+        if not run.request_file.exists():
+            run.save_request(request)
+        until_it_fits(run, first, attempt, retry=request.retry)
     return run

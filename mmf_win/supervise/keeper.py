@@ -40,7 +40,8 @@ def main(stop_file: Path, grace: float, command: list[str]) -> None:
         signal.signal(number, lambda *_: None)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    worker = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    # The worker, too, holds what mmfw wants to be held until its end.
+    worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
     ended, orphaned = Event(), Event()
 
     def obey() -> None:

@@ -128,12 +128,11 @@ def staging(
         require_space(root, needed - _left_over(root, purpose))
     root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        what = f"{root}: another mmfw is at work here"
-        waiting = partial(_log.info, "%s; waiting for it to finish", what)
+        waiting = partial(_log.info, "%s; waiting for it to finish", _at_work(root))
         try:
             stack.enter_context(locked(root / LOCK, inf if wait else 0, on_wait=waiting))
         except BlockingIOError:
-            raise UsageError(what, hint="wait until it has finished") from None
+            raise _at_work(root) from None
         folder, here = staging_folder(root), Staging(root)
         here.finish()
         if not _can_resume(root, purpose):
@@ -193,6 +192,27 @@ def require_finished(root: Path) -> None:
         if is_unfinished(root):  # for it may have ended between the two questions
             message = f"{root}: mmfw was interrupted while it moved new files to their places"
             raise UnfinishedInstallation(message, folder=root)
+
+
+@contextmanager
+def reading(root: Path) -> Iterator[None]:
+    """Keep every mmfw from changing the files in ``root`` meanwhile, where this user may write there.
+
+    Raises:
+        UsageError: one is at work there.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(root / LOCK, shared=True))
+        except BlockingIOError:
+            raise _at_work(root) from None
+        except OSError:
+            pass
+        yield
+
+
+def _at_work(root: Path) -> UsageError:
+    return UsageError(f"{root}: another mmfw is at work here", hint="wait until it has finished")
 
 
 def finish_installation(root: Path) -> None:

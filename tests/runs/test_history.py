@@ -118,6 +118,23 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
     assert summary.best_auroc == 0.7
 
 
+def test_the_seed_is_the_one_that_training_began_with(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    for update, seed in ((0, 7), (10, 8)):
+        events(run, {"kind": "train_started", "update": update, "max_updates": 30, "seed": seed})
+    assert history.details(run)["seed"] == 7
+
+
+def test_annotations_that_have_changed_since_a_run_trained_are_named(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    data = {"split": "train", "rows": 3, "full_rows": 3, "sha256": "1"}
+    events(run, {"kind": "train_started", "update": 0, "max_updates": 30, "data": data})
+    events(run, {"kind": "val", "update": 1, "metrics": {}, "data": {**data, "split": "dev"}})
+    assert history.changed_splits(run, {"train": "1", "val": "1"}) == []
+    assert history.changed_splits(run, {"train": "1", "val": "2"}) == ["dev"]
+    assert history.changed_splits(run, {"train": "2"}) == ["train"]
+
+
 def test_the_best_validation_says_what_it_was_measured_on(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     data = {"split": "dev_unseen", "rows": 433, "full_rows": 540}

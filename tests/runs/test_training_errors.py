@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import MmfError
 from mmf_win.locking import locked
 from mmf_win.protocol import Exit
-from mmf_win.runs import needs
+from mmf_win.runs import needs, training
 from mmf_win.runs.folder import Run, training_alone
 from mmf_win.runs.history import state
 from mmf_win.runs.request import RunRequest
@@ -68,7 +68,12 @@ def test_no_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = said(capsys, 2, "train", "--resume", "best", "--save-dir", str(tmp_path / "nothing"))
-    assert "no run yet" in error
+    assert "no run yet" in error and f"--save-dir {tmp_path / 'nothing'}" in error
+
+
+def test_a_preset_that_was_not_trained_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = said(capsys, 2, "predict", "mmbt_grid", "--save-dir", str(tmp_path / "nothing"))
+    assert "mmfw train mmbt_grid --save-dir" in error
 
 
 def test_a_run_without_a_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,12 +119,16 @@ def test_a_run_that_is_being_trained_is_left_alone(
     assert not (run.path / "attempts").exists()
 
 
-def test_a_second_training_that_begins_at_the_same_time_changes_nothing(run: Run) -> None:
+def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "require_idle", lambda run: None)  # it began when the other one did not yet
+    write_whole_checkpoint(run.checkpoints / "current.ckpt")
     Exit("ok").save(run.exit_file)
     with training_alone(run):
         assert state(run) == "running"
-        with pytest.raises(UsageError, match="is being trained"), training_alone(run):
-            pass
+        error = said(capsys, 2, "train", "--resume", "last", "--save-dir", str(run.path.parent.parent))
+    assert f"run {run.id} is being trained" in error
     assert state(run) == "done"
 
 

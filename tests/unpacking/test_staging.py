@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import UnfinishedInstallation
+from mmf_win.errors import UnfinishedInstallation, UsageError
 from mmf_win.unpacking import staging
 from tests.worlds.memes import lay_out
 
@@ -48,3 +48,19 @@ def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_a
     staging.require_finished(root)
     assert [(root / name).read_bytes() for name in "ab"] == [b"new a", b"new b"]
     assert not staging.staging_folder(root).exists()
+
+
+def test_nothing_is_put_into_a_folder_that_others_read(user_dir: Path) -> None:
+    root = lay_out({"a": b"old"}, user_dir / "root")
+    reading = staging.reading(root)
+    with (
+        reading,
+        staging.reading(root),
+        pytest.raises(UsageError, match="at work here"),
+        staging.staging(root),
+    ):
+        pass
+    with staging.staging(root), pytest.raises(UsageError, match="at work here"), staging.reading(root):
+        pass
+    with staging.reading(user_dir / "nothing"):
+        assert not (user_dir / "nothing").exists()
