@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tiny_mmf.TinyWorld:
     return tiny_mmf.build(tmp_path_factory.mktemp("tiny") / "мой dataset 中文")
 
 
+@pytest.fixture(scope="session")
+def kept(mmf_version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where trained runs are kept for the tests with the same MMF."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.fixture
 def mmf(mmf_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The MMF to test with: what ``mmfw setup`` installed, or the checkout of MMFW_TEST_MMF."""
@@ -64,10 +71,12 @@ class Tool:
     Attributes:
         world: the dataset.
         folder: where presets and runs go.
+        kept: where runs are kept for other tests with the same MMF.
     """
 
     world: tiny_mmf.TinyWorld
     folder: Path
+    kept: Path
     read: Callable[[], tuple[str, str]]
     errors: str = ""
     output: str = ""
@@ -111,12 +120,24 @@ class Tool:
         assert code == 0, self.errors + self._log()
         return json.loads(output)
 
+    def trained(self, name: str, *, seed: int = 1, run: str | None = None) -> Run:
+        """A run of one update with one of the tiny recipes, called ``run``; trained once for all tests."""
+        kept = self.kept / f"{name}-{seed}"
+        if not kept.exists():
+            words = ("--updates", "1", "--seed", str(seed), "--name", kept.name)
+            first = self.run_of(self("train", self.preset(name), *words))
+            shutil.copytree(first.path, kept)
+            shutil.rmtree(first.path.parent)
+        copy = Run.create(self.save_dir, run or name)
+        shutil.copytree(kept, copy.path, dirs_exist_ok=True)
+        return copy
+
     def run_of(self, result: Mapping[str, Any]) -> Run:
         """The run that a command's result names."""
         return Run(Path(result["path"]))
 
     def _recipe(self, name: str) -> tiny_mmf.Recipe:
-        return (tiny_mmf.recipes(self.world) | tiny_mmf.recipes_of_rc12(self.world))[name]
+        return (tiny_mmf.recipes() | tiny_mmf.recipes_of_rc12(self.world))[name]
 
     def _places(self, command: str) -> list[str]:
         save = ["--save-dir", str(self.save_dir)]
@@ -132,6 +153,7 @@ class Tool:
 def tool(
     mmf: str,
     world: tiny_mmf.TinyWorld,
+    kept: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -140,6 +162,6 @@ def tool(
     monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
     monkeypatch.setattr(own_code, "file", lambda: tmp_path / "trusted.json")
     monkeypatch.setenv("MMF_USER_DIR", str(Path(tiny_mmf.__file__).with_name("faults")))
-    for name in ("MMF_CACHE_DIR", "OMP_NUM_THREADS"):
+    for name in ("MMF_CACHE_DIR", "HF_HOME", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, world.environment[name])
-    return Tool(world, tmp_path, lambda: tuple(capfd.readouterr()))  # type: ignore[arg-type, return-value]
+    return Tool(world, tmp_path, kept, lambda: tuple(capfd.readouterr()))  # type: ignore[arg-type, return-value]

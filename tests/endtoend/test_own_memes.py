@@ -13,12 +13,12 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from tests.endtoend.conftest import Tool
+from tests.endtoend.test_predicting import predict
 from tests.worlds import hostile, npy, tiny_mmf
 
 pytestmark = pytest.mark.torch
 
 SPLIT = "test_unseen"
-WITHOUT_REGIONS = ("image", "bert", "concat_bert", "late_fusion", "mmbt")
 
 
 def rows_of(path: str | Path) -> list[dict[str, str]]:
@@ -40,9 +40,9 @@ def table_of_the_split(tool: Tool, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("recipe", [*WITHOUT_REGIONS, "visual_bert"])
+@pytest.mark.parametrize("recipe", ["image", "bert", "mmbt", "visual_bert"])
 def test_own_memes_get_the_very_probabilities_that_they_get_as_a_split(recipe: str, tool: Tool) -> None:
-    tool("train", tool.preset(recipe), "--updates", "1", "--seed", "1")
+    tool.trained(recipe)
     split = rows_of(tool("predict", "--split", SPLIT, "--no-report")["csv"])
     table = table_of_the_split(tool, tool.folder / "my memes")
     before = sorted(file.name for file in table.parent.iterdir())
@@ -57,7 +57,7 @@ def test_own_memes_get_the_very_probabilities_that_they_get_as_a_split(recipe: s
 
 
 def test_one_image_and_its_text_get_a_probability_and_leave_no_file(tool: Tool) -> None:
-    run = tool.run_of(tool("train", tool.preset("mmbt"), "--updates", "1", "--seed", "1"))
+    run = tool.trained("mmbt")
     table = table_of_the_split(tool, tool.folder / "mine")
     first = read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")[0]
     image = table.parent / Path(first.img).name
@@ -75,7 +75,7 @@ def test_one_image_and_its_text_get_a_probability_and_leave_no_file(tool: Tool) 
 
 
 def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
-    tool("train", tool.preset("bert"), "--updates", "1", "--seed", "1")
+    tool.trained("bert")
     rows = [
         {
             "img": tool.world.dataset.joinpath("images", row.img).as_posix(),
@@ -106,7 +106,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
 
 
 def test_no_dataset_is_needed_to_score_own_memes(tool: Tool, tmp_path: Path) -> None:
-    tool("train", tool.preset("mmbt"), "--updates", "1")
+    tool.trained("mmbt")
     table = table_of_the_split(tool, tmp_path / "mine")
     bare = tiny_mmf.TinyWorld(tmp_path / "bare")
     bare.data.mkdir(parents=True)
@@ -116,22 +116,17 @@ def test_no_dataset_is_needed_to_score_own_memes(tool: Tool, tmp_path: Path) -> 
 
 
 def test_an_ensemble_scores_own_memes(tool: Tool) -> None:
-    for seed in ("1", "2"):
-        tool("train", tool.preset("bert"), "--updates", "1", "--seed", seed, "--name", f"n{seed}")
+    for seed in (1, 2):
+        tool.trained("bert", seed=seed, run=f"n{seed}")
     table = table_of_the_split(tool, tool.folder / "mine")
-    assert tool.code("predict", "n1", "n2", "--ensemble", "mean", "--memes", str(table), "--json") == 0
-    decoder, text, results = json.JSONDecoder(), tool.output.strip(), []
-    while text:
-        value, end = decoder.raw_decode(text)
-        results.append(value)
-        text = text[end:].lstrip()
+    results = predict(tool, "n1", "n2", "--ensemble", "mean", "--memes", str(table))
     columns = [[float(row["proba"]) for row in rows_of(result["csv"])] for result in results]
     assert columns[2] == pytest.approx([sum(pair) / 2 for pair in zip(*columns[:2], strict=True)])
     assert "мои мемы.csv" in Path(results[2]["report"]).read_text(encoding="utf-8")
 
 
 def test_images_without_region_features_are_refused_with_what_can_be_done(tool: Tool, tmp_path: Path) -> None:
-    tool("train", tool.preset("visual_bert"), "--updates", "1")
+    tool.trained("visual_bert")
     image = tmp_path / "новое.png"
     shutil.copyfile(next((tool.world.dataset / "images" / "img").iterdir()), image)
     table = tmp_path / "own.csv"
@@ -160,7 +155,7 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
 
 
 def test_a_picture_that_cannot_be_decoded_is_named_with_the_users_table(tool: Tool, tmp_path: Path) -> None:
-    tool("train", tool.preset("image"), "--updates", "1")
+    tool.trained("image")
     (tmp_path / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     table = tmp_path / "own.csv"
     table.write_text("img,text,id\ntorn.png,hello,cat-1\n", encoding="utf-8")
@@ -170,7 +165,7 @@ def test_a_picture_that_cannot_be_decoded_is_named_with_the_users_table(tool: To
 
 
 def test_features_of_another_image_are_not_taken(tool: Tool, tmp_path: Path) -> None:
-    tool("train", tool.preset("visual_bert"), "--updates", "1")
+    tool.trained("visual_bert")
     for name in ("cat_7.png", "7.png"):
         shutil.copyfile(next((tool.world.dataset / "images" / "img").iterdir()), tmp_path / name)
     tiny_mmf.build_features(tmp_path / "own.lmdb", ["cat_7", "7"])

@@ -25,14 +25,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def predict(tool: Tool, *words: str) -> list[dict[str, Any]]:
-    """What ``mmfw predict --json`` prints: an object for each prediction file."""
+    """What ``mmfw predict --json`` prints: an object for each prediction file, one a line."""
     assert tool.code("predict", *words, "--json") == 0, tool.errors
-    text, decoder, found = tool.output, json.JSONDecoder(), []
-    while text := text.lstrip():
-        value, end = decoder.raw_decode(text)
-        found.append(value)
-        text = text[end:]
-    return found
+    return [json.loads(line) for line in tool.output.splitlines()]
 
 
 def sha256(path: Path | str) -> str:
@@ -40,11 +35,7 @@ def sha256(path: Path | str) -> str:
 
 
 def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_validation(tool: Tool) -> None:
-    preset = tool.preset("vilbert")
-    runs = [
-        tool.run_of(tool("train", preset, "--updates", "1", "--seed", seed, "--name", f"n{seed}"))
-        for seed in ("1", "2")
-    ]
+    runs = [tool.trained("vilbert", seed=seed, run=f"n{seed}") for seed in (1, 2)]
     words = ("n1", "n2", "--split", "test_unseen", "--ensemble", "mean", "--threshold", "best-accuracy")
     results = predict(tool, *words)
     assert [len(result["members"]) for result in results] == [1, 1, 2]
@@ -86,18 +77,18 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
 
 
 def test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says(tool: Tool) -> None:
-    run, _ = (tool("train", tool.preset("vilbert"), "--updates", "1", "--name", name) for name in "ab")
+    run, _ = (tool.trained("vilbert", run=name) for name in "ab")
     report = ("report", "a", "--split", "test_seen")
     assert tool.code(*report) == 2
     assert main(typed(tool.errors)) == 0
     assert tool.code(*report) == 0
-    [csv] = Path(run["path"]).glob("reports/*.csv")
+    [csv] = run.path.glob("reports/*.csv")
     csv.write_text("id,proba,label\n", encoding="utf-8")
     tool.read()
     check = ["check-submission", str(csv), "--split", "test_seen", "--data-dir", str(tool.world.data)]
     assert main(check) == 3
     assert main(typed(tool.read()[1])) == 0
-    newest = max(Path(run["path"]).glob("reports/*.csv"))
+    newest = max(run.path.glob("reports/*.csv"))
     assert newest != csv and main(["check-submission", str(newest), *check[2:]]) == 0
 
 

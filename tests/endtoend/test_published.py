@@ -73,15 +73,10 @@ class Shop:
         return Run(folder)
 
 
-@pytest.fixture(scope="session")
-def kept(mmf_version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first test leaves the trained run for the others."""
-    return tmp_path_factory.mktemp("kept") / "run"
-
-
 @pytest.fixture
-def shop(tool: Tool, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """The world and its zoo; the model is trained once for each MMF."""
+    kept = tool.kept / "published"
     own = replace(tool, world=replace(tool.world, root=tmp_path / "мир"))
     shutil.copytree(tool.world.root, own.world.root)
     monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)

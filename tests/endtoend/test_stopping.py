@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mmf_win.locking import locked
-from mmf_win.protocol import read_events
+from mmf_win.protocol import Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state, summarize
 from mmf_win.runs.search import all_runs
@@ -156,7 +156,7 @@ def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
 
 
 def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1"))
+    run = tool.trained("vilbert")
     here = tmp_path / "here"
     faulty({"at": "validation", "do": "hang", "once": str(here)})
     with user(tool, "predict") as somebody:
@@ -219,7 +219,7 @@ def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
         run = somebody.sees("train")
         dies(somebody)
     with locked(run.lock, patience=120):
-        assert summarize(run).updates, "the lock is held until the worker has saved"
+        assert Exit.load(run.exit_file), "the lock is held until the worker has ended"
     assert summarize(run).state == "interrupted"
     goes_on(tool, run)
 

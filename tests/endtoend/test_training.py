@@ -12,6 +12,7 @@ from mmf_win.protocol import read_events
 from mmf_win.runs.history import val_auroc
 from tests.endtoend.conftest import Tool
 from tests.worlds import tiny_mmf
+from tests.worlds.web import WebServer
 
 pytestmark = pytest.mark.torch
 
@@ -29,6 +30,18 @@ def test_pretrained_bert_weights_land_in_the_model_tensor_by_tensor(tool: Tool) 
         mine = [v for key, v in saved.items() if key.endswith("." + name)]
         assert len(mine) == 1, name
         assert torch.equal(mine[0], value), name
+
+
+def test_a_model_that_is_here_is_used_without_asking_the_hub(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "MMF_USER_DIR"):  # own code may read anything
+        monkeypatch.delenv(name, raising=False)
+    with WebServer.serving() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        tool("train", tool.preset("bert", offline=False), "--updates", "1")
+        tool("predict")
+    assert not hub.asked
 
 
 def test_the_optimizer_has_the_defaults_that_the_papers_numbers_were_made_with(tool: Tool) -> None:
@@ -131,9 +144,8 @@ def test_a_cut_off_checkpoint_is_passed_over_on_resume(tool: Tool) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused_instead_of_leaving_the_head_random(tool: Tool) -> None:
-    tool("train", tool.preset("bert"), "--updates", "1", "--name", "other")
-    other = next(tool.save_dir.glob("other/*/checkpoints/current.ckpt"))
-    tool("train", tool.preset("vilbert"), "--updates", "1", "--name", "mine")
+    other = tool.trained("bert").checkpoints / "current.ckpt"
+    tool.trained("vilbert", run="mine")
     assert tool.code("predict", "mine", "--checkpoint", str(other)) == 3
     assert "lacks" in tool.errors and "parameters" in tool.errors
 
@@ -170,7 +182,7 @@ def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
 
 
 def test_a_word_that_mmf_refuses_does_not_stay_with_the_run(tool: Tool) -> None:
-    tool("train", tool.preset("vilbert"), "--updates", "1")
+    tool.trained("vilbert")
     assert tool.code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
     assert tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
 
