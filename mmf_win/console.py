@@ -110,9 +110,9 @@ def colour(text: str, code: int) -> str:
     return f"\x1b[{code}m{text}\x1b[0m"
 
 
-def print_json(value: object) -> None:
+def print_json(value: object, *, on_one_line: bool = False) -> None:
     """One JSON value on stdout, paths as text. ASCII only: a Windows pipe may not speak UTF-8."""
-    print(json.dumps(value, indent=2, default=os.fspath), flush=True)
+    print(json.dumps(value, indent=None if on_one_line else 2, default=os.fspath), flush=True)
 
 
 def size(n: float) -> str:

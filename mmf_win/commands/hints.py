@@ -18,7 +18,7 @@ from mmf_win.console import as_typed
 from mmf_win.inputs.added import built_from
 from mmf_win.integrity.manifest import Manifest, noted
 from mmf_win.paths import DatasetPaths, Places
-from mmf_win.runs import checkpoints
+from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.search import all_runs
 from mmf_win.upstream.sources import SOURCES
@@ -119,8 +119,9 @@ def _add_features(error: errors.NoOwnFeatures) -> str:
 
 
 def _find_run(error: errors.NoRun) -> str:
-    if error.wanted is None:
-        return "`mmfw train PRESET` makes one"
+    if error.wanted is None or error.wanted in presets.names():
+        train = as_typed("mmfw", "train", error.wanted or "PRESET", "--save-dir", error.save_dir)
+        return f"`{train}` makes one"
     if error.wanted.endswith((".ckpt", ".pth", ".pt")):
         return f"`{as_typed('mmfw', 'predict', '--checkpoint', error.wanted)}` predicts with a checkpoint"
     return f"`{as_typed('mmfw', 'runs', '--save-dir', error.save_dir)}` lists the runs"

@@ -141,7 +141,8 @@ def command(
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
     the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
     runs or checkpoints each is predicted by itself, and with --ensemble they are blended too. Beside each
-    prediction file, the page of the same name shows it. --json prints an object for each prediction file.
+    prediction file, the page of the same name shows it. --json prints an object for each prediction file,
+    one a line.
     """
     _require_one_kind(split, memes, image, text, threshold)
     runs, overrides = split_words(words)
@@ -185,7 +186,7 @@ def command(
             print(result.csv, flush=True)
         page = _page(result, data_dir) if report else None
         if as_json:
-            print_json({"csv": result.csv, "report": page, **result.record})
+            print_json({"csv": result.csv, "report": page, **result.record}, on_one_line=True)
 
 
 def _require_one_kind(
@@ -219,7 +220,7 @@ def _print_probas(
     for proba, of in zip(probas, whose, strict=True):
         if as_json:
             names = [{"run": m.run.id, "checkpoint": m.checkpoint} for m in of]
-            print_json({"proba": proba, "ensemble": ensemble, "members": names})
+            print_json({"proba": proba, "ensemble": ensemble, "members": names}, on_one_line=True)
         else:
             print(f"{proba:.4f}", flush=True)
 

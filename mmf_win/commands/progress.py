@@ -40,9 +40,10 @@ class RunDisplay:
             show(event)
 
     def _on_train_started(self, event: Event) -> None:
+        seed = "" if event["update"] else f", seed {event['seed']}"  # a run that goes on keeps its first
         say(
             f"training on {event['device']}: {event['parameters']:,} parameters, "
-            f"batch {event['batch']}, seed {event['seed']}{_part(event, ', ')}"
+            f"batch {event['batch']}{seed}{_part(event, ', ')}"
         )
         if event["device"].startswith("cuda"):
             self._gpu = gpus.figures()

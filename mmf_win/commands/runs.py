@@ -14,7 +14,7 @@ import click
 
 from mmf_win.commands import completion, options
 from mmf_win.commands.hints import resume
-from mmf_win.console import duration, harmless, moment, print_json, say, size, table
+from mmf_win.console import as_typed, duration, harmless, moment, print_json, say, size, table
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
 from mmf_win.results import record
@@ -82,7 +82,8 @@ def command(
     elif not found and (preset or state):
         say(f"there are no such runs in {save_dir}")
     elif not found:
-        say(f"there are no runs in {save_dir}; `mmfw train PRESET` makes one")
+        train = as_typed("mmfw", "train", "PRESET", "--save-dir", save_dir)
+        say(f"there are no runs in {save_dir}; `{train}` makes one")
     else:
         lines = [_line(summary) for summary in found]
         shown = [name for name in lines[0] if any(line[name] is not None for line in lines)]

@@ -169,6 +169,7 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
         message = f"{paths.annotations}: there is no such split: {split}"
         there = splits_on_disk(paths)
         if not there:
+            message = f"no Hateful Memes dataset in {paths.data_dir}"
             raise NoDataset(message, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
         stem = Path(split).stem
         if stem in there:

@@ -122,15 +122,15 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
 
 
 def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
-    """What to write instead of the name of an image that is missing, where only its folder is named wrongly.
+    """What to write instead of the name of an image that is missing, where its folder or zeros are wrong.
 
     Args:
         missing: names as annotations have them: ``img\\\\01235.png``, ``01235.png``, ``D:/img/01235.png``.
         images: the images that are there: ``img/01235.png``.
     """
-    there = {image.rpartition("/")[2]: image for image in images}
+    there = {image.rpartition("/")[2].lstrip("0"): image for image in images}
     for name in missing:
-        image = there.get(name.replace("\\", "/").rpartition("/")[2])
+        image = there.get(name.replace("\\", "/").rpartition("/")[2].lstrip("0"))
         if image is not None and image != name:
             return f'this image is there: write "{image}" where the annotations have {json.dumps(name)}'
     return None

@@ -163,7 +163,7 @@ def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: Place
     assert tree(places.data_dir) == {}
 
 
-@pytest.mark.parametrize("written", ["img\\\\{}", "{}", "/home/me/memes/img/{}", "images/{}"])
+@pytest.mark.parametrize("written", ["img\\\\{}", "{}", "/home/me/memes/img/{}", "images/{}", "img/1.png"])
 def test_images_that_are_there_under_other_names_are_told_so(
     written: str, user_dir: Path, places: Places
 ) -> None:

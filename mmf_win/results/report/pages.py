@@ -48,7 +48,8 @@ def of_run(
         if split in there:
             raise NotPredicted(message, split=split, runs=[run.path], data_dir=data_dir)
         predicted = sorted({name for name, _ in predictions_of(run)})
-        raise UsageError(message, hint=f"there are: {', '.join(predicted or there)}")
+        hint = f"it has those for {', '.join(predicted)}" if predicted else f"there are: {', '.join(there)}"
+        raise UsageError(message, hint=hint)
     scored = None if found is None else read_scored(found[1], found[0], dataset)
     with _matching(scored, dataset, images) as matcher:
         from mmf_win.results.report import page
