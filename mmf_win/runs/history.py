@@ -322,8 +322,8 @@ def stopped_early(run: Run) -> bool:
     Raises:
         DataError, OSError: as for :func:`summarize`.
     """
-    summary = summarize(run)
-    return summary.state == "done" and (summary.updates or 0) < (summary.max_updates or 0)
+    end, summary = Exit.load(run.exit_file), summarize(run)  # its state is another one when it is to go on
+    return end == Exit("ok") and (summary.updates or 0) < (summary.max_updates or 0)
 
 
 def changed_splits(run: Run, digests: Mapping[str, str]) -> list[str]:
