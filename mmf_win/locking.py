@@ -35,6 +35,7 @@ def locked(
     on_wait: Callable[[], None] = lambda: None,
     *,
     shared: bool = False,
+    refused: Exception | None = None,
 ) -> Iterator[int]:
     """Hold the lock that is the file ``path``, which is made and stays.
 
@@ -43,12 +44,13 @@ def locked(
         patience: seconds to try for; infinity waits for as long as it takes.
         on_wait: called once, when another process holds it and there is patience left.
         shared: take a share of it: any number may have one while nobody holds the lock itself.
+        refused: what to raise when another process holds it.
 
     Yields:
         The open file's descriptor: on Linux and macOS a process that inherits it holds the lock, too.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds it, and there is no ``refused``.
     """
     deadline = time.monotonic() + patience
     waiting = False
@@ -57,7 +59,7 @@ def locked(
             # Somebody who asks whether it is held has a share of it, but only for a moment.
             late = time.monotonic() - deadline
             if late >= _MOMENT or (late >= 0 and is_locked(path)):
-                raise BlockingIOError(errno.EAGAIN, "another process holds this lock", str(path))
+                raise refused or BlockingIOError(errno.EAGAIN, "another process holds this lock", str(path))
             if not waiting and time.monotonic() < deadline:
                 waiting = True
                 on_wait()

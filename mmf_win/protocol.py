@@ -337,7 +337,8 @@ class EventReader:
 
 def _is_event(event: Event) -> bool:
     """Whether an event's fields have the types that the protocol gives them."""
-    typed = all(is_a(value, _TYPES.get(name, Any)) for name, value in event.items())
+    types = {name: float if type(value) in (int, float) else Any for name, value in event.items()} | _TYPES
+    typed = all(is_a(value, types[name]) for name, value in event.items())
     return typed and "kind" in event and bool(0 <= event.get("t", 0) < LATEST)
 
 

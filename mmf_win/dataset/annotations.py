@@ -169,8 +169,8 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
         message = f"{paths.annotations}: there is no such split: {split}"
         there = splits_on_disk(paths)
         if not there:
-            message = f"no Hateful Memes dataset in {paths.data_dir}"
-            raise NoDataset(message, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
+            none = f"no Hateful Memes dataset in {paths.data_dir}"
+            raise NoDataset(none, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
         stem = Path(split).stem
         if stem in there:
             raise DatasetError(message, hint=f"a split is a name, not a file: {stem}")

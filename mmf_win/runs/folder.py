@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -100,22 +99,12 @@ def require_idle(run: Run) -> None:
         raise _being_trained(run)
 
 
-@contextmanager
-def training_alone(run: Run) -> Iterator[int]:
-    """Hold the run's lock.
+def training_alone(run: Run) -> AbstractContextManager[int]:
+    """Hold the run's lock: its descriptor is for the worker, which keeps it when this process is killed.
 
-    Yields:
-        The lock's descriptor, for the worker's keeper, which has to hold it when this process is killed.
-
-    Raises:
-        UsageError: another process trains the run.
+    The block raises UsageError where another process trains the run.
     """
-    with ExitStack() as stack:
-        try:
-            lock = stack.enter_context(locked(run.lock))
-        except BlockingIOError:
-            raise _being_trained(run) from None
-        yield lock
+    return locked(run.lock, refused=_being_trained(run))
 
 
 def _being_trained(run: Run) -> UsageError:

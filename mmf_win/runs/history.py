@@ -336,9 +336,9 @@ def changed_splits(run: Run, digests: Mapping[str, str]) -> list[str]:
     Raises:
         DataError, OSError: as for :func:`events_of`.
     """
-    changed = []
+    changed, events = [], events_of(run)
     for slot, kind in (("train", "train_started"), ("val", "val")):
-        read = [event["data"] for event in events_of(run) if event["kind"] == kind and event.get("data")]
+        read = [event["data"] for event in events if event["kind"] == kind and event.get("data")]
         if read and slot in digests and read[-1].get("sha256", digests[slot]) != digests[slot]:
             changed.append(str(read[-1].get("split")))
     return changed

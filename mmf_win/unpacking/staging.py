@@ -127,12 +127,9 @@ def staging(
     if needed:
         require_space(root, needed - _left_over(root, purpose))
     root.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        waiting = partial(_log.info, "%s; waiting for it to finish", _at_work(root))
-        try:
-            stack.enter_context(locked(root / LOCK, inf if wait else 0, on_wait=waiting))
-        except BlockingIOError:
-            raise _at_work(root) from None
+    refused = _at_work(root)
+    waiting = partial(_log.info, "%s; waiting for it to finish", refused)
+    with locked(root / LOCK, inf if wait else 0, waiting, refused=refused):
         folder, here = staging_folder(root), Staging(root)
         here.finish()
         if not _can_resume(root, purpose):
@@ -202,12 +199,8 @@ def reading(root: Path) -> Iterator[None]:
         UsageError: one is at work there.
     """
     with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(root / LOCK, shared=True))
-        except BlockingIOError:
-            raise _at_work(root) from None
-        except OSError:
-            pass
+        with suppress(OSError):
+            stack.enter_context(locked(root / LOCK, shared=True, refused=_at_work(root)))
         yield
 
 

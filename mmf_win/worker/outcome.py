@@ -99,7 +99,9 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     if _HUB_IS_OFFLINE in trace:
         outcome = "network"
         if os.environ.get("HF_HUB_OFFLINE") == "1":
-            hint = "without --offline, HF_HUB_OFFLINE=0 lets transformers ask the Hugging Face Hub"
+            hint = (
+                "HF_HUB_OFFLINE=0 lets transformers ask the Hugging Face Hub, if no preset says offline: true"
+            )
     if getattr(error, "errno", None) == errno.EFBIG:
         hint = "see what limits the size of a file: ulimit -f, or the file system"
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import urllib.error
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,3 +203,23 @@ def test_torchs_own_out_of_memory_error_is_known() -> None:
     import torch
 
     assert classify(caught(torch.cuda.OutOfMemoryError("any words"))).outcome == "cuda_oom"
+
+
+_ASKS_THE_HUB = """
+import sys
+from transformers import AutoConfig
+from mmf_win.worker.outcome import classify
+try:
+    AutoConfig.from_pretrained("owner/tiny")
+except OSError as error:
+    end = classify(error)
+    print(end.outcome, end.hint)
+"""
+
+
+@pytest.mark.torch
+def test_a_model_that_may_not_be_downloaded_says_what_forbids_it(user_dir: Path) -> None:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(user_dir), "PYTHONUTF8": "1"}
+    command = [sys.executable, "-c", _ASKS_THE_HUB]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, env=environment)
+    assert done.stdout.startswith("network HF_HUB_OFFLINE=0 ")
