@@ -1,9 +1,14 @@
-"""What pyproject.toml cannot say well: the C extension, without which mmfw is slower but complete."""
+"""What pyproject.toml cannot say well.
+
+The C extension, without which mmfw is slower but complete; and the tested versions, which lie at the top of
+the repository for whoever works on it, and in the package for whoever installs it.
+"""
 
 import os
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 _NATIVE = Path("mmf_win", "archives", "native")
 
@@ -18,4 +23,18 @@ _ZIPCRYPTO = Extension(
     optional=True,  # a machine without a compiler installs the rest
 )
 
-setup(ext_modules=[_ZIPCRYPTO], options={"bdist_wheel": {"py_limited_api": "cp310"}})
+
+class _WithConstraints(build_py):
+    """Puts constraints.txt into the wheel; an editable mmfw reads that of the repository."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            self.copy_file("constraints.txt", str(Path(self.build_lib, "mmf_win", "constraints.txt")))
+
+
+setup(
+    ext_modules=[_ZIPCRYPTO],
+    cmdclass={"build_py": _WithConstraints},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

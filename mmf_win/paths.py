@@ -233,7 +233,17 @@ def no_datasets() -> Path:
 
 
 def presets_dir() -> Path:
-    """The presets: inside the package when installed from a wheel, beside it in a checkout."""
+    """The presets."""
+    return _in_wheel_or_checkout("configs")
+
+
+def constraints_file() -> Path:
+    """The versions that mmfw is tested with, for ``pip install -c``."""
+    return _in_wheel_or_checkout("constraints.txt")
+
+
+def _in_wheel_or_checkout(name: str) -> Path:
+    """What is inside the package when installed from a wheel, beside it in a checkout."""
     package = Path(__file__).parent
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
+    inside = package / name
+    return inside if inside.exists() else package.parent / name
