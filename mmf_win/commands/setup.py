@@ -1,4 +1,4 @@
-"""``mmfw setup``: get MMF and verify it."""
+"""``mmfw setup``: get MMF and verify it, and say how to get PyTorch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import asdict
 import click
 
 from mmf_win.commands.options import as_json
-from mmf_win.console import print_json, say
-from mmf_win.upstream.install import set_up
+from mmf_win.console import as_typed, print_json, say
+from mmf_win.doctor.torch_build import suited
+from mmf_win.errors import UsageError
+from mmf_win.paths import constraints_file
+from mmf_win.upstream.install import pip_hint, set_up
 
 
 @click.command(
@@ -18,6 +21,8 @@ Examples:
   mmfw setup                      the version of PyPI; also repairs a damaged copy
   mmfw setup --mmf github         the newest, from GitHub
   mmfw setup --mmf ../my-mmf      a checkout that you edit
+  mmfw setup --torch              print the pip line that brings PyTorch for this machine
+  pip install -c "$(mmfw setup --constraints)" ".[train]"    the versions that mmfw is tested with
 """,
 )
 @click.option(
@@ -27,16 +32,46 @@ Examples:
     help="Where from.  [default: as the last time, at first pypi]",
 )
 @click.option("--force", is_flag=True, help="Fetch it again even though it is intact.")
+@click.option(
+    "--torch", is_flag=True, help="Only print the pip line that brings PyTorch for this machine's GPU or CPU."
+)
+@click.option(
+    "--constraints",
+    is_flag=True,
+    help="Only print the path of the file of tested versions, for pip install -c.",
+)
 @as_json
-def command(wanted: str | None, force: bool, as_json: bool) -> None:
+def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_json: bool) -> None:
     """Get MMF into this Python environment and check every file of it.
 
     pypi is 1.0.0rc10 of 2020, by pip, so any mirror or index that pip knows will do. github is a fixed newer
     commit (1.0.0rc12), as a source archive; it needs neither git nor a compiler.
     """
+    if torch + constraints + bool(wanted or force) > 1:
+        raise UsageError("--torch and --constraints only print; give one of them, and nothing else")
+    if torch:
+        _print_torch(as_json)
+        return
+    if constraints:
+        path = str(constraints_file())
+        if as_json:
+            print_json({"constraints": path})
+        else:
+            print(path)
+        return
     installed = set_up(wanted, force=force)
     if as_json:
         print_json(asdict(installed))
     else:
         say(f"MMF {installed.version} is ready in {installed.root}.")
         say("Next: `mmfw doctor` shows what else is missing, `mmfw demo` tries it all.")
+
+
+def _print_torch(as_json: bool) -> None:
+    build = suited()
+    if as_json:
+        print_json(asdict(build))
+        return
+    say(f"PyTorch for {build.name} ({build.why}); a download of about {build.size}:")
+    print(as_typed(*build.pip), flush=True)
+    say(f"Then {pip_hint('[train]')}, which brings the rest.")

@@ -30,6 +30,30 @@ class Gpu:
     driver: str
 
 
+@dataclass(frozen=True)
+class Cuda:
+    """What a CUDA program finds here.
+
+    Attributes:
+        newest: the newest CUDA that the driver runs, such as ``(12, 6)``.
+        capability: the compute capability of the oldest GPU.
+    """
+
+    newest: tuple[int, int]
+    capability: tuple[int, int]
+
+
+def cuda() -> Cuda | None:
+    """What a CUDA program finds here; None where there is no GPU, or the driver does not say."""
+    found = list(_handles({}))
+    for nvml, _ in found[:1]:
+        with suppress(nvml.NVMLError):
+            version = nvml.nvmlSystemGetCudaDriverVersion_v2()
+            oldest = min(tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for _, handle in found)
+            return Cuda((version // 1000, version % 1000 // 10), oldest)
+    return None
+
+
 def installed() -> list[Gpu]:
     """All GPUs of this machine."""
     found = []

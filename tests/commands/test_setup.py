@@ -99,3 +99,31 @@ def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(
     assert "there is no folder gihub" in said
     assert "pypi, github or a folder" in said
     assert not home.exists()
+
+
+def test_the_path_of_the_tested_versions_is_all_that_is_printed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["setup", "--constraints"]) == 0
+    path = Path(capsys.readouterr().out.removesuffix("\n"))
+    assert "\ntorch==" in path.read_text(encoding="utf-8")
+    assert main(["setup", "--constraints", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"constraints": str(path)}
+    assert not home.exists()
+
+
+def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["setup", "--torch"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("pip install -c ") and said.out.count("\n") == 1
+    assert "GB" in said.err and "[train]" in said.err
+    assert main(["setup", "--torch", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pip"][:2] == ["pip", "install"]
+
+
+@pytest.mark.parametrize("also", ["--constraints", "--force", "--mmf=pypi"])
+def test_printing_goes_with_nothing_else(home: Path, also: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["setup", "--torch", also]) == 2
+    assert "only print" in capsys.readouterr().err

@@ -16,6 +16,8 @@ class FakeNvml:
         asked: the handles whose use was asked for.
         knows: whether it knows that use.
         free: free bytes of each GPU.
+        cuda: the newest CUDA that the driver runs, as NVML writes it.
+        capability: the compute capability of each GPU.
     """
 
     class NVMLError(Exception):
@@ -25,6 +27,8 @@ class FakeNvml:
         self.asked: list[Any] = []
         self.knows = True
         self.free = [1 << 30, 2 << 30]
+        self.cuda = 13000
+        self.capability = [(9, 0), (8, 6)]
 
     def nvmlInit(self) -> None:
         """As in pynvml."""
@@ -32,6 +36,14 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self) -> str:
         """As in pynvml."""
         return "570.86"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        """As in pynvml."""
+        return self.cuda
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]:
+        """As in pynvml."""
+        return self.capability[handle]
 
     def nvmlDeviceGetCount(self) -> int:
         """As in pynvml."""
