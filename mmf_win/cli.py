@@ -37,6 +37,7 @@ COMMANDS = {
     "report": "Make a page about a run, or compare several.",
     "runs": "List what ran and how well.",
     "demo": "Run the whole workflow on a small synthetic set, on a CPU.",
+    "bug-report": "Write a zip for a bug report, without secrets, images and texts.",
 }
 
 
@@ -68,12 +69,36 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from mmf_win.doctor.survey import versions
+    from mmf_win.upstream.install import find
+
+    try:
+        mmf = find().version
+    except MmfwError:
+        mmf = "not installed"
+    found = versions()
+    shown = [f"{name} {found.get(name) or 'not installed'}" for name in ("torch", "transformers")]
+    click.echo(f"mmfw {__version__}")
+    click.echo(f"Python {found['python']}, MMF {mmf}, {', '.join(shown)}")
+    ctx.exit()
+
+
 @click.group(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: mmfw setup, then mmfw demo. Each command has its own --help with examples.",
 )
-@click.version_option(__version__, prog_name="mmfw")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the versions of mmfw and of what it runs, and exit.",
+)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Run Facebook's MMF on the Hateful Memes challenge."""
@@ -110,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         say(
             f"\nThis is a bug in mmfw {__version__}. Please report it with the lines above, "
-            "the command and the output of `mmfw doctor`."
+            "the command and what `mmfw bug-report` writes."
         )
         return MmfwError.exit_code
 

@@ -49,13 +49,14 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
     found = survey(places)
     errors = list(missing(found, places))
     if as_json:
-        print_json(_plain(found, errors))
+        print_json(plain(found, errors))
     else:
         print("\n\n".join(_sections(found, errors)), flush=True)
     return MmfError.exit_code if found.mmf.problems else 0
 
 
-def _plain(found: Survey, errors: Sequence[MmfwError]) -> dict[str, Any]:
+def plain(found: Survey, errors: Sequence[MmfwError]) -> dict[str, Any]:
+    """What was found and what is missing, as JSON."""
     error = found.mmf.error
     plain = asdict(replace(found, mmf=replace(found.mmf, error=None)))
     del plain["mmf"]["error"]

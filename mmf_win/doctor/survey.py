@@ -100,10 +100,11 @@ def survey(places: Places) -> Survey:
     """Look at everything; nothing heavy is imported, and nothing is changed."""
     mmf = survey_mmf()
     folders, dataset = tuple(_folders(places, mmf)), _dataset(places.dataset)
-    return Survey(_versions(), mmf, folders, dataset, survey_machine(), engine(), fits.load())
+    return Survey(versions(), mmf, folders, dataset, survey_machine(), engine(), fits.load())
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """The versions of mmfw, Python, the system and each package; None for one that is not installed."""
     system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
     return system | {name: _version(name) for name in (*required_packages(), *required_packages("train"))}
 

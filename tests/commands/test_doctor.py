@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mmf_win import __version__
 from mmf_win.cli import main
 from mmf_win.upstream.install import find, install, use_checkout
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
@@ -128,3 +129,11 @@ def test_the_patches_are_listed_with_whether_they_are_active(capsys: pytest.Capt
 def test_compat_without_mmf_says_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--compat"]) == 6
     assert "mmfw setup" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_all_that_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"mmfw {__version__}"
+    assert sys.version.split()[0] in second
+    assert "MMF not installed" in second

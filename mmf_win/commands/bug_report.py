@@ -1,0 +1,50 @@
+"""``mmfw bug-report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mmf_win.commands import completion, options
+from mmf_win.commands.doctor import plain
+from mmf_win.console import print_json, say
+from mmf_win.doctor import bug_report
+from mmf_win.doctor.survey import missing, survey
+from mmf_win.paths import Places
+from mmf_win.runs.search import all_runs, find
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw bug-report                 of the newest run
+  mmfw bug-report mmbt_grid       of the newest run of that name
+"""
+)
+@click.argument(
+    "run", required=False, metavar="[RUN]", shell_complete=completion.completed_by(completion.runs)
+)
+@options.data_dir
+@options.save_dir
+@options.as_json
+def command(run: str | None, data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
+    """Write a zip for a bug report into the current folder, under a new name.
+
+    It holds what `mmfw doctor` shows and the run's requests, events, exits and logs, of each the last
+    megabyte, but no images, predictions and checkpoints. Passwords, tokens, the texts of memes and your home
+    folder are replaced. Not every secret can be known, so look through it before you give it away.
+    """
+    places = Places.resolve(data_dir, save_dir)
+    newest = next(iter(all_runs(places.save_dir)), None)
+    chosen = newest if run is None else find(places.save_dir, run)
+    found = survey(places)
+    about = plain(found, list(missing(found, places)))
+    path, names = bug_report.write(chosen, about, places, Path.cwd())
+    if as_json:
+        print_json({"report": path, "run": chosen and chosen.id, "files": names})
+        return
+    say("doctor.json: versions, folders, the machine")
+    say(f"run/: {len(names) - 1} files of run {chosen.id}" if chosen else "no run: there is none yet")
+    say("Passwords, tokens, texts of memes and your home folder are replaced; look through it all the same.")
+    print(path, flush=True)

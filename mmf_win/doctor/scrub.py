@@ -1,0 +1,124 @@
+"""Takes out of texts what is nobody's business: secrets, the texts of memes, and who the user is."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from mmf_win.files import json_bytes
+
+_NAMES = (
+    r"(?:pass(?:word|wd|phrase|code)|secret|token|credential|authorization|(?:api|access|private)_?key)s?"
+)
+_SECRET_NAME = re.compile(rf"(?i){_NAMES}$")
+_SECRETS = (
+    # To the end of the line: a password may hold blanks and quotation marks.
+    (re.compile(rf"(?i)({_NAMES}[\"']?\s*[=:]\s*|--[\w-]*{_NAMES}[\"',\s]+).+"), r"\1<secret>"),
+    (re.compile(r"(?i)\bbearer +\S+"), "<secret>"),
+    (re.compile(r"\bhf_\w{8,}"), "<secret>"),
+    (re.compile(r"://[^/\s@]+@"), "://<secret>@"),
+    (re.compile(r"(https?://[^\s\"'?]+)\?[^\s\"']+"), r"\1?<secret>"),
+)
+_WORD = re.compile(r"\w+")
+_SHORTEST = 3
+
+
+class Scrubber:
+    """Scrubs files.
+
+    Args:
+        texts: of the memes.
+        environ: variables; the values of those that are named like secrets are taken out as well.
+    """
+
+    def __init__(self, texts: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
+        self._texts = {tuple(words) for text in texts for words in _spellings(text)}
+        secrets = {value for name, value in environ.items() if _SECRET_NAME.search(name) and value.strip()}
+        self._values = {way for value in secrets for way in (value, repr(value)[1:-1], quote(value, safe=""))}
+        self._owner = [*_home(), *_names()]
+
+    def file(self, name: str, content: str) -> bytes:
+        """The content of a file; its name tells JSON from text."""
+        scrub = self._for(content)
+        if name.endswith(".json"):
+            with suppress(ValueError, RecursionError):
+                return json_bytes(_walk(json.loads(content), scrub), indent=2)
+        if name.endswith(".jsonl"):
+            return b"".join(_line(line, scrub) for line in content.splitlines())
+        return scrub(content).encode("utf-8", "backslashreplace")
+
+    def _for(self, content: str) -> Callable[[str], str]:
+        # Of ten thousand texts hardly any is in a log: only those are looked for whose words all are.
+        there = set(_words(content))
+        found = [words for words in self._texts if there.issuperset(words)]
+        any_text = "|".join(r"\W+".join(words) for words in sorted(found, key=len, reverse=True))
+        memes = re.compile(rf"(?i)(?<!\w)(?:{any_text})(?!\w)") if found else None
+
+        def scrub(text: str) -> str:
+            for value in self._values:
+                text = text.replace(value, "<secret>")
+            for pattern, instead in _SECRETS:
+                text = pattern.sub(instead, text)
+            if memes is not None:
+                text = memes.sub("<text>", text)
+            for pattern, instead in self._owner:
+                text = pattern.sub(instead, text)
+            return text
+
+        return scrub
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _spellings(text: str) -> list[list[str]]:
+    """The words of a text as it is, and as JSON may write it."""
+    spelt = [_words(text), _words(json.dumps(text))]
+    return [words for words in spelt if len("".join(words)) >= _SHORTEST]
+
+
+def _home() -> list[tuple[re.Pattern[str], str]]:
+    home = Path.home()
+    if home == Path(home.anchor):
+        return []
+    ways = {str(home), str(home).replace("\\", "\\\\"), home.as_posix()}
+    return [(re.compile(rf"(?i){re.escape(way)}(?![\w.-])"), "~") for way in ways]
+
+
+def _names() -> list[tuple[re.Pattern[str], str]]:
+    """The names of the user, as parts of paths, and of the machine."""
+    patterns = []
+    with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
+        patterns.append((re.compile(rf"(?<=[/\\]){re.escape(getpass.getuser())}(?![\w.-])"), "<user>"))
+    if len(machine := platform.node()) >= _SHORTEST:
+        patterns.append((re.compile(rf"(?<![\w.-]){re.escape(machine)}(?![\w.-])"), "<machine>"))
+    return patterns
+
+
+def _line(line: str, scrub: Callable[[str], str]) -> bytes:
+    try:
+        return json_bytes(_walk(json.loads(line), scrub))
+    except (ValueError, RecursionError):
+        return f"{scrub(line)}\n".encode("utf-8", "backslashreplace")
+
+
+def _walk(value: Any, scrub: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {scrub(str(name)): _member(str(name), inner, scrub) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_walk(item, scrub) for item in value]
+    return scrub(value) if isinstance(value, str) else value
+
+
+def _member(name: str, value: Any, scrub: Callable[[str], str]) -> Any:
+    named = isinstance(value, str | list | dict) and _SECRET_NAME.search(name)
+    return "<secret>" if named else _walk(value, scrub)

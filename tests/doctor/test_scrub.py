@@ -1,0 +1,86 @@
+"""What is taken out of files that go into a bug report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmf_win.doctor.scrub import Scrubber
+
+TEXTS = [
+    "look how many people love you",
+    "two lines\nof people",
+    "Это — мем",
+    "its their character not their color",
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("mmfw convert --password hunter2 --zip a.zip", "mmfw convert"),
+        ("['convert', '--password', 'hunter2']", "convert"),
+        ("MMFW_PASSWORD=hunter2", "MMFW_PASSWORD"),
+        ("training.tracker.api_key=hunter2", "training.tracker.api_key"),
+        ('{"secret_access_key": "a \\"hunter2"}', "secret_access_key"),
+        ("Authorization: Basic hunter2", "Authorization"),
+        ("fetching https://me:hunter2@example.org/a.zip", "example.org/a.zip"),
+        ("fetching https://example.org/a.zip?signature=hunter2&x=1", "example.org/a.zip"),
+        ("curl -H 'Bearer hunter2'", "curl"),
+        ("the token hf_hunter2hunter2 is not valid", "is not valid"),
+    ],
+)
+@pytest.mark.parametrize("name", ["log.txt", "request.json", "events.jsonl"])
+def test_secrets_go_and_what_is_around_them_stays(name: str, line: str, kept: str) -> None:
+    content = line if name == "log.txt" else json.dumps({"kind": "note", "words": [line]})
+    scrubbed = Scrubber([], {}).file(name, content).decode()
+    assert "hunter2" not in scrubbed
+    assert kept in scrubbed
+
+
+def test_the_values_of_secret_variables_go_wherever_they_are() -> None:
+    scrubber = Scrubber([], {"HF_TOKEN": "p@ss word", "MMF_DATA_DIR": "/data"})
+    assert scrubber.file("log.txt", "in /data: p@ss word, p%40ss%20word") == b"in /data: <secret>, <secret>"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "KeyError: 'look how many people love you'",
+        "LOOK HOW  MANY PEOPLE LOVE YOU!",
+        r"'two lines\nof people'",
+        "words: ['look', 'how', 'many', 'people', 'love', 'you']",
+        json.dumps("Это — мем"),
+        "ЭТО - МЕМ",
+    ],
+)
+def test_the_texts_of_memes_go_however_they_are_written(line: str) -> None:
+    scrubbed = Scrubber(TEXTS, {}).file("log.txt", f"update 3\n{line}\n").decode()
+    assert "<text>" in scrubbed and scrubbed.startswith("update 3\n")
+    assert not {"people", "мем", "МЕМ", json.dumps("мем")[1:-1]} & set(scrubbed.replace("'", " ").split())
+
+
+def test_words_of_memes_that_are_not_together_stay() -> None:
+    line = "people who look at logs love to know how many there are, as you do"
+    assert Scrubber(TEXTS, {}).file("log.txt", line).decode() == line
+
+
+def test_the_home_folder_goes_also_where_json_doubles_its_backslashes(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(user_dir))
+    monkeypatch.setenv("USERPROFILE", str(user_dir))
+    content = json.dumps({"where": f"{user_dir / 'x.py'}:3"}, ensure_ascii=False)
+    for name in ("exit.json", "log.txt"):
+        scrubbed = Scrubber([], {}).file(name, content).decode()
+        assert scrubbed.startswith("{") and "~" in scrubbed and "x.py:3" in scrubbed
+        assert user_dir.name not in scrubbed
+
+
+def test_json_stays_json_and_a_torn_line_is_scrubbed_as_text() -> None:
+    content = '{"kind": "note", "text": "--password hunter2"}\n{"password": "hunter2", "torn'
+    first, torn = Scrubber([], {}).file("events.jsonl", content).decode().splitlines()
+    assert json.loads(first)["kind"] == "note"
+    assert "hunter2" not in first + torn
