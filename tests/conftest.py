@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.worlds.packages import Packages, build_all
 
 # In CI everything else has to run: a missing tool must not turn a test off unseen. Not so on Windows, which
 # may be Wine, where hardly any tool is to be had.
@@ -44,6 +47,15 @@ def mmf_root(request: pytest.FixtureRequest) -> Path:
     from mmf_win.upstream.install import find
 
     return find().root if request.param == "rc10" else Path(str(_CHECKOUT))
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Packages:
+    """The sdist and the wheel, built once, also for several processes of pytest-xdist."""
+    if sys.platform == "win32" and not all(map(find_spec, ("pip", "setuptools"))):
+        pytest.skip("this Windows Python cannot build a wheel")
+    base = tmp_path_factory.getbasetemp()
+    return build_all((base.parent if hasattr(request.config, "workerinput") else base) / "packages")
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""What a user gets from the wheel."""
+"""What a user gets from the sdist and from the wheel that is built of it."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,37 +11,49 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-_NEEDED = ("pip", "setuptools")
+from tests.worlds.packages import FOLDERS, ROOT, Packages, build_wheel
+
 _EXTENSION = "mmf_win/archives/_zipcrypto"
-_BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd")
 
 
-def _build(source: Path, **environ: str) -> zipfile.Path:
-    """The wheel, built from a copy: setuptools writes into the folder that it builds from."""
-    if sys.platform == "win32" and not all(importlib.util.find_spec(name) for name in _NEEDED):
-        pytest.skip("this Windows Python cannot build a wheel")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("mmf_win", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=_BUILT)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", "out", "."]
-    subprocess.run(build, cwd=source, env={**os.environ, **environ}, check=True)
-    (built,) = (source / "out").glob("mmf_win-*.whl")
-    return zipfile.Path(built)
+@pytest.fixture
+def wheel(packages: Packages) -> zipfile.Path:
+    """The wheel as it is built here."""
+    return zipfile.Path(packages.wheel)
 
 
 def _extensions(wheel: zipfile.Path) -> list[str]:
     return [name for name in wheel.root.namelist() if name.endswith((".so", ".pyd"))]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    """The wheel as it is built here."""
-    return _build(tmp_path_factory.mktemp("source"))
+def _files(root: Path, folder: str) -> set[str]:
+    found = (path for path in (root / folder).rglob("*") if path.is_file())
+    return {
+        path.relative_to(root).as_posix()
+        for path in found
+        if path.suffix not in {".pyc", ".so", ".pyd"} and ".egg-info" not in str(path)
+    }
 
 
-def test_every_module_is_in_it(wheel: zipfile.Path) -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_sdist_has_every_file_of_the_repository(packages: Packages, folder: str) -> None:
+    assert _files(packages.source, folder) == _files(ROOT, folder)
+
+
+def test_the_tests_of_the_sdist_run_in_it(packages: Packages) -> None:
+    words = ["-q", "-p", "no:cacheprovider", "tests/archives/test_names.py", "tests/test_paths.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=packages.source,
+        env={**os.environ, "PYTHONPATH": str(packages.source), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_module_is_in_the_wheel(wheel: zipfile.Path) -> None:
     names = set(wheel.root.namelist())
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mmf_win").rglob("*.py")}
     assert modules <= names
@@ -53,6 +64,11 @@ def test_the_presets_are_in_it(wheel: zipfile.Path) -> None:
     files = {f"mmf_win/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "configs").rglob("*.yaml")}
     assert files
     assert files <= set(wheel.root.namelist())
+
+
+def test_the_tested_versions_are_in_it(wheel: zipfile.Path) -> None:
+    inside = (wheel / "mmf_win" / "constraints.txt").read_text(encoding="utf-8")
+    assert inside == (ROOT / "constraints.txt").read_text(encoding="utf-8")
 
 
 def test_the_templates_of_the_pages_are_in_it(wheel: zipfile.Path) -> None:
@@ -72,9 +88,26 @@ def test_the_command_is_declared(wheel: zipfile.Path) -> None:
     assert (info / "licenses" / "LICENSE").exists()
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("twine") is None or importlib.util.find_spec("check_wheel_contents") is None,
+    reason=f"not installed{' on Windows' * (sys.platform == 'win32')}: twine and check-wheel-contents",
+)
+def test_the_index_would_take_both_and_nothing_odd_is_in_the_wheel(packages: Packages) -> None:
+    for command in (
+        ("twine", "check", "--strict", str(packages.sdist), str(packages.wheel)),
+        ("check_wheel_contents", "--no-config", str(packages.wheel)),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, encoding="utf-8", check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no variable that takes its compiler away")
-def test_without_a_compiler_the_rest_is_built(tmp_path: Path) -> None:
-    wheel = _build(tmp_path, CC="no-such-compiler")
+def test_without_a_compiler_the_rest_is_built(packages: Packages, tmp_path: Path) -> None:
+    build_wheel(packages.source, tmp_path, CC="no-such-compiler")
+    (built,) = tmp_path.glob("*.whl")
+    wheel = zipfile.Path(built)
     assert _extensions(wheel) == []
     assert (wheel / "mmf_win" / "archives" / "zip_extract.py").exists()
 

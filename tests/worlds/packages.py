@@ -1,0 +1,130 @@
+"""The packages that are published, built here, and an environment that has no more than they ask for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmf_win.locking import locked
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (".ci", ".github", "configs", "docs", "mmf_win", "scripts", "tests")
+_KINDS = (".cfg", ".in", ".md", ".py", ".toml", ".txt", ".yml")
+_BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "*.egg-info")
+_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What is published.
+
+    Attributes:
+        sdist: the source distribution.
+        source: what is in it, unpacked.
+        wheel: built from that.
+    """
+
+    sdist: Path
+    source: Path
+    wheel: Path
+
+
+def build_all(folder: Path) -> Packages:
+    """Build both in a folder, once for all processes that ask for it there."""
+    folder.mkdir(exist_ok=True)
+    with locked(folder / "lock", patience=float("inf")):
+        if not (folder / "done").exists():
+            _build_sdist(folder)
+            build_wheel(next(folder.glob("unpacked/*")), folder)
+            (folder / "done").touch()
+    (sdist,), (source,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("unpacked/*"), folder.glob("*.whl")
+    return Packages(sdist, source, wheel)
+
+
+def _build_sdist(folder: Path) -> None:
+    # From a copy: setuptools writes into the folder that it builds from.
+    copy = folder / "copy"
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, copy / name, ignore=_BUILT)
+    for file in ROOT.iterdir():
+        if file.is_file() and (file.suffix in _KINDS or file.name == "LICENSE"):
+            shutil.copy(file, copy)
+    _run(sys.executable, "-c", _SDIST, str(folder), cwd=copy)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+
+
+def build_wheel(source: Path, folder: Path, **environ: str) -> None:
+    """Build the wheel with what is installed here, and nothing from a network.
+
+    Args:
+        source: the folder with pyproject.toml.
+        folder: where it goes.
+        environ: variables of the build.
+    """
+    shutil.rmtree(source / "build", ignore_errors=True)  # what was compiled before would be taken again
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    _run(*pip, "-w", str(folder), ".", cwd=source, **environ)
+
+
+def environment_of(wheel: Path, folder: Path, *extras: str) -> Path:
+    """An environment in which the wheel is installed, and of other packages only what the extras ask for.
+
+    These are links to those of the tests' own environment, since another PyTorch would take a minute.
+
+    Returns:
+        The folder of its programs.
+    """
+    venv.create(folder, symlinks=True)
+    programs = folder / "bin"
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python")]
+    _run(*pip, "install", "--no-deps", "--no-index", str(wheel), cwd=folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for file in {file for name in _asked_for("mmf-win", {"", *extras}) for file in _top_level(name)}:
+        if not (packages / file.name).exists():
+            (packages / file.name).symlink_to(file)
+    return programs
+
+
+def bare_environment() -> dict[str, str]:
+    """The variables of this process without those that lead another Python to the checkout or to an MMF."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("MMF", "PYTHON"))}
+
+
+def _asked_for(name: str, extras: Iterable[str]) -> set[str]:
+    """The distributions that one requires with some of its extras, and those that these require."""
+    from packaging.requirements import Requirement
+
+    found: dict[str, set[str]] = {}
+    left = [(name, set(extras))]
+    while left:
+        name, wanted = left.pop()
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if not (new := ({""} | wanted) - found.get(key, set())):
+            continue
+        found[key] = found.get(key, set()) | new
+        for text in importlib.metadata.requires(name) or ():
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in new):
+                left.append((needed.name, set(needed.extras)))
+    return set(found) - {"mmf-win"}
+
+
+def _top_level(name: str) -> Iterator[Path]:
+    """What a distribution has in the folder of packages."""
+    distribution = importlib.metadata.distribution(name)
+    for first in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+        yield Path(str(distribution.locate_file(first)))
+
+
+def _run(*command: str, cwd: Path, **environ: str) -> None:
+    subprocess.run(command, cwd=cwd, env={**os.environ, **environ}, check=True, stdout=subprocess.DEVNULL)
