@@ -15,21 +15,34 @@ _PROGRAMS = "Scripts" if os.name == "nt" else "bin"
 _SUFFIX = ".exe" if os.name == "nt" else ""
 # Says that a folder was made here and may be replaced, and once all is installed what that was.
 _STAMP = "mmfw-stamp"
+# On Linux, PyPI's PyTorch brings 3 GB of CUDA along.
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 class Venv:
     """A virtual environment with mmfw in it, editable, at the versions of a file of constraints.
 
+    Extras that another script has installed into it stay, so that scripts can share one.
+
     Args:
         folder: its name in the checkout.
         extras: the extras of mmfw that are installed.
         constraints: the file.
+        for_cpu: install PyTorch for the CPU, where PyPI's is another; one that is there stays.
     """
 
-    def __init__(self, folder: str, extras: Sequence[str], constraints: str = "constraints.txt") -> None:
+    def __init__(
+        self,
+        folder: str,
+        extras: Sequence[str],
+        constraints: str = "constraints.txt",
+        *,
+        for_cpu: bool = False,
+    ) -> None:
         self.path = ROOT / folder
-        self.extras = ",".join(extras)
+        self.extras = frozenset(extras)
         self.constraints = constraints
+        self.for_cpu = for_cpu and sys.platform == "linux"
 
     def program(self, name: str) -> str:
         """The path of a program of the environment, such as ``python`` or ``mmfw``."""
@@ -43,17 +56,23 @@ class Venv:
         if self.path.exists() and not stamp.is_file():
             sys.exit(f"{self.path} was not made by this script. Move it away, or remove it yourself.")
         python = f"{sys.version} {sys.base_prefix}".replace("\n", " ")
-        wanted = f"{python}\n{self._requirements()}"
-        found = stamp.read_text(encoding="utf-8") if stamp.is_file() else ""
-        if found == wanted:
+        found = stamp.read_text(encoding="utf-8").splitlines() if stamp.is_file() else []
+        there = frozenset(found[2].split()) if len(found) == 3 else frozenset()
+        if found[:2] == [python, self._requirements()] and self.extras <= there:
             return
         print(f"Installing into {self.path}; the first time takes a minute or more.", flush=True)
-        if not found.startswith(f"{python}\n"):
+        if found[:1] != [python]:
             self._create()
         stamp.write_text("unfinished", encoding="utf-8")  # an installation may be cut short
+        extras = sorted(self.extras | there)
         pip = [self.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, "-c", self.constraints, "-e", f".[{self.extras}]"])
-        stamp.write_text(wanted, encoding="utf-8")
+        pip += ["-c", self.constraints]
+        if self.for_cpu:
+            run(
+                [*pip, "--no-deps", "--retries", "1", "--extra-index-url", _CPU_INDEX, "torch", "torchvision"]
+            )
+        run([*pip, "-e", f".[{','.join(extras)}]"])
+        stamp.write_text("\n".join([python, self._requirements(), " ".join(extras)]), encoding="utf-8")
 
     def run(
         self, name: str, *arguments: str, environ: Mapping[str, str] | None = None, quiet: bool = False
@@ -79,7 +98,7 @@ class Venv:
         run([sys.executable, "-m", "venv", str(self.path)])
 
     def _requirements(self) -> str:
-        content = hashlib.sha256(self.extras.encode())
+        content = hashlib.sha256()
         files = [ROOT / name for name in ("pyproject.toml", "setup.py", self.constraints)]
         for file in (*files, *sorted((ROOT / "mmf_win" / "archives" / "native").rglob("*.[ch]"))):
             content.update(file.read_bytes())

@@ -28,11 +28,13 @@ def scripts(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class FakeCommands(list[str]):
-    """What was run, in one word each; ``failing`` ends the script."""
+    """What was run, in one word each, and the last command; ``failing`` ends the script."""
 
     failing = ""
+    last: Sequence[str] = ()
 
     def __call__(self, command: Sequence[str]) -> None:
+        self.last = command
         name = "pip" if "pip" in command else "venv"
         self.append(name)
         if name == self.failing:
@@ -70,6 +72,20 @@ def test_new_requirements_are_installed_into_it(scripts: ModuleType, commands: F
     assert commands == ["venv", "pip", "pip"]
 
 
+def test_scripts_with_other_extras_share_one_and_nothing_is_installed_twice(
+    scripts: ModuleType, commands: FakeCommands
+) -> None:
+    scripts.Venv(".venv", ["train"]).ensure()
+    scripts.Venv(".venv", ["train", "dev"]).ensure()
+    assert commands == ["venv", "pip", "pip"]
+    scripts.Venv(".venv", ["train"]).ensure()
+    scripts.Venv(".venv", ["dev", "train"]).ensure()
+    assert commands == ["venv", "pip", "pip"]
+    (scripts.ROOT / "constraints.txt").write_text("click==8.0\n", encoding="utf-8")
+    scripts.Venv(".venv", ["train"]).ensure()
+    assert commands.last[-1] == ".[dev,train]"
+
+
 @pytest.mark.parametrize("failing", ["venv", "pip"])
 def test_an_unfinished_environment_is_made_anew(
     scripts: ModuleType, commands: FakeCommands, failing: str
@@ -99,6 +115,16 @@ def test_a_command_that_fails_ends_the_script_with_a_message(
 ) -> None:
     with pytest.raises(SystemExit, match=said):
         scripts.run(command)
+
+
+def test_the_demos_help_installs_nothing(tmp_path: Path) -> None:
+    for name in ("demo.py", "_venv.py"):
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        (tmp_path / "scripts" / name).write_bytes((SCRIPTS / name).read_bytes())
+    asked = [sys.executable, str(tmp_path / "scripts" / "demo.py"), "--help"]
+    ended = subprocess.run(asked, capture_output=True, encoding="utf-8", check=True)
+    assert "python scripts/demo.py" in ended.stdout
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_the_wheels_for_windows_have_the_versions_of_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
