@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from mmf_win.archives import Ask
 from mmf_win.console import size
@@ -75,11 +76,16 @@ class Mirror:
         """The place that a user names.
 
         Raises:
-            UsageError: there is no such folder or file.
+            UsageError: there is no such folder or file, or the URL has a password.
         """
         if where is None:
             return cls()
         if where.startswith(("http://", "https://")):
+            parts = urlsplit(where)
+            if "@" in parts.netloc or parts.query:  # what is secret in it must not be repeated
+                host = parts.netloc.rpartition("@")[2]
+                message = f"{host}: a URL with a password or a query cannot be a mirror"
+                raise UsageError(message, hint="download the file yourself, and name its folder")
             return cls(url=where)
         path = Path(where).expanduser()
         if not path.exists():

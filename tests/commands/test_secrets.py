@@ -1,0 +1,85 @@
+"""After every command that is given a secret, neither what it said nor a file that it wrote holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.archives.zipcrypto import write_encrypted_zip
+from mmf_win.cli import main
+from mmf_win.paths import Places
+from tests.worlds import hostile
+from tests.worlds.memes import memes
+
+SECRET = "hunter2 пароль"
+
+
+@pytest.fixture
+def leaks(
+    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> Callable[..., list[str]]:
+    """Runs a command with an exit code and returns where the secret is then."""
+    own = {user_dir / "password.txt"}
+    next(iter(own)).write_text(f"{SECRET}\n", encoding="utf-8")
+
+    def run(code: int, *words: str | Path) -> list[str]:
+        assert main([str(word) for word in words]) == code
+        said = capsys.readouterr()
+        texts: dict[str, Any] = {"stdout": said.out, "stderr": said.err, "log": caplog.text}
+        found = [name for name, text in texts.items() if "hunter2" in text]
+        files = (path for path in user_dir.rglob("*") if path.is_file() and path not in own)
+        return found + [str(path) for path in files if b"hunter2" in path.read_bytes()]
+
+    return run
+
+
+@pytest.mark.parametrize("how", ["option", "file", "variable"])
+def test_a_password_stays_secret_right_or_wrong(
+    leaks: Callable[..., list[str]],
+    empty: Places,
+    user_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    given: tuple[str | Path, ...] = {
+        "option": ("--password", SECRET),
+        "file": ("--password-file", user_dir / "password.txt"),
+    }.get(how, ())
+    if how == "variable":
+        monkeypatch.setenv("MMFW_PASSWORD", SECRET)
+    other, archive, features = (user_dir / name for name in ("other.zip", "memes.zip", "features.zip"))
+    write_encrypted_zip(other, memes(), "another")
+    write_encrypted_zip(archive, memes(), SECRET)
+    write_encrypted_zip(features, {"detectron.lmdb/data.mdb": b"x" * 5000}, SECRET)
+    assert leaks(4, "convert", "--zip", other, *given) == []
+    assert leaks(0, "convert", "--zip", archive, *given) == []
+    assert leaks(0, "features", "extract", features, *given) == []
+    hostile.cut(empty.dataset.split("train"))
+    assert leaks(3, "verify", "--data-dir", empty.data_dir) == []
+    assert leaks(0, "repair", "dataset", *given) == []
+    monkeypatch.chdir(user_dir)
+    assert leaks(0, "bug-report") == []
+
+
+def test_a_crash_tells_no_password_with_a_fake_bug(
+    leaks: Callable[..., list[str]], user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake_bug(*_: object, ask: Callable[[], str], **__: object) -> None:
+        raise RuntimeError(f"a bug after the password of {len(ask())} letters was asked for")
+
+    monkeypatch.setattr("mmf_win.commands.convert.convert", fake_bug)
+    archive = user_dir / "memes.zip"
+    archive.touch()
+    assert leaks(1, "convert", "--zip", archive, "--password", SECRET) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["https://me:hunter2@example.org/mmf", "https://example.org/mmf?sig=hunter2"]
+)
+def test_the_secret_of_an_address_is_not_repeated(
+    leaks: Callable[..., list[str]], world: Places, source: str
+) -> None:
+    assert leaks(2, "repair", "--source", source) == []
