@@ -77,6 +77,14 @@ def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
     assert set(jobs["check"]["needs"]) == {"sdist", "wheels"}
 
 
+def test_every_vulnerability_that_is_ignored_is_explained() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    explained = re.findall(
+        r"^\| ([A-Z]+-[\w-]+) \|", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.M
+    )
+    assert re.findall(r"--ignore-vuln (\S+)", workflow) == explained
+
+
 @pytest.fixture
 def jobs() -> dict[str, Any]:
     """The jobs of CI."""

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _NAMES = (
 _SECRET_NAME = re.compile(rf"(?i){_NAMES}$")
 _SECRETS = (
     # To the end of the line: a password may hold blanks and quotation marks.
-    (re.compile(rf"(?i)({_NAMES}[\"']?\s*[=:]\s*|--[\w-]*{_NAMES}[\"',\s]+).+"), r"\1<secret>"),
+    (re.compile(rf"(?i)({_NAMES}[\"']?\s*[=:]\s*|--[\w-]{{0,40}}{_NAMES}[\"',\s]+).+"), r"\1<secret>"),
     (re.compile(r"(?i)\bbearer +\S+"), "<secret>"),
     (re.compile(r"\bhf_\w{8,}"), "<secret>"),
     (re.compile(r"://[^/\s@]+@"), "://<secret>@"),
@@ -40,50 +40,55 @@ class Scrubber:
     """
 
     def __init__(self, texts: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
-        self._texts = {tuple(words) for text in texts for words in _spellings(text)}
+        self._texts: dict[str, set[tuple[str, ...]]] = {}
+        for words in (words for text in texts for words in _spellings(text)):
+            self._texts.setdefault(words[0], set()).add(words)
         secrets = {value for name, value in environ.items() if _SECRET_NAME.search(name) and value.strip()}
         self._values = {way for value in secrets for way in (value, repr(value)[1:-1], quote(value, safe=""))}
         self._owner = [*_home(), *_names()]
 
     def file(self, name: str, content: str) -> bytes:
         """The content of a file; its name tells JSON from text."""
-        scrub = self._for(content)
         if name.endswith(".json"):
             with suppress(ValueError, RecursionError):
-                return json_bytes(_walk(json.loads(content), scrub), indent=2)
+                return json_bytes(_walk(json.loads(content), self._text), indent=2)
         if name.endswith(".jsonl"):
-            return b"".join(_line(line, scrub) for line in content.splitlines())
-        return scrub(content).encode("utf-8", "backslashreplace")
+            return b"".join(_line(line, self._text) for line in content.splitlines())
+        return self._text(content).encode("utf-8", "backslashreplace")
 
-    def _for(self, content: str) -> Callable[[str], str]:
-        # Of ten thousand texts hardly any is in a log: only those are looked for whose words all are.
-        there = set(_words(content))
-        found = [words for words in self._texts if there.issuperset(words)]
-        any_text = "|".join(r"\W+".join(words) for words in sorted(found, key=len, reverse=True))
-        memes = re.compile(rf"(?i)(?<!\w)(?:{any_text})(?!\w)") if found else None
+    def _text(self, text: str) -> str:
+        for value in self._values:
+            text = text.replace(value, "<secret>")
+        for pattern, instead in _SECRETS:
+            text = pattern.sub(instead, text)
+        text = self._without_memes(text)
+        for pattern, instead in self._owner:
+            text = pattern.sub(instead, text)
+        return text
 
-        def scrub(text: str) -> str:
-            for value in self._values:
-                text = text.replace(value, "<secret>")
-            for pattern, instead in _SECRETS:
-                text = pattern.sub(instead, text)
-            if memes is not None:
-                text = memes.sub("<text>", text)
-            for pattern, instead in self._owner:
-                text = pattern.sub(instead, text)
-            return text
+    def _without_memes(self, text: str) -> str:
+        """Word by word, whatever is between them: lines break, and a model's log lists words."""
+        found = list(_WORD.finditer(text))
+        words = [word[0].lower() for word in found]
+        parts, done, at = [], 0, 0
+        while at < len(words):
+            memes = self._texts.get(words[at], ())
+            length = max(
+                (len(meme) for meme in memes if tuple(words[at : at + len(meme)]) == meme), default=0
+            )
+            if length:
+                parts += [text[done : found[at].start()], "<text>"]
+                done = found[at + length - 1].end()
+            at += length or 1
+        return "".join([*parts, text[done:]])
 
-        return scrub
 
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
-def _spellings(text: str) -> list[list[str]]:
+def _spellings(text: str) -> Iterator[tuple[str, ...]]:
     """The words of a text as it is, and as JSON may write it."""
-    spelt = [_words(text), _words(json.dumps(text))]
-    return [words for words in spelt if len("".join(words)) >= _SHORTEST]
+    for spelt in {text, json.dumps(text)}:
+        words = tuple(word.lower() for word in _WORD.findall(spelt))
+        if len("".join(words)) >= _SHORTEST:
+            yield words
 
 
 def _home() -> list[tuple[re.Pattern[str], str]]:
