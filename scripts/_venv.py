@@ -28,7 +28,8 @@ class Venv:
         folder: its name in the checkout.
         extras: the extras of mmfw that are installed.
         constraints: the file.
-        for_cpu: install PyTorch for the CPU, where PyPI's is another; one that is there stays.
+        for_demo: take PyTorch for the CPU, where PyPI's is another and there is none yet, and compile nothing
+            in advance, of which a demo needs a part.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class Venv:
         extras: Sequence[str],
         constraints: str = "constraints.txt",
         *,
-        for_cpu: bool = False,
+        for_demo: bool = False,
     ) -> None:
         self.path = ROOT / folder
         self.extras = frozenset(extras)
         self.constraints = constraints
-        self.for_cpu = for_cpu and sys.platform == "linux"
+        self.for_demo = for_demo
 
     def program(self, name: str) -> str:
         """The path of a program of the environment, such as ``python`` or ``mmfw``."""
@@ -66,11 +67,10 @@ class Venv:
         stamp.write_text("unfinished", encoding="utf-8")  # an installation may be cut short
         extras = sorted(self.extras | there)
         pip = [self.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["-c", self.constraints]
-        if self.for_cpu:
-            run(
-                [*pip, "--no-deps", "--retries", "1", "--extra-index-url", _CPU_INDEX, "torch", "torchvision"]
-            )
+        pip += ["-c", self.constraints, *(["--no-compile"] if self.for_demo else [])]
+        if self.for_demo and sys.platform == "linux":
+            pytorch = ["--extra-index-url", _CPU_INDEX, "--retries", "1", "--no-deps", "torch", "torchvision"]
+            run([*pip, *pytorch])
         run([*pip, "-e", f".[{','.join(extras)}]"])
         stamp.write_text("\n".join([python, self._requirements(), " ".join(extras)]), encoding="utf-8")
 

@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
-    venv = Venv(".venv", ["train"], for_cpu=True)
+    venv = Venv(".venv", ["train"], for_demo=True)
     _say("1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes")
     venv.ensure()
     _say("2 of 3: MMF: 2 MB to download, a few seconds")
