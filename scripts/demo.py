@@ -20,11 +20,11 @@ def main(arguments: list[str]) -> int:
     venv = Venv(".venv", ["train"], for_demo=True)
     _say("1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes")
     venv.ensure()
-    _say("2 of 3: MMF: 2 MB to download, a few seconds")
+    _say("2 of 3: MMF: less than 5 MB to download, a few seconds")
     code = venv.run("mmfw", "setup").returncode
     if code or "--setup-only" in arguments:
         return code
-    _say("3 of 3: the demo: nothing to download, about a minute")
+    _say("3 of 3: the demo: nothing to download, one to two minutes where nothing else runs")
     return venv.run("mmfw", "demo", *arguments).returncode
 
 
