@@ -4,6 +4,9 @@ Both name files by their hashes. In Hugging Face's cache a file of a snapshot is
 the SHA-256 of a large file and git's id of a small one
 (https://huggingface.co/docs/huggingface_hub/guides/manage-cache). PyTorch Hub puts the first eight digits of
 the SHA-256 at the end of the name.
+
+Windows without developer mode has no links, and a snapshot holds the files themselves. So the hashes that the
+Hub told when mmfw fetched them are kept beside, in ``models--<name>/mmfw-hashes.json``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mmf_win.errors import MmfError
-from mmf_win.files import read_json, replacing
+from mmf_win.files import read_json, replacing, share, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.git_tree import file_blob_id
 from mmf_win.upstream.install import require_packages
@@ -37,6 +40,7 @@ _RESNET152 = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
 _BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
 _GIT_ID = 40
 _NO_COMMIT = "0" * _GIT_ID  # of a copy, which nobody knows the version of
+_HASHES = "mmfw-hashes.json"
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.[a-z]+$")
 
 
@@ -129,6 +133,7 @@ def copy_model(source: Path, name: str) -> None:
     for path in bert_in(source, weights=True):
         with replacing(target / path.name) as temporary:
             shutil.copyfile(path, temporary)
+        _remember_hash(target / path.name, None)
     with replacing(cached / "refs" / "main") as temporary:
         temporary.write_text(target.name, encoding="utf-8")
 
@@ -159,17 +164,48 @@ def hash_in_name(path: Path) -> str | None:
     return found[1] if found else None
 
 
-def contradicts_name(path: Path, sha256: str) -> bool:
-    """Whether a file with this SHA-256 is not what its name says; False where that says nothing.
+def known_hash(path: Path) -> str | None:
+    """As :func:`hash_in_name`; where the name says nothing, what the Hub told when mmfw fetched the file."""
+    told = hash_in_name(path) or _remembered_hashes(path).get(_in_snapshots(path))
+    return told if isinstance(told, str) and told else None
+
+
+def contradicts_hash(path: Path, sha256: str) -> bool:
+    """Whether a file with this SHA-256 is not what its known hash says; False where none is known.
 
     Raises:
         OSError: it cannot be read.
     """
-    named = hash_in_name(path)
-    if named is None:
+    known = known_hash(path)
+    if known is None:
         return False
-    content = file_blob_id(path.resolve()) if len(named) == _GIT_ID else sha256
-    return not content.startswith(named)
+    content = file_blob_id(path.resolve()) if len(known) == _GIT_ID else sha256
+    return not content.startswith(known)
+
+
+def _remembered_hashes(path: Path) -> dict[str, object]:
+    """The hashes kept beside the snapshot that ``path`` lies in; none where it lies in no snapshot."""
+    if path.parent.parent.name != "snapshots":
+        return {}
+    try:
+        kept = read_json(path.parents[2] / _HASHES)
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _in_snapshots(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _remember_hash(path: Path, told: str | None) -> None:
+    """Keep the hash of a file of a snapshot; None forgets it."""
+    before = _remembered_hashes(path)
+    hashes = {name: value for name, value in before.items() if name != _in_snapshots(path)}
+    if told is not None:
+        hashes[_in_snapshots(path)] = told
+    if hashes != before:
+        write_json(path.parents[2] / _HASHES, hashes)
 
 
 def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) -> None:
@@ -181,23 +217,26 @@ def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) ->
         name: such as ``bert-base-uncased`` or ``owner/name``.
         weights: the weights, too, and not only what its tokenizer needs.
         damaged: its files in the cache, some of which are damaged: those are replaced that are not what
-            their names say, or all if no name says anything.
+            their hashes say, or all if no hash is known.
 
     Raises:
         MmfError: it cannot be downloaded, or the library is not installed.
     """
     require_packages("huggingface_hub")
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry
     there = [path for path in damaged if path.is_file()]
-    wrong = [path for path in there if contradicts_name(path, file_digest(path).hex())]
+    wrong = [path for path in there if contradicts_hash(path, file_digest(path).hex())]
     replaced = {path.name for path in wrong or there}
 
     def get(file: str) -> bool:
         try:
-            hf_hub_download(name, file, cache_dir=hub_cache(), force_download=file in replaced)
+            path = Path(hf_hub_download(name, file, cache_dir=hub_cache(), force_download=file in replaced))
+            if not path.is_symlink():
+                url = hf_hub_url(name, file, revision=path.parent.name)
+                _keep_without_link(path, get_hf_file_metadata(url).etag)
         except LocalEntryNotFoundError:  # nobody answered; it counts as not found, too
             raise
         except EntryNotFoundError:
@@ -219,3 +258,19 @@ def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) ->
         ) from error
     if not {"config.json"} <= found or not found & {"vocab.txt", "tokenizer.json"}:
         raise MmfError(f"{name}: the Hugging Face Hub has no configuration or vocabulary of it")
+
+
+def _keep_without_link(path: Path, told: str | None) -> None:
+    """Finish the download of a file of a snapshot where there are no links, and remember its hash.
+
+    Args:
+        path: the file. Where there was one before, it is still that one: the library replaces only links, and
+            leaves what it has downloaded among the blobs.
+        told: the hash that the Hub tells.
+    """
+    if told is None or not _BLOB.fullmatch(told):
+        return
+    _remember_hash(path, told)
+    blob = path.parents[2] / "blobs" / told
+    if blob.is_file() and contradicts_hash(path, file_digest(path).hex()):
+        share(blob, path)

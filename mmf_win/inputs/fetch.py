@@ -26,7 +26,7 @@ from mmf_win.errors import (
 )
 from mmf_win.files import replacing
 from mmf_win.inputs.caches import (
-    contradicts_name,
+    contradicts_hash,
     copy_model,
     download_model,
     hash_in_name,
@@ -251,7 +251,7 @@ class Fetcher:
         target = need.files[0]
         need.folder.mkdir(parents=True, exist_ok=True)
         for found in self.mirror.files(need.names):
-            if not contradicts_name(target, file_digest(found).hex()):
+            if not contradicts_hash(target, file_digest(found).hex()):
                 with replacing(target) as temporary:
                     shutil.copyfile(found, temporary)
                 return

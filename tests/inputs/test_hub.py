@@ -22,14 +22,18 @@ BERT = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"we
 
 # Its library reads the address of the Hub when it is imported.
 CODE = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.caches import hub_model
 from mmf_win.errors import MmfwError
 from mmf_win.paths import Places
-name, kind, data = sys.argv[1:]
+name, kind, data, links = sys.argv[1:]
+if links == "False":
+    def refuse(source, target, *_, **__):
+        raise OSError(22, "A required privilege is not held by the client", source, None, target)
+    os.symlink = refuse
 need = Need(kind, name, hub_model(name), url=name, library="transformers")
 try:
     [status] = Fetcher(Places(Path(data), Path(data), Path(data))).fetch([need])
@@ -46,15 +50,17 @@ class Hub:
     Attributes:
         server: answers as the Hub does.
         folder: holds the cache.
+        links: False refuses links to who fetches, as Windows without developer mode does.
     """
 
     server: WebServer
     folder: Path
+    links: bool = True
 
     def fetch(self, kind: str = "bert") -> subprocess.CompletedProcess[str]:
         """Fetch ``owner/tiny`` in a process of its own."""
         return subprocess.run(
-            [sys.executable, "-c", CODE, "owner/tiny", kind, str(self.folder / "data")],
+            [sys.executable, "-c", CODE, "owner/tiny", kind, str(self.folder / "data"), str(self.links)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -74,6 +80,12 @@ class Hub:
         }
 
     @property
+    def against(self) -> str:
+        """What a file is verified against: a link leads to a name that is a hash."""
+        linked = (self.snapshot / "config.json").is_symlink()
+        return "the hash in its name" if linked else "the hash that the Hub told"
+
+    @property
     def snapshot(self) -> Path:
         """Where transformers finds the files."""
         return self.folder / "hf" / "hub" / "models--owner--tiny" / "snapshots" / COMMIT
@@ -83,7 +95,9 @@ class Hub:
 def hub(user_dir: Path) -> Iterator[Hub]:
     """It has a BERT of three files."""
     with WebServer.serving() as server:
-        server.files.update({f"owner/tiny/resolve/main/{name}": content for name, content in BERT.items()})
+        for version in ("main", COMMIT):
+            files = {f"owner/tiny/resolve/{version}/{name}": content for name, content in BERT.items()}
+            server.files.update(files)
         server.headers = {"X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"}
         yield Hub(server, user_dir)
 
@@ -91,11 +105,13 @@ def hub(user_dir: Path) -> Iterator[Hub]:
 def test_a_bert_comes_into_the_cache_of_transformers(hub: Hub) -> None:
     done = hub.fetch()
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["intact", "the hash in its name", sorted(BERT)]
+    assert json.loads(done.stdout) == ["intact", hub.against, sorted(BERT)]
     assert {path.name: path.read_bytes() for path in hub.snapshot.iterdir()} == BERT
 
 
-def test_only_the_broken_file_is_fetched_again(hub: Hub) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_only_the_broken_file_is_fetched_again(hub: Hub, links: bool) -> None:
+    hub.links = links
     assert hub.fetch().returncode == 0
     hostile.cut((hub.snapshot / "vocab.txt").resolve())
     hub.server.asked.clear()
@@ -103,6 +119,8 @@ def test_only_the_broken_file_is_fetched_again(hub: Hub) -> None:
     assert done.returncode == 0, done.stderr
     assert (hub.snapshot / "vocab.txt").read_bytes() == BERT["vocab.txt"]
     assert [asked.path.rpartition("/")[2] for asked in hub.server.gets] == ["vocab.txt"]
+    assert json.loads(done.stdout)[:2] == ["intact", hub.against]
+    assert links or not (hub.snapshot / "vocab.txt").is_symlink()
 
 
 def test_a_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
@@ -123,7 +141,7 @@ def test_a_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
 def test_of_a_tokenizer_no_weights_are_fetched(hub: Hub) -> None:
     done = hub.fetch("tokenizer")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["intact", "the hash in its name", ["config.json", "vocab.txt"]]
+    assert json.loads(done.stdout) == ["intact", hub.against, ["config.json", "vocab.txt"]]
 
 
 @pytest.mark.parametrize(
