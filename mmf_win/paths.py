@@ -16,7 +16,10 @@ from mmf_win.errors import DataError
 
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
-_RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\.|$)")
+_RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\.|$)")
+LONGEST_NAME = 255
+"""Bytes in UTF-8 that any system takes; Linux and macOS count them so, and Windows counts no more."""
+_LONGEST_PART = 90  # of two in one name, with a time and what says what the file is
 # As ``python -m MODULE``, which would look for modules in the current folder first.
 _RUN = """\
 import sys
@@ -32,10 +35,25 @@ def is_portable(name: str) -> bool:
     return portable_name(name) == name
 
 
-def portable_name(name: str) -> str:
-    """``name`` with every character that Windows refuses replaced by ``-``."""
-    name = _ILLEGAL.sub("-", name).rstrip(". ") or "-"
-    return f"_{name}" if _RESERVED.match(name) else name
+def portable_name(name: str, longest: int = LONGEST_NAME) -> str:
+    """``name`` with every character that Windows refuses replaced by ``-``, and cut where it is too long.
+
+    Args:
+        name: any text.
+        longest: bytes in UTF-8 that it may have.
+    """
+    name = _ILLEGAL.sub("-", _cut(name, longest)).rstrip(". ") or "-"
+    return _cut(f"_{name}", longest).rstrip(". ") if _RESERVED.match(name) else name
+
+
+def name_part(name: str) -> str:
+    """As :func:`portable_name`, and so short that the names of files may hold it beside another such part."""
+    return portable_name(name, _LONGEST_PART)
+
+
+def _cut(name: str, longest: int) -> str:
+    data = name.encode(errors="surrogatepass")
+    return name if len(data) <= longest else data[:longest].decode(errors="ignore")
 
 
 def module_command(module: str, *words: str) -> list[str]:

@@ -14,7 +14,7 @@ from mmf_win.commands.overrides import require_optimizer_kept, require_trainable
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import as_typed, duration, print_json, say, table
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.paths import Places, portable_name
+from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
@@ -130,7 +130,7 @@ def command(
         return None
     if name is not None:
         # Beside what Windows refuses, a run's id must be neither an option nor an override.
-        fit = portable_name(portable_name(name).replace("=", "-").lstrip("-") or "run")
+        fit = name_part(name_part(name).replace("=", "-").lstrip("-") or "run")
         if name != fit:
             raise UsageError(f"a run cannot be named {name!r}", hint=as_typed("--name", fit))
     names, overrides = split_words(words, names=1)

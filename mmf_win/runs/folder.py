@@ -27,7 +27,7 @@ from pathlib import Path
 from mmf_win.errors import UnreadableRun, UsageError
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.locking import is_locked, locked
-from mmf_win.paths import Inside, first_free, new_file, new_folder, portable_name
+from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
 from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
 from mmf_win.runs.request import RunRequest
 
@@ -48,7 +48,7 @@ class Run(RunFolder):
     @classmethod
     def create(cls, save_dir: Path, name: str) -> Run:
         """A new, empty run folder."""
-        return cls(new_folder(save_dir / portable_name(name)))
+        return cls(new_folder(save_dir / name_part(name)))
 
     @property
     def id(self) -> str:

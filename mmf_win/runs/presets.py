@@ -23,7 +23,7 @@ from typing import Any
 
 from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import NotAPreset, UnknownPreset, UsageError
-from mmf_win.paths import Places, portable_name, presets_dir
+from mmf_win.paths import Places, name_part, presets_dir
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.config import Experiment, parse_yaml
 
@@ -75,7 +75,7 @@ def load(name: str) -> Preset:
         )
     values.pop("extends", None)
     file = None if path.parent == presets_dir() else str(path)
-    return Preset(name=portable_name(path.stem), file=file, **values)
+    return Preset(name=name_part(path.stem), file=file, **values)
 
 
 def request(preset: Preset, splits: dict[str, str], places: Places) -> RunRequest:

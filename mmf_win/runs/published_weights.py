@@ -14,7 +14,7 @@ from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need, zoo_weights
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.paths import Places, portable_name
+from mmf_win.paths import Places, name_part
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import splits_of_paper
@@ -108,7 +108,7 @@ def run_of(
         published_weights=preset.zoo,
         published_sha256=sha256,
     )
-    name = portable_name(f"{preset.name}-published")
+    name = name_part(f"{preset.name}-published")
     run = _earlier(places.save_dir / name, request) or Run.create(places.save_dir, name)
     best = run.checkpoints / "best.ckpt"
     if not best.is_file() or (not best.samefile(weights) and file_digest(best).hex() != sha256):

@@ -9,7 +9,7 @@ from pathlib import Path
 from mmf_win.dataset.annotations import Row, count_rows, is_unicode, read_rows, require_split
 from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError, UsageError
-from mmf_win.paths import Places, portable_name
+from mmf_win.paths import Places, name_part
 from mmf_win.runs.overrides import ANNOTATIONS, OWN_MEMES
 from mmf_win.upstream import settings
 from mmf_win.upstream.settings import Settings
@@ -73,7 +73,7 @@ class Target:
     def _own(cls, source: Path, rows: Sequence[Row], scratch: Path) -> Target:
         annotations = scratch / "memes.jsonl"
         write_annotations(annotations, rows)
-        return cls(portable_name(f"memes-{source.stem}"), annotations, source.absolute())
+        return cls(name_part(f"memes-{source.stem}"), annotations, source.absolute())
 
     @property
     def is_own(self) -> bool:

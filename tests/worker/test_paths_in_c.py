@@ -1,4 +1,4 @@
-"""Libraries that open files in C or Rust, in a folder whose name no ANSI code page of Windows holds as a whole."""
+"""Libraries that open files in C or Rust, in a folder whose name no code page of Windows holds."""
 
 from __future__ import annotations
 

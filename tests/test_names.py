@@ -1,0 +1,111 @@
+"""Names from outside, whatever they are: what is written is legal on every system, or the name is refused."""
+
+from __future__ import annotations
+
+import ntpath
+import os
+import sys
+from pathlib import Path, PureWindowsPath
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mmf_win.archives.names import naming_problem, safe_name
+from mmf_win.dataset.convert import convert
+from mmf_win.dataset.own_memes import annotations_beside, find_images, read_table
+from mmf_win.errors import ArchiveError, DatasetError
+from mmf_win.paths import Places, name_part, portable_name
+from mmf_win.results import record
+from mmf_win.runs.folder import Run
+from tests.worlds import hostile
+from tests.worlds.fuzzing import FIXED_BUDGET
+from tests.worlds.memes import jsonl, memes, tree
+
+_PIECES = [
+    "con",
+    "NUL",
+    "Aux",
+    "com1",
+    "COM¹",
+    "lpt9",
+    "CONIN$",
+    ".",
+    " ",
+    ":",
+    "/",
+    "\\",
+    "?",
+    "\x1f",
+    "\x7f",
+]
+_PIECES += [".json", ".png", "-", "a", "É", "e\u0301", "мем", "梗图" * 40, "x" * 200, "😀" * 70]
+names = st.lists(st.sampled_from(_PIECES), max_size=5).map("".join) | st.text(max_size=12)
+
+
+def assert_legal(name: str) -> None:
+    """By what Python itself knows of Windows, and by the limits of Linux and macOS."""
+    if sys.version_info >= (3, 13):
+        assert not ntpath.isreserved(name)
+    else:
+        assert not PureWindowsPath(name).is_reserved()
+    assert PureWindowsPath(name).parts == (name,), "one name, without a drive"
+    assert name not in (".", "..") and name == name.rstrip(". ")
+    assert not set(name) & set('<>:"/\\|?*') and min(name) >= " "
+    assert len(name.encode()) <= 255
+
+
+@settings(FIXED_BUDGET, max_examples=100)
+@example("nul .txt")
+@example("con" + " " * 300 + "x")
+@given(names.filter(lambda name: "\0" not in name))
+def test_a_made_name_is_legal_and_stays_as_it_is(name: str) -> None:
+    made = portable_name(name)
+    assert_legal(made)
+    assert portable_name(made) == made
+
+
+@settings(FIXED_BUDGET, max_examples=40)
+@given(names, names)
+def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, table: str) -> None:
+    with TemporaryDirectory() as folder:
+        run = Run.create(Path(folder), name)
+        with run.new_report(name_part(f"memes-{table}")) as csv:
+            beside = (annotations_beside(csv), record.path_beside(csv), csv.with_suffix(".html"))
+            for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in beside)):
+                path.touch()
+        written = [*run.reports.iterdir(), run.path.parent, run.path]
+        assert len(written) == 6, "what reserved the name is gone"
+        for path in written:
+            assert_legal(path.name)
+
+
+@settings(FIXED_BUDGET, max_examples=100)
+@given(names)
+def test_a_name_in_an_archive_is_legal_or_has_a_problem(name: str) -> None:
+    try:
+        safe = safe_name(name)
+    except ValueError:
+        return
+    if naming_problem(safe) is None:
+        for part in safe.split("/"):
+            assert_legal(part)
+
+
+@pytest.mark.parametrize("name", ["img/con.png", "img/COM¹.png", "img/nul .png", "img/" + "图" * 90 + ".png"])
+def test_a_dataset_with_an_image_that_not_every_system_takes_is_refused(user_dir: Path, name: str) -> None:
+    files = memes()
+    files["hateful_memes/" + name] = b""
+    places = Places.resolve(user_dir / "data", user_dir / "save", {})
+    with pytest.raises(ArchiveError) as caught:
+        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+    assert name in str(caught.value)
+    assert tree(places.data_dir) == {}
+
+
+def test_a_device_is_no_image_of_own_memes(user_dir: Path) -> None:
+    table = user_dir / "memes.jsonl"
+    table.write_bytes(jsonl([{"img": os.devnull, "text": "a"}]))  # NUL on Windows
+    with pytest.raises(DatasetError, match=rf"1 of 1 images are missing: {os.devnull} \(line 1\)"):
+        find_images(read_table(table), user_dir, shown="memes.jsonl")
