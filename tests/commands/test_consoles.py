@@ -1,0 +1,53 @@
+"""What the commands print into pipes of other encodings, as those of Windows have them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# One process for all: each command's help, an error that names a folder and one that names a word, and JSON.
+CODE = """
+import sys
+from mmf_win.cli import COMMANDS, main
+data = sys.argv[1]
+codes = [main(words) for words in (["--help"], *([name, "--help"] for name in COMMANDS))]
+codes += [main(words) for words in (["verify", "--data-dir", data], ["train", "--name", "имя: 名"], ["doctor"])]
+print("\\f", end="")
+codes.append(main(["doctor", "--json", "--data-dir", data]))
+sys.exit(0 if codes == [0] * (len(codes) - 4) + [2, 2, 0, 0] else f"{codes}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "utf8"), [("cp1252", "0"), ("cp1251", "0"), ("cp936", "0"), (None, "1")]
+)
+def test_nothing_is_too_foreign_for_a_console(
+    home: Path, user_dir: Path, encoding: str | None, utf8: str
+) -> None:
+    missing = user_dir / "нет 没有"
+    environ = {**os.environ, "PYTHONUTF8": utf8, **({"PYTHONIOENCODING": encoding} if encoding else {})}
+    if encoding is None:
+        environ.pop("PYTHONIOENCODING", None)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(missing)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environ,
+    )
+    encoding = encoding or "utf-8"
+    output, error = (said.decode(encoding).replace("\r\n", "\n") for said in (done.stdout, done.stderr))
+    assert done.returncode == 0, error
+    assert "Traceback" not in error
+
+    def shown(text: str) -> str:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+
+    assert shown(str(missing)) in error and shown("'имя: 名'") in error
+    assert shown(str(home)) in output
+    folders = {folder["name"]: folder["path"] for folder in json.loads(output.partition("\f")[2])["folders"]}
+    assert folders["data"] == str(missing)
