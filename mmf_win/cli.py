@@ -22,6 +22,9 @@ from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, Usa
 from mmf_win.files import NO_ROOM
 
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
+# https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
+_HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
+_HELD_HINT = "close the program that has it open, if there is one, and run the same command again"
 
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
 COMMANDS = {
@@ -188,6 +191,8 @@ def _system_error(error: OSError) -> MmfwError:
         return ResourceError(f"{where}{what}", hint=limits)
     if error.errno == errno.ENOMEM:
         return ResourceError(f"{where}{what}", hint=_MEMORY_HINT)
+    if getattr(error, "winerror", None) in _HELD:
+        return DataError(f"{where}{what}", hint=_HELD_HINT)
     if error.errno in NO_ROOM:
         full = "the disk is full" if error.errno == errno.ENOSPC else what
         return ResourceError(f"{where}{full}", hint="free some space and run the same command again")

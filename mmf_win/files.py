@@ -8,13 +8,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 _TRIES = 20 if sys.platform == "win32" else 1
 _PAUSE = 0.1
+_PASSING = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The numbers of errors that mean that no more can be written."""
 
@@ -22,29 +23,57 @@ NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 def rename(old: Path, new: Path) -> None:
     """Rename a folder to a name that is free, or a file; a reader of a name that is taken sees either file.
 
-    On Windows a virus scanner may hold a fresh file for a moment, which refuses that; hence two seconds of
-    patience there.
-
     Raises:
         OSError: it cannot be renamed; on Windows also where somebody has ``new`` open.
     """
+    _patiently(lambda: old.replace(new))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or nothing where there is none.
+
+    Raises:
+        OSError: it cannot be removed; on Windows also where somebody has it open.
+    """
+    _patiently(lambda: path.unlink(missing_ok=True))
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that is in it.
+
+    Raises:
+        OSError: as for :func:`remove`; what is left can be removed later.
+    """
+    _patiently(lambda: shutil.rmtree(folder))
+
+
+def _patiently(change: Callable[[], object]) -> None:
+    """Make a change that Windows may refuse for a moment, in which a virus scanner holds a fresh file.
+
+    Hence two seconds of patience there. A folder may also hold a file that was removed while it was open.
+    """
     for _ in range(_TRIES - 1):
         try:
-            old.replace(new)
+            change()
             return
-        except PermissionError:
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
             time.sleep(_PAUSE)
-    old.replace(new)
+    change()
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an error of writing name the file: the system names none where a disk, quota or limit is full."""
+    """Let an error of writing name the file.
+
+    The system names none where a disk, quota or limit is full, and two where one cannot take another's place.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in NO_ROOM and error.filename is None:
-            error.filename = str(path)
+        if (error.errno in NO_ROOM and error.filename is None) or error.filename2 == str(path):
+            error.filename, error.filename2 = str(path), None
         raise
 
 
@@ -60,9 +89,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield temporary
-        rename(temporary, path)
+            rename(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        remove(temporary)
 
 
 def share(source: Path, path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from mmf_win import files
-from mmf_win.files import read_json, rename, replacing, write_bytes, write_json
+from mmf_win.cli import main
+from mmf_win.files import read_json, remove, remove_tree, rename, replacing, write_bytes, write_json
 from mmf_win.protocol import EventLog
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import RunRequest
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(user_dir: Path) -> None:
@@ -98,16 +102,56 @@ def test_renaming_does_not_wait_for_a_fake_virus_scanner_for_ever(
     assert (tmp_path / "old").exists()
 
 
-@pytest.mark.skipif(sys.platform != "win32", reason="only Windows refuses to replace a file that is open")
-def test_a_file_that_another_has_open_is_replaced_once_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+HOLDER = """
+import sys
+for path in sys.argv[1:]:
+    with open(path, "rb"):
+        print("held", flush=True)
+        sys.stdin.readline()
+    print("free", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="only Windows refuses to change a file that is open")
+def test_what_another_program_holds_is_changed_once_it_lets_go_and_else_named_with_what_to_do(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "exit.json"
-    write_json(path, 1)
-    with path.open("rb") as reader:
-        monkeypatch.setattr("time.sleep", lambda seconds: reader.close())
-        write_json(path, 2)
-    assert read_json(path) == 2
+    run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
+    run.path.mkdir(parents=True)
+    run.save_request(RunRequest("mmbt"))
+    replaced, removed, inside = user_dir / "exit.json", user_dir / "old.json", user_dir / "runs" / "log.txt"
+    inside.parent.mkdir()
+    for path in (replaced, removed, inside):
+        write_json(path, 1)
+    changes = {
+        replaced: lambda: write_json(replaced, 2),
+        removed: lambda: remove(removed),
+        inside: lambda: remove_tree(inside.parent),
+    }
+    command = [sys.executable, "-c", HOLDER, *map(str, changes), str(run.request_file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        lets_go, told = holder.stdin, holder.stdout
+
+        def pause(seconds: float) -> None:
+            lets_go.write("\n")
+            lets_go.flush()
+            assert told.readline() == "free\n"
+
+        for change in changes.values():
+            assert told.readline() == "held\n"
+            monkeypatch.setattr("time.sleep", pause)
+            change()
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+        assert told.readline() == "held\n"
+        with pytest.raises(PermissionError) as refused:
+            write_json(run.request_file, {})
+        assert (refused.value.filename, refused.value.filename2) == (str(run.request_file), None)
+        assert main(["runs", "rm", "mmbt", "--yes", "--save-dir", str(user_dir / "save")]) == 3
+        holder.communicate("\n")
+    assert (read_json(replaced), removed.exists(), inside.parent.exists()) == (2, False, False)
+    said = capsys.readouterr().err
+    assert str(run.path) in said and "hint: close the program that has it open" in said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no process so")

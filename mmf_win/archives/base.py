@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
 from mmf_win.errors import ArchiveError, NoPassword, PasswordError
 from mmf_win.fast_zlib import crc32
-from mmf_win.files import naming
+from mmf_win.files import naming, remove
 from mmf_win.threads import Advance, ignore, result_of
 
 BLOCK = 1 << 20
@@ -263,7 +263,7 @@ class Output:
         with naming(self._target):
             self._file.close()
         if not self._verified:
-            self._target.unlink(missing_ok=True)
+            remove(self._target)
 
     def write(self, block: bytes | memoryview) -> None:
         """Append a block.

@@ -191,7 +191,7 @@ class SevenZipArchive(Archive):
 
     def _unpack(self, names: Iterable[str], into: Callable[[str], Py7zIO]) -> None:
         """One pass over the archive; ``into`` is asked for each member's writer when its turn comes."""
-        with self.path.open("rb") as file, tempfile.TemporaryDirectory() as nowhere:
+        with self.path.open("rb") as file, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as nowhere:
             # py7zr judges names by the folder that it would unpack to, following the links there. Nothing is
             # written to this empty one; it keeps that judgement from depending on the user's folders.
             root = Path(nowhere).resolve()

@@ -14,6 +14,7 @@ from mmf_win.dataset.layout import Layout, find_images, missing_splits, require_
 from mmf_win.dataset.own_memes import write_annotations
 from mmf_win.dataset.own_splits import read_tables, require_names_apart
 from mmf_win.errors import ArchiveError, DatasetError, IncompleteDataset
+from mmf_win.files import remove
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry
 from mmf_win.unpacking.reading import open_with_progress, unpack_chosen
@@ -85,7 +86,7 @@ def _require_splits(archive: Archive, layout: Layout, here: Staging, *, allow_mi
         file = here.new / "README"
         for _ in archive.extract({layout.readme: file}):
             readme = file.read_text(encoding="utf-8", errors="replace")
-        file.unlink()
+        remove(file)
     if missing := missing_splits(layout, readme):
         message = f"{archive.path}: splits are missing: {', '.join(missing)}"
         if not allow_missing:
@@ -106,7 +107,7 @@ def _require_rows(
             raise IncompleteDataset(message, hint="get a complete copy")
         _log.warning("%s", message)
     for split in empty:
-        (here.new / "annotations" / f"{split}.jsonl").unlink()
+        remove(here.new / "annotations" / f"{split}.jsonl")
     return {split: rows for split, rows in splits.items() if rows}
 
 
@@ -144,7 +145,7 @@ def _unpack_annotations(
     names = {member.name for member in archive.members}
     own, images = read_tables(staged, layout.tables, archive.path, names, taken)
     for split, listed in own.items():
-        staged[split].unlink()
+        remove(staged[split])
         path = here.new / "annotations" / f"{split}.jsonl"
         write_annotations(path, listed)
         rows[split] = read_rows(path, shown=shown[split])
@@ -170,4 +171,4 @@ def _image_archive(
     except ArchiveError as error:  # the user has never seen the file that it is about
         shown = f"{archive.path}: member {layout.packed_images}"
         raise ArchiveError(str(error).replace(str(path), shown), hint=error.hint) from error
-    path.unlink()
+    remove(path)

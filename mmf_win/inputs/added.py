@@ -16,7 +16,7 @@ from mmf_win import errors
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
 from mmf_win.errors import DamagedFeatures, DataError, DatasetError, UsageError
-from mmf_win.files import read_json, rename, write_json
+from mmf_win.files import read_json, remove, rename, write_json
 from mmf_win.inputs.keys import answer_of, image_keys, key_of, mistaken, without_features
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry, Manifest, manifest_files
@@ -162,7 +162,7 @@ def _install(data: Path, lmdb: Path, folders: list[str] | None) -> None:
         sha256 = file_digest(data, progress=bar.advance).hex()
     before = Manifest.load(folder) or Manifest(folder, {})
     for path in manifest_files(folder):  # it must not speak of the file that comes
-        path.unlink(missing_ok=True)
+        remove(path)
     lmdb.mkdir(exist_ok=True)
     rename(data, lmdb / _DATA)
     write_json(lmdb / _NOTE, folders)

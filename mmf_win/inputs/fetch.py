@@ -24,7 +24,7 @@ from mmf_win.errors import (
     UnknownArchive,
     UsageError,
 )
-from mmf_win.files import replacing
+from mmf_win.files import remove, replacing
 from mmf_win.inputs.caches import (
     contradicts_hash,
     copy_model,
@@ -277,7 +277,7 @@ class Fetcher:
         if self.keep_archives:
             _log.info("%s (%s) is kept to repair from", archive, size(archive.stat().st_size))
         else:
-            archive.unlink()
+            remove(archive)
 
     def _require_same_source(self, need: Need, finding: Finding) -> None:
         """Refuse to download what the files were not made of.

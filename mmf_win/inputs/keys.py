@@ -69,7 +69,7 @@ def answer_of(module: str, *words: str) -> tuple[Any, int]:
     Raises:
         Interrupted: the user pressed Ctrl+C.
     """
-    with tempfile.TemporaryDirectory(prefix="mmfw-answer-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="mmfw-answer-", ignore_cleanup_errors=True) as scratch:
         output = Path(scratch, "answer.json")
         command = module_command(module, *words, str(output))
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode

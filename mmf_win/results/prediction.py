@@ -143,7 +143,7 @@ def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: Predictio
     team = _Team(members, save_dir, options)
     first = members[0].run.request()
     validation = team.require(first.splits["val"]) if options.best_threshold else None
-    with TemporaryDirectory(prefix="mmfw-memes-") as scratch:
+    with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
         if options.memes is not None:
             targets = [Target.of_table(options.memes, Path(scratch))]
         else:
@@ -164,7 +164,7 @@ def predict_one(
     if options.kind == "rank":
         raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
     team = _Team(members, save_dir, options)
-    with TemporaryDirectory(prefix="mmfw-memes-") as scratch:
+    with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
         target = Target.of_image(image, text, Path(scratch))
         csvs = [team.csv(m, target, Path(scratch, f"{n}.csv")) for n, m in enumerate(members)]
         probas = [read_predictions(csv)[0].proba for csv in csvs]

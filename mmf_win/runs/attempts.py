@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.errors import CheckpointError
+from mmf_win.files import remove
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Event, EventLog, EventReader, Exit, read_events
 from mmf_win.runs import checkpoints, gpus, plan
@@ -132,7 +133,7 @@ def run_worker(
         places, save_dir, logs, files.raw, offline=request.offline, asks_hub=asked.asks_hub
     )
     if trains:
-        run.exit_file.unlink(missing_ok=True)
+        remove(run.exit_file)
     else:
         environment = settings.on_one_device(environment)
     kills = oom_kills()

@@ -18,14 +18,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
+from mmf_win import files
 from mmf_win.errors import UnreadableRun, UsageError
-from mmf_win.files import read_json, rename, write_json
+from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
 from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
@@ -125,9 +125,9 @@ def remove(run: Run) -> None:
     require_idle(run)
     folder = run.path.resolve()
     doomed = folder.with_name(f"{folder.name}.removed")
-    rename(folder, doomed)
-    (doomed / run.request_file.name).unlink(missing_ok=True)
-    shutil.rmtree(doomed)
+    files.rename(folder, doomed)
+    files.remove(doomed / run.request_file.name)
+    files.remove_tree(doomed)
     with suppress(OSError):
         if os.path.lexists(run.path):  # a link, or a junction of Windows, which now leads nowhere
             run.path.unlink()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from mmf_win.files import remove
+
 if sys.platform == "win32":
     from mmf_win.supervise._windows import Tree, stop_signals, window_closed
 else:
@@ -78,7 +80,7 @@ def run_child(
         How it ended.
     """
     for of_earlier in (stop_file, exit_file):
-        of_earlier.unlink(missing_ok=True)
+        remove(of_earlier)
     presses = 0
     killed = False
 
@@ -108,7 +110,7 @@ def run_child(
         finally:
             # Also after an ordinary end: a DataLoader's workers may outlive the child that started them.
             code = tree.close()
-            stop_file.unlink(missing_ok=True)
+            remove(stop_file)
         watch()
     return Ended(code, presses > 0, killed)
 

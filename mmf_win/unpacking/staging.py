@@ -31,7 +31,7 @@ from pathlib import Path
 
 from mmf_win.console import Progress, size
 from mmf_win.errors import DatasetError, NoDrive, NoRoom, UnfinishedInstallation, UsageError
-from mmf_win.files import free_space, read_json, rename, write_json
+from mmf_win.files import free_space, read_json, remove, rename, write_json
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import is_locked, locked
 
@@ -75,10 +75,10 @@ class Staging:
         except BaseException:
             for old, new in reversed(made):
                 rename(new, old)  # should one fail, `installing` stays, and the next one makes all moves
-            self._installing.unlink()
+            remove(self._installing)
             raise
-        (self.folder / _PURPOSE).unlink(missing_ok=True)  # there is nothing left to resume
-        self._installing.unlink()
+        remove(self.folder / _PURPOSE)  # there is nothing left to resume
+        remove(self._installing)
 
     def finish(self) -> None:
         """Make the moves that are left where a process died between them."""
@@ -86,7 +86,7 @@ class Staging:
             names = read_json(self._installing)
             moves = [(new and self._root / new, self._root / target) for new, target in names]
             self._make(moves, [])
-            self._installing.unlink()
+            remove(self._installing)
 
     def _make(self, moves: Sequence[tuple[Path | None, Path]], made: list[tuple[Path, Path]]) -> None:
         for number, (new, target) in enumerate(moves):

@@ -27,7 +27,7 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.console import Progress, size
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.files import read_json, rename, write_json
+from mmf_win.files import read_json, remove, rename, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.locking import locked
 
@@ -143,12 +143,12 @@ class _Part:
         with self._path.open("rb+") as file:
             os.fsync(file.fileno())
         rename(self._path, self._target)
-        self._note.unlink(missing_ok=True)
+        remove(self._note)
 
     def discard(self) -> None:
         """Forget what has arrived."""
-        self._path.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
+        remove(self._path)
+        remove(self._note)
         self._hash, self._done, self.continued = hashlib.sha256(), 0, False
 
     def _hash_what_is_there(self) -> None:

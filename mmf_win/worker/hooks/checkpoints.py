@@ -19,6 +19,7 @@ from mmf.utils import checkpoint
 from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 
 from mmf_win.errors import CheckpointError
+from mmf_win.files import remove
 from mmf_win.integrity import torch_file
 from mmf_win.upstream.checkpoint_files import counts, numbered
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
@@ -140,7 +141,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def _remove_partial(self) -> None:
         """Remove files that a killed worker was writing; only one process trains a run."""
         for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
-            partial.unlink()
+            remove(partial)
 
 
 def early_stopping(trainer: Any) -> Any:
