@@ -1,0 +1,56 @@
+"""What lies on two drives of Windows, between which there is no relative path, no link and no renaming."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.files import share
+from mmf_win.inputs import check
+from mmf_win.paths import Places
+from tests.worlds import hostile
+from tests.worlds.memes import PASSWORD, encrypted_zip, memes
+
+if sys.platform != "win32":
+    pytest.skip("only Windows has drives", allow_module_level=True)
+
+
+@pytest.fixture
+def other(user_dir: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder on another drive than that of ``user_dir``: that of the checkout."""
+    assert request.config.cache is not None
+    with TemporaryDirectory(dir=request.config.cache.mkdir("other-drive")) as folder:
+        if Path(folder).drive == user_dir.drive:
+            pytest.skip("this Windows has its checkout and its temporary folder on one drive")
+        yield Path(folder, "Данные 数据")
+
+
+def test_a_dataset_goes_from_one_drive_to_another_and_back(
+    user_dir: Path, other: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
+    archive, data = encrypted_zip(user_dir / "memes.zip", memes()), ["--data-dir", str(other)]
+    password = ["--password", PASSWORD]
+    assert main(["convert", "--zip", str(archive), *data, *password]) == 0
+    hostile.cut(Places.resolve(other).dataset.images / "img" / "00001.png")
+    assert main(["verify", *data]) == 3
+    assert main(["repair", *data, *password]) == 0
+    assert main(["verify", *data]) == 0
+    assert main(["doctor", *data]) == 0
+
+
+def test_a_file_is_shared_with_another_drive_as_a_copy(user_dir: Path, other: Path) -> None:
+    other.mkdir()
+    (user_dir / "weights").write_bytes(b"weights")
+    share(user_dir / "weights", other / "best.ckpt")
+    assert (other / "best.ckpt").read_bytes() == b"weights"
+
+
+def test_annotations_on_another_drive_are_none_of_the_datasets_own(user_dir: Path, other: Path) -> None:
+    own = other / "мои.jsonl"
+    assert check._below(own, user_dir) == own.as_posix()
