@@ -293,6 +293,10 @@ class MmfError(MmfwError):
     exit_code = 6
 
 
+class UnusedGpu(MmfError):
+    """The installed torch cannot use the GPU of this machine."""
+
+
 class BrokenMmf(MmfError):
     """MMF is not installed, incomplete or unreadable; getting it again repairs that.
 

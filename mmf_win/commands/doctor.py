@@ -14,7 +14,6 @@ import click
 from mmf_win.commands.hints import hint_for
 from mmf_win.commands.options import as_json, data_dir, save_dir
 from mmf_win.console import colour, print_json, size, table
-from mmf_win.doctor.machine import Machine
 from mmf_win.doctor.survey import DatasetState, MmfState, Survey, missing, survey
 from mmf_win.errors import MmfError, MmfwError
 from mmf_win.paths import Places, module_command
@@ -74,7 +73,7 @@ def _sections(found: Survey, errors: Sequence[MmfwError]) -> Iterator[str]:
     ]
     yield table(("folder", "path", "exists", "free"), folders)
     yield _dataset_line(found.dataset)
-    yield "\n".join([*_machine_lines(found.machine), f"Decryption: {found.decryption}"])
+    yield "\n".join([*_machine_lines(found), f"Decryption: {found.decryption}"])
     if found.fits:
         yield table(("micro-batch", "that fitted, for"), [(rows, kind) for kind, rows in found.fits.items()])
     if not errors:
@@ -101,13 +100,20 @@ def _dataset_line(dataset: DatasetState) -> str:
     return f"Dataset: {splits}; {dataset.images} images; {features} region features"
 
 
-def _machine_lines(machine: Machine) -> Iterator[str]:
+def _machine_lines(found: Survey) -> Iterator[str]:
+    machine, cuda = found.machine, found.cuda
     memory = f", {size(machine.memory)} of memory" if machine.memory else ""
     yield f"Machine: {machine.cpus} processors{memory}"
     for gpu in machine.gpus:
-        yield f"GPU: {gpu.name}, {size(gpu.memory)}, driver {gpu.driver}"
+        yield f"GPU: {gpu.name}, {size(gpu.memory)}, driver {gpu.driver}" + (
+            f", CUDA {cuda.newest[0]}.{cuda.newest[1]}" if cuda else ""
+        )
     if not machine.gpus:
         yield "GPU: none that NVIDIA's driver knows"
+    if found.torch is not None:
+        yield f"torch: built for {f'CUDA {found.torch.cuda}' if found.torch.cuda else 'the CPU'}"
+    for setting in found.settings:
+        yield f"{setting.name}: {setting.value}" + (f" ({setting.hint})" if setting.hint else "")
 
 
 def _show_compat(as_json: bool) -> None:

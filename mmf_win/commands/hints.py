@@ -185,6 +185,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.UnfinishedInstallation: _finish,
     errors.UntrustedCode: "if you trust it, give --trust once; it is remembered for this folder",
     errors.RemoteCode: "if you trust it, add --trust, each time",
+    errors.UnusedGpu: "`mmfw setup --torch` prints the pip line that brings the build for this machine",
     errors.DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: _get_mmf,

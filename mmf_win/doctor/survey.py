@@ -15,10 +15,11 @@ from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
 from mmf_win.dataset.annotations import nearby_dataset
 from mmf_win.doctor.machine import Machine, survey_machine
+from mmf_win.doctor.system import Setting, Torch, survey_settings, survey_torch, unused_gpu
 from mmf_win.errors import BrokenMmf, DatasetError, MmfError, MmfwError, NoDataset, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
-from mmf_win.runs import fits
+from mmf_win.runs import fits, gpus
 from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.install import Installed, find, pip_hint, verify, was_set_up
 
@@ -83,6 +84,9 @@ class Survey:
         folders: where everything is.
         dataset: what there is of the dataset.
         machine: processors, memory, GPUs.
+        settings: those of Windows.
+        torch: what torch was built for; None without torch.
+        cuda: what a CUDA program finds here; None without a GPU.
         decryption: what decrypts archives here.
         fits: the micro-batches that fitted into memory, by what that depends on.
     """
@@ -92,6 +96,9 @@ class Survey:
     folders: tuple[Folder, ...]
     dataset: DatasetState
     machine: Machine
+    settings: tuple[Setting, ...]
+    torch: Torch | None
+    cuda: gpus.Cuda | None
     decryption: str
     fits: dict[str, int]
 
@@ -100,7 +107,18 @@ def survey(places: Places) -> Survey:
     """Look at everything; nothing heavy is imported, and nothing is changed."""
     mmf = survey_mmf()
     folders, dataset = tuple(_folders(places, mmf)), _dataset(places.dataset)
-    return Survey(versions(), mmf, folders, dataset, survey_machine(), engine(), fits.load())
+    return Survey(
+        versions=versions(),
+        mmf=mmf,
+        folders=folders,
+        dataset=dataset,
+        machine=survey_machine(),
+        settings=survey_settings(),
+        torch=survey_torch(),
+        cuda=gpus.cuda(),
+        decryption=engine(),
+        fits=fits.load(),
+    )
 
 
 def versions() -> dict[str, str | None]:
@@ -179,6 +197,8 @@ def missing(found: Survey, places: Places) -> Iterator[MmfwError]:
         absent = [name for name in required_packages(extra) if found.versions[name] is None]
         if absent:
             yield MmfError(f"not installed: {', '.join(absent)}", hint=pip_hint(extra and f"[{extra}]"))
+    if (error := unused_gpu(found.torch, found.cuda)) is not None:
+        yield error
     if found.mmf.error is not None:
         yield found.mmf.error
     try:

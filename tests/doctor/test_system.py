@@ -1,0 +1,100 @@
+"""Settings of Windows, and whether torch can use the GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from mmf_win.commands.hints import hint_for
+from mmf_win.doctor import system
+from mmf_win.doctor.system import Torch, survey_settings, survey_torch, unused_gpu
+from mmf_win.runs import gpus
+from tests.worlds.fake_nvml import FakeNvml
+
+
+@contextmanager
+def registry(key: str, name: str, number: int) -> Iterator[None]:
+    """A number in the real registry of Windows; what was there comes back."""
+    assert sys.platform == "win32"
+    import winreg
+
+    with winreg.CreateKeyEx(winreg.HKEY_LOCAL_MACHINE, key, 0, winreg.KEY_READ | winreg.KEY_WRITE) as opened:
+        before = None
+        with suppress(FileNotFoundError):
+            before, _ = winreg.QueryValueEx(opened, name)
+        winreg.SetValueEx(opened, name, 0, winreg.REG_DWORD, number)
+        try:
+            yield
+        finally:
+            if before is None:
+                winreg.DeleteValue(opened, name)
+            else:
+                winreg.SetValueEx(opened, name, 0, winreg.REG_DWORD, before)
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
+@pytest.mark.parametrize(
+    ("name", "where"), [("long paths", system._LONG_PATHS), ("developer mode", system._DEVELOPER)]
+)
+def test_what_is_off_is_told_with_what_turns_it_on(name: str, where: tuple[str, str]) -> None:
+    for number, value in ((0, "off"), (1, "on")):
+        with registry(*where, number):
+            found = {setting.name: setting for setting in survey_settings()}
+            assert found[name].value == value
+            hint = found[name].hint
+            assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
+            assert int(found["code page"].value) > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda"),
+    [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = None", None), ("cuda = '12.6'", "12.6")],
+)
+def test_torchs_cuda_is_read_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, cuda: str | None
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2'\n{line}\n", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert survey_torch() == Torch(cuda)
+
+
+@pytest.mark.torch
+def test_the_real_torch_says_what_it_was_built_for() -> None:
+    import torch
+
+    assert survey_torch() == Torch(torch.version.cuda)
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver", "said"),
+    [
+        (None, 12040, None),
+        ("13.0", 13020, None),
+        ("12.6", 12020, None),
+        ("12.6", 13000, None),
+        ("13.0", 12080, "torch is built for CUDA 13.0, and NVIDIA's driver runs CUDA 12.8"),
+        ("cpu", 12080, "there is a GPU, and torch is built for the CPU"),
+    ],
+)
+def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
+    monkeypatch: pytest.MonkeyPatch, torch: str | None, driver: int, said: str | None
+) -> None:
+    nvml = FakeNvml()
+    nvml.cuda = driver
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    built = torch and Torch(None if torch == "cpu" else torch)
+    error = unused_gpu(built or None, gpus.cuda())
+    assert (error and str(error)) == said
+    if error is not None:
+        assert "mmfw setup --torch" in str(hint_for(error))
+
+
+def test_without_a_gpu_any_torch_will_do() -> None:
+    assert unused_gpu(Torch(None), None) is None and unused_gpu(Torch("13.0"), None) is None
