@@ -17,7 +17,7 @@ from mmf_win.runs.folder import Run
 from tests.worlds import report_world
 from tests.worlds.tools import requires_tool
 
-pytestmark = requires_tool("bash")
+pytestmark = requires_tool("bash", on_windows=False)
 
 _ASK = """\
 . ./completion.sh

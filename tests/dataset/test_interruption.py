@@ -177,7 +177,7 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
     assert sorted(p.name for p in places.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
 
 
-@requires_tool("mkfs.ext4", "mount")
+@requires_tool("mkfs.ext4", "mount", on_windows=False)
 def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
     archive: Path, tmp_path: Path, user_dir: Path
 ) -> None:

@@ -1,4 +1,7 @@
-"""Real ``mmfw`` processes that get real signals, at moments that a fault in their worker holds on to."""
+"""Real ``mmfw`` processes that get real signals, at moments that a fault in their worker holds on to.
+
+On Windows one program can send another only Ctrl+Break, and only to a process group that it has made.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,15 @@ from mmf_win.runs.history import state, summarize
 from mmf_win.runs.search import all_runs
 from tests.endtoend.conftest import Tool
 from tests.worlds.held import Witness, witness
+from tests.worlds.tools import requires_console_events
 
 pytestmark = pytest.mark.torch
 
 Faulty = Callable[..., None]
 _INTERRUPTED = 130
+_WINDOWS = sys.platform == "win32"
+_CTRL_C = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT
+_TERM = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGTERM
 
 
 class User:
@@ -64,6 +71,10 @@ class User:
         """A signal to the command alone, as a terminal sends it."""
         self._process.send_signal(number)
 
+    def kills(self) -> None:
+        """End the command alone, at once."""
+        self._process.kill()
+
     def gets_the_prompt_back(self) -> int:
         """The exit code; what was said is in ``read``."""
         assert self._process.stderr is not None
@@ -84,7 +95,8 @@ def user(tool: Tool, *words: str) -> Iterator[User]:
     """Somebody who types ``mmfw`` and words."""
     places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
     command = [sys.executable, "-m", "mmf_win", *words, *places]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    group = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
+    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8", creationflags=group) as process:
         try:
             yield User(process, tool)
         finally:
@@ -106,11 +118,12 @@ def goes_on(tool: Tool, run: Run) -> None:
     assert starts == [0, reached]
 
 
-@pytest.mark.parametrize(("name", "workers"), [("SIGINT", 0), ("SIGTERM", 2)])
-def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, name: str, workers: int) -> None:
+@requires_console_events
+@pytest.mark.parametrize(("number", "workers"), [(_CTRL_C, 0), (_TERM, 2)])
+def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number: int, workers: int) -> None:
     with user(tool, *endless(tool, workers)) as somebody:
         run = somebody.sees("train")
-        somebody.sends(getattr(signal, name))
+        somebody.sends(number)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "saving… press Ctrl+C again to end at once" in somebody.read
     assert "--resume last" in somebody.read
@@ -118,25 +131,28 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, name: 
     goes_on(tool, run)
 
 
+@requires_console_events
 def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
         run = somebody.sees("run_started")
-        somebody.sends(signal.SIGINT)
+        somebody.sends(_CTRL_C)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "nothing new to save" in somebody.read and "--resume" not in somebody.read
     assert {e["kind"] for e in read_events(run.events)} == {"run_started", "run_ended"}
 
 
+@requires_console_events
 def test_before_the_first_update_it_leaves_at_once(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
     here = tmp_path / "here"
     faulty({"at": "forward", "do": "hang", "update": 1, "once": str(here)})
     with user(tool, *endless(tool, workers=2)) as somebody:
         somebody.waits_for(here)
-        somebody.sends(signal.SIGTERM)
+        somebody.sends(_TERM)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "nothing new to save" in somebody.read
 
 
+@requires_console_events
 @pytest.mark.parametrize("moment", ["validation", "saved"])
 def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
     tool: Tool, faulty: Faulty, tmp_path: Path, moment: str
@@ -147,7 +163,7 @@ def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
     with user(tool, *endless(tool), *often) as somebody:
         somebody.waits_for(here)
         (run,) = all_runs(tool.save_dir)
-        somebody.sends(signal.SIGINT)
+        somebody.sends(_CTRL_C)
         somebody.reads("press Ctrl+C again")
         here.with_name("here.go").touch()
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
@@ -155,13 +171,14 @@ def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
     goes_on(tool, run)
 
 
+@requires_console_events
 def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
     run = tool.trained("vilbert")
     here = tmp_path / "here"
     faulty({"at": "validation", "do": "hang", "once": str(here)})
     with user(tool, "predict") as somebody:
         somebody.waits_for(here)
-        somebody.sends(signal.SIGINT)
+        somebody.sends(_CTRL_C)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "stopping" in somebody.read and "--resume" not in somebody.read
     assert not list(run.reports.glob("*.csv"))
@@ -179,24 +196,31 @@ def connecting(held: Witness, hangs: Path) -> list[dict[str, Any]]:
 
 
 def ends_at_a_second_ctrl_c(somebody: User) -> None:
-    somebody.sends(signal.SIGINT)
+    somebody.sends(_CTRL_C)
     somebody.reads("press Ctrl+C again")
-    somebody.sends(signal.SIGINT)
+    somebody.sends(_CTRL_C)
     assert somebody.gets_the_prompt_back() == _INTERRUPTED
 
 
 def ends_without_progress(somebody: User) -> None:
-    somebody.sends(signal.SIGINT)
+    somebody.sends(_CTRL_C)
     assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "lack of progress" in somebody.read
 
 
 def dies(somebody: User) -> None:
-    somebody.sends(signal.SIGKILL)
-    assert somebody.gets_the_prompt_back() == -signal.SIGKILL
+    somebody.kills()
+    assert somebody.gets_the_prompt_back() == (1 if _WINDOWS else -9)
 
 
-@pytest.mark.parametrize("end", [ends_at_a_second_ctrl_c, ends_without_progress, dies])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(ends_at_a_second_ctrl_c, marks=requires_console_events),
+        pytest.param(ends_without_progress, marks=requires_console_events),
+        dies,
+    ],
+)
 def test_nothing_of_a_worker_that_hangs_survives(
     tool: Tool, faulty: Faulty, tmp_path: Path, end: Callable[[User], None]
 ) -> None:
@@ -211,6 +235,7 @@ def test_nothing_of_a_worker_that_hangs_survives(
         assert held.all_dead()
 
 
+@pytest.mark.skipif(_WINDOWS, reason="on Windows the worker ends with its parent, as the test above shows")
 def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
         while not (runs := all_runs(tool.save_dir)):
@@ -224,6 +249,7 @@ def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
     goes_on(tool, run)
 
 
+@pytest.mark.skipif(_WINDOWS, reason="on Windows no signal reaches a process without a console in common")
 def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
         run = somebody.sees("train")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,8 @@ def requires_browser() -> pytest.MarkDecorator:
         *([] if executable() else ["chromium"]),
         *([] if importlib.util.find_spec("playwright") else ["playwright"]),
     ]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+    where = " on Windows, where the pages are not tested" if sys.platform == "win32" else ""
+    return pytest.mark.skipif(bool(missing), reason=f"not installed{where}: {', '.join(missing)}")
 
 
 @contextmanager
