@@ -6,6 +6,7 @@ Everything is seeded, a few megabytes large, and in the formats of the real thin
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Mapping
@@ -170,13 +171,16 @@ def build_features(path: Path, stems: list[str], seed: int = 0) -> None:
                 "bbox": np.hstack([corner, corner + 20]).astype(np.float32),
             }
             transaction.put(key, pickle.dumps(record))
+    with lmdb.open(str(path), readonly=True, lock=False) as env:
+        used = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    os.truncate(path / "data.mdb", used)  # Windows makes it as large as the map
 
 
 def build_vocabulary(path: Path) -> None:
     """A word a line, MMF's four special ones first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     words = ("<pad>", "<s>", "</s>", "<unk>", *WORDS)
-    path.write_text("\n".join(words) + "\n", encoding="utf-8")
+    path.write_text("\n".join(words) + "\n", encoding="utf-8", newline="\n")
 
 
 def build_word_vectors(path: Path, seed: int = 0) -> None:
@@ -186,7 +190,7 @@ def build_word_vectors(path: Path, seed: int = 0) -> None:
     random = np.random.default_rng(seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"{word} " + " ".join(f"{x:.4f}" for x in random.standard_normal(300)) for word in WORDS)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
 def build_fc7(folder: Path, seed: int = 0) -> None:
@@ -207,7 +211,7 @@ def build_bert(folder: Path, seed: int = 0) -> None:
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(TOKENS) + "\n", encoding="utf-8")
+    (folder / "vocab.txt").write_text("\n".join(TOKENS) + "\n", encoding="utf-8", newline="\n")
     config = {
         "model_type": "bert",
         "architectures": ["BertForPreTraining"],
@@ -415,7 +419,7 @@ def unlabel(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWor
     path = copy.dataset / "annotations" / f"{split}.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines = [json.dumps({key: value for key, value in row.items() if key != "label"}) for row in rows]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return copy
 
 
