@@ -79,7 +79,7 @@ class PypiWheel:
             yield from differences(root, read_record(record), record_identity)
 
     def _download(self, folder: Path) -> Path:
-        pip = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check"]
+        pip = [sys.executable, "-X", "utf8", "-m", "pip", "--no-input", "--disable-pip-version-check"]
         system = "--python-version=3.8 --implementation=cp --abi=cp38 --platform=manylinux1_x86_64"
         wheel = ["--only-binary=:all:", *system.split(), f"mmf=={self.version}"]
         done = subprocess.run(
