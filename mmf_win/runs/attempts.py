@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _MOST = 6
 _PAUSE = 0.5
+_WORKER = [sys.executable, "-m", "mmf_win.worker.entry"]
 _PATIENCE = 20.0
 _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 
@@ -155,7 +156,7 @@ def run_worker(
 
     with display(run) as show:
         ended = run_child(
-            [sys.executable, "-m", "mmf_win.worker.entry", str(files.request)],
+            [*_WORKER, str(files.request)],
             log=asked.log,
             environment=environment,
             stop_file=files.stop,
