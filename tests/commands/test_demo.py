@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,115 +12,8 @@ import pytest
 from mmf_win import __version__
 from mmf_win.cli import main
 from mmf_win.commands import demo
-from mmf_win.dataset.annotations import read_rows
 from mmf_win.errors import MmfError
-from mmf_win.paths import DatasetPaths, Places
-from mmf_win.runs import presets
 from mmf_win.upstream import install
-from tests.worlds.packages import Packages, bare_environment, environment_of
-
-UPDATES = presets.load("demo").settings["training"]["max_updates"]
-
-
-# Says at its end what it has imported that only a child may.
-MMFW = """
-import sys
-from mmf_win.cli import main
-code = main(sys.argv[1:])
-heavy = {"torch", "lmdb", "mmf", "transformers"} & set(sys.modules)
-sys.exit(f"the parent has imported {heavy}" if heavy else code)
-"""
-
-
-SECRETS = {"MMFW_PASSWORD": "hunter2-password", "HF_TOKEN": "hf_hunter2hunter2"}
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> str:
-    """A Python that has the built wheel and what that asks for, and has MMF by ``mmfw setup``.
-
-    On Windows, where such an environment cannot be made of links, it is the one of the tests.
-    """
-    if sys.platform == "win32":
-        return sys.executable
-    packages: Packages = request.getfixturevalue("packages")
-    programs = environment_of(packages.wheel, tmp_path_factory.mktemp("empty") / "среда", "train")
-    setup = [str(programs / "mmfw"), "setup", "--mmf", str(install.find().root)]
-    subprocess.run(setup, env=bare_environment(), cwd=programs, check=True)
-    return str(programs / "python")
-
-
-def mmfw(python: str, *words: str | Path, cwd: Path) -> Any:
-    """Run ``mmfw`` in a process of its own; its stdout is one JSON value and nothing else."""
-    ended = subprocess.run(
-        [python, "-c", MMFW, *map(str, words), "--json"],
-        cwd=cwd,
-        env=(dict(os.environ) if python == sys.executable else bare_environment()) | SECRETS,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert not any(secret in ended.stdout + ended.stderr for secret in SECRETS.values())
-    return json.loads(ended.stdout), ended.stderr
-
-
-@pytest.mark.torch
-def test_the_wheel_alone_runs_the_whole_workflow_and_can_continue_it(python: str, tmp_path: Path) -> None:
-    folder = tmp_path / "folder with spaces Память 中文"
-    newer = folder / "save" / "other" / "9999-01-01T00-00-00"
-    newer.mkdir(parents=True)
-    (newer / "request.json").write_text("{}", encoding="utf-8")
-    (folder / "mmfw-demo.json").write_text(f'{{"mmfw": "{__version__}"}}', encoding="utf-8")
-    result, said = mmfw(python, "demo", "--dir", folder, cwd=tmp_path)
-    places = Places.resolve(folder / "data", folder / "save")
-    assert (result["data_dir"], result["save_dir"]) == (str(places.data_dir), str(places.save_dir))
-    assert result["auroc"] >= 0.8
-    assert result["accuracy"] >= 0.7
-    for command in ("convert --zip", "features extract", "train demo", "predict"):
-        assert f"$ mmfw {command}" in said
-    assert predicted_ids(Path(result["csv"])) == annotated_ids(places.dataset, "test_unseen")
-
-    where = ("--data-dir", places.data_dir, "--save-dir", places.save_dir)
-    read, _ = mmfw(python, "features", "verify", "demo", *where, cwd=tmp_path)
-    assert [(file["kind"], file["state"]) for file in read] == [("features", "intact"), ("bert", "recorded")]
-    assert read[0]["against"] == "the archive features.tar.gz"
-    run, _ = mmfw(python, "train", "--resume", "last", "--updates", str(UPDATES + 2), *where, cwd=tmp_path)
-    assert (run["id"], run["updates"], run["state"]) == (result["run"], UPDATES + 2, "done")
-    again, _ = mmfw(python, "predict", *where, "--split", "dev_seen", cwd=tmp_path)
-    assert again["auroc"] >= 0.8
-    assert predicted_ids(Path(again["csv"])) == annotated_ids(places.dataset, "dev_seen")
-    page = Path(again["report"]).read_text(encoding="utf-8")
-    assert f"Attempt 2 began at update {UPDATES}, with more updates to go" in page
-    assert again["members"][0]["checkpoint_sha256"] in page
-    assert list(tmp_path.iterdir()) == [folder], "nothing is written elsewhere"
-
-    bug, _ = mmfw(python, "bug-report", "--save-dir", places.save_dir, run["id"], cwd=tmp_path)
-    with zipfile.ZipFile(bug["report"]) as archive:
-        told = b"".join(map(archive.read, archive.namelist()))
-    assert run["id"].encode() in told
-    texts = [
-        row.text.encode()
-        for split in ("train", "test_unseen")
-        for row in read_rows(places.dataset.split(split))
-    ]
-    assert [text for text in texts if text in told] == []
-    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-    assert [secret for secret in SECRETS.values() if secret.encode() in told + written] == []
-
-
-def predicted_ids(path: Path) -> list[int]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["id", "proba", "label"]
-    assert all(0 <= float(row["proba"]) <= 1 for row in rows)
-    return [int(row["id"]) for row in rows]
-
-
-def annotated_ids(dataset: DatasetPaths, split: str) -> list[int]:
-    lines = dataset.split(split).read_text(encoding="utf-8").splitlines()
-    return [int(json.loads(line)["id"]) for line in lines]
 
 
 @pytest.fixture

@@ -1,99 +1,206 @@
-"""One user's way through everything, on Linux and Windows alike; the other tests here go into detail."""
+"""One user's way through everything, from the wheel, on Linux and Windows alike; other tests go into detail."""
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmf_win import __version__
+from mmf_win.dataset.annotations import read_rows
 from mmf_win.locking import locked
+from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import read_events
+from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
-from mmf_win.runs.search import all_runs
+from mmf_win.upstream.install import find
 from tests.worlds import tiny_mmf
 from tests.worlds.held import witness
+from tests.worlds.packages import ROOT, Packages, bare_environment, environment_of
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(1200)]  # Windows Python under Wine takes its time
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1500)]  # a Windows Python under Wine takes its time
 
+UPDATES = presets.load("demo").settings["training"]["max_updates"]
 _FAULTS = Path(tiny_mmf.__file__).with_name("faults")
+
+_SECRETS = {"MMFW_PASSWORD": "hunter2-password", "HF_TOKEN": "hf_hunter2hunter2"}
+
+# Says at its end what it has imported that only a child may.
+_MMFW = f"""
+import sys
+import mmf_win
+from mmf_win.cli import main
+if {str(ROOT)!r} in mmf_win.__file__:
+    sys.exit("this is the checkout's")
+code = main(sys.argv[1:])
+heavy = {{"torch", "lmdb", "mmf", "transformers"}} & set(sys.modules)
+sys.exit(f"the parent has imported {{heavy}}" if heavy else code)
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A Python that has the built wheel.
+
+    Attributes:
+        python: its program.
+        environ: its variables.
+    """
+
+    python: str
+    environ: dict[str, str]
+
+
+@pytest.fixture
+def installed(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """A Python that has the wheel and what it asks for, and has MMF by ``mmfw setup``."""
+    folder, environ = tmp_path_factory.mktemp("empty") / "среда", bare_environment() | _SECRETS
+    if sys.platform == "win32":  # where neither links nor, under Wine, an environment can be made
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
+        subprocess.run([*pip, str(folder), str(packages.wheel)], check=True)
+        return Installed(sys.executable, environ | {"PYTHONPATH": str(folder)})
+    programs = environment_of(packages.wheel, folder, "train")
+    setup = [str(programs / "mmfw"), "setup", "--mmf", str(find().root)]
+    subprocess.run(setup, env=environ, cwd=programs, check=True)
+    return Installed(str(programs / "python"), environ)
 
 
 class Demo:
-    """The folder of ``mmfw demo``, and a user who goes on in it."""
+    """The folder of ``mmfw demo``, and a user who goes on in it.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.save_dir = folder / "save"
+    Args:
+        folder: need not exist.
+        installed: what the user has.
+    """
+
+    def __init__(self, folder: Path, installed: Installed) -> None:
+        self._folder = folder
+        self._installed = installed
+        self.places = Places.resolve(folder / "data", folder / "save")
 
     def mmfw(self, *words: str) -> Any:
-        """The JSON that a command prints; it has to succeed."""
-        command = [*self._command(*words), "--json"]
-        done = subprocess.run(command, capture_output=True, encoding="utf-8")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        """The one JSON value that a command prints on stdout; it has to succeed."""
+        return self.mmfw_says(*words)[0]
+
+    def mmfw_says(self, *words: str) -> tuple[Any, str]:
+        """The same, and what it says on stderr."""
+        done = subprocess.run(
+            [*self._command(*words), "--json"],
+            cwd=self._folder.parent,
+            env=self._installed.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not any(secret in done.stdout + done.stderr for secret in _SECRETS.values())
+        return json.loads(done.stdout), done.stderr
 
     @contextmanager
-    def at_work(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    def at_work(self, *words: str, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
         """A command that goes on while the user does other things."""
-        with subprocess.Popen(self._command(*words), stderr=subprocess.DEVNULL) as process:
+        streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        environ = self._installed.environ | environ
+        with subprocess.Popen(self._command(*words), env=environ, **streams) as process:
             try:
                 yield process
             finally:
                 process.kill()
 
     def _command(self, name: str, *words: str) -> list[str]:
-        data, save = ["--data-dir", str(self.folder / "data")], ["--save-dir", str(self.save_dir)]
-        places = {"demo": ["--dir", str(self.folder)], "verify": data, "runs": save}.get(name, data + save)
-        return [sys.executable, "-m", "mmf_win", name, *words, *places]
+        data = ["--data-dir", str(self.places.data_dir)]
+        save = ["--save-dir", str(self.places.save_dir)]
+        places = {"demo": ["--dir", str(self._folder)], "verify": data, "runs": save, "bug-report": save}
+        return [self._installed.python, "-c", _MMFW, name, *words, *places.get(name, data + save)]
 
 
-def wait_for(run: Run, process: subprocess.Popen[bytes], kind: str, count: int) -> None:
-    """Wait until the run has told of something so many times."""
-    while sum(event["kind"] == kind for event in read_events(run.events)) < count:
-        assert process.poll() is None, f"it ended before {kind}"
+def wait_for_updates(run: Run, process: subprocess.Popen[bytes], update: int) -> None:
+    """Wait until the run has told of an update."""
+    while not any(e["kind"] == "train" and e["update"] >= update for e in read_events(run.events)):
+        assert process.poll() is None, f"it ended before update {update}"
         time.sleep(0.05)
 
 
-def test_demo_stop_resume_kill_resume_verify_and_predict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
+    tmp_path: Path, installed: Installed
 ) -> None:
-    demo = Demo(tmp_path / "Мой demo 数据")
-    assert demo.mmfw("demo")["auroc"] > 0.8
+    folder = tmp_path / "Мой demo 数据 Память"
+    newer = folder / "save" / "other" / "9999-01-01T00-00-00"
+    newer.mkdir(parents=True)
+    (newer / "request.json").write_text("{}", encoding="utf-8")
+    (folder / "mmfw-demo.json").write_text(f'{{"mmfw": "{__version__}"}}', encoding="utf-8")
+    demo = Demo(folder, installed)
+    result, said = demo.mmfw_says("demo")
+    assert (result["data_dir"], result["save_dir"]) == (str(demo.places.data_dir), str(demo.places.save_dir))
+    assert result["auroc"] >= 0.8 and result["accuracy"] >= 0.7
+    for command in ("convert --zip", "features extract", "train demo", "predict"):
+        assert f"$ mmfw {command}" in said
+    assert predicted_ids(Path(result["csv"])) == annotated_ids(demo.places.dataset, "test_unseen")
+    read = demo.mmfw("features", "verify", "demo")
+    assert [(file["kind"], file["state"]) for file in read] == [("features", "intact"), ("bert", "recorded")]
+    assert read[0]["against"] == "the archive features.tar.gz"
 
-    before = set(all_runs(demo.save_dir))
+    run = Run(next(demo.places.save_dir.glob(f"demo/{Path(result['run']).name}")))
     endless = ("--updates", "100000", "training.log_interval=1", "training.num_workers=2")
-    with demo.at_work("train", "demo", *endless) as training:
-        while not (new := set(all_runs(demo.save_dir)) - before):
-            assert training.poll() is None, "it ended before there was a run"
-            time.sleep(0.05)
-        run = new.pop()
-        wait_for(run, training, "train", 2)
-        Path(run.path, "attempts", "1", "stop").touch()
+    with demo.at_work("train", "--resume", run.id, *endless) as training:
+        wait_for_updates(run, training, UPDATES + 2)
+        (run.path / "attempts" / "2" / "stop").touch()
         assert training.wait() == 130
     stopped = demo.mmfw("runs", "show", run.id)
-    assert stopped["state"] == "interrupted" and stopped["updates"] >= 2
+    assert stopped["state"] == "interrupted" and stopped["updates"] >= UPDATES + 2
 
     with witness() as held:
         faults = [{"at": at, "do": "connect", "port": int(held.port)} for at in ("loader", "loader_worker")]
-        monkeypatch.setenv("MMF_USER_DIR", str(_FAULTS))
-        monkeypatch.setenv("MMFW_TEST_FAULTS", json.dumps(faults))
-        with demo.at_work("train", "--resume", run.id) as training:
+        environ = {"MMF_USER_DIR": str(_FAULTS), "MMFW_TEST_FAULTS": json.dumps(faults)}
+        with demo.at_work("train", "--resume", run.id, **environ) as training:
             held.accept(3)
-            wait_for(run, training, "train", stopped["updates"] + 1)
+            wait_for_updates(run, training, stopped["updates"] + 1)
             training.kill()
         assert held.all_dead(), "the worker and its two loader workers"
-    monkeypatch.delenv("MMF_USER_DIR")
     with locked(run.lock, patience=120):
         killed = demo.mmfw("runs", "show", run.id)
 
-    done = demo.mmfw("train", "--resume", run.id, "--updates", str(killed["updates"] + 5))
-    assert (done["state"], done["updates"]) == ("done", killed["updates"] + 5)
+    total = killed["updates"] + 5
+    done = demo.mmfw("train", "--resume", run.id, "--updates", str(total))
+    assert (done["id"], done["updates"], done["state"]) == (run.id, total, "done")
     demo.mmfw("verify")
-    assert demo.mmfw("predict", run.id, "--split", "test_seen")["rows"] == 40
+    again = demo.mmfw("predict", run.id, "--split", "dev_seen")
+    assert again["auroc"] >= 0.8
+    assert predicted_ids(Path(again["csv"])) == annotated_ids(demo.places.dataset, "dev_seen")
+    page = Path(again["report"]).read_text(encoding="utf-8")
+    assert f"Attempt 2 began at update {UPDATES}, with more updates to go" in page
+    assert again["members"][0]["checkpoint_sha256"] in page
+    assert list(tmp_path.iterdir()) == [folder], "nothing is written elsewhere"
+
+    with zipfile.ZipFile(demo.mmfw("bug-report", run.id)["report"]) as archive:
+        told = b"".join(map(archive.read, archive.namelist()))
+    assert run.id.encode() in told
+    rows = [row for split in ("train", "test_unseen") for row in read_rows(demo.places.dataset.split(split))]
+    assert [row.text for row in rows if row.text.encode() in told] == []
+    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert [secret for secret in _SECRETS.values() if secret.encode() in told + written] == []
+
+
+def predicted_ids(path: Path) -> list[int]:
+    """The ids of a prediction file, whose form is that of the challenge."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["id", "proba", "label"]
+    assert all(0 <= float(row["proba"]) <= 1 for row in rows)
+    return [int(row["id"]) for row in rows]
+
+
+def annotated_ids(dataset: DatasetPaths, split: str) -> list[int]:
+    """The ids of a split, in its order."""
+    lines = dataset.split(split).read_text(encoding="utf-8").splitlines()
+    return [int(json.loads(line)["id"]) for line in lines]
