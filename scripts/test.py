@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import windows_extension
 import windows_python
@@ -128,6 +128,8 @@ def _told(name: str, code: int, started: float) -> bool:
 def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) -> int:
     python = _windows_python(no_torch)
     windows_extension.build(Path(python).parent / "py" / "python3.dll")
+    packages = Path(python).parent / "py" / "Lib" / "site-packages"
+    (packages / "mmfw.pth").write_text(str(PureWindowsPath("Z:", ROOT)), encoding="utf-8")
     # The Pythons would otherwise overwrite each other's compiled files.
     environ = os.environ | {"PYTHONPYCACHEPREFIX": str(Path(python).parent / "pycache")}
     if not no_torch and (
