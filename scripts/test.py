@@ -16,12 +16,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 
 import windows_extension
 import windows_python
-from _venv import ROOT, Venv
+from _venv import ROOT, Venv, run
 
 _TORCH_FREE = ["-m", "not torch and not gpu"]
 # What no test on Windows imports, or has no wheel for it.
@@ -132,27 +131,18 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
     (packages / "mmfw.pth").write_text(str(PureWindowsPath("Z:", ROOT)), encoding="utf-8")
     # The Pythons would otherwise overwrite each other's compiled files.
     environ = os.environ | {"PYTHONPYCACHEPREFIX": str(Path(python).parent / "pycache")}
-    if not no_torch and (
-        code := subprocess.run([python, "-m", "mmf_win", "setup"], cwd=ROOT, env=environ).returncode
-    ):
-        return code
+    if not no_torch:
+        run([python, "-m", "mmf_win", "setup"], environ)
     if setup_only:
         return 0
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
     # Most end-to-end tests start several workers, and under Wine each takes half a minute to import torch.
-    most = [
-        *pytest,
-        "-n",
-        "auto",
-        "--ignore",
-        "tests/endtoend",
-        *(_TORCH_FREE if no_torch else ["-m", "not gpu"]),
-    ]
-    parts = {"the tests": [*most, *for_pytest]}
+    selection = _TORCH_FREE if no_torch else ["-m", "not gpu"]
+    parts = {"tests": [*pytest, "-n", "auto", "--ignore", "tests/endtoend", *selection, *for_pytest]}
     if not no_torch and not for_pytest:
         parts["a user's way"] = [*pytest, "tests/endtoend/test_users_way.py"]
-        linux = [Venv(".venv", ["train", "dev"]).program("python"), "-m", "pytest", _TWO_SYSTEMS]
-        parts["the same predictions as on Linux"] = linux
+        linux = Venv(".venv", ["train", "dev"]).program("python")
+        parts["the same predictions as on Linux"] = [linux, "-m", "pytest", _TWO_SYSTEMS]
         environ["MMFW_WINDOWS_PYTHON"] = python
     passed = []
     for name, command in parts.items():

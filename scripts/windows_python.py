@@ -5,9 +5,9 @@ python scripts/windows_python.py DIR [REQUIREMENT ...]
     DIR           where to build it; `DIR/python ARGS ...` runs it then, and a path /a/b is Z:\\a\\b there
     REQUIREMENT   packages with their versions; what they depend on has to be named, too
 
-It takes the DLLs of CPython, as Microsoft's compiler built them, from wheels that bring them along, and the modules
-written in Python from the Python of the same version that runs this script. It needs wine and mingw-w64, which on
-Debian are the packages wine, wine64 and gcc-mingw-w64-x86-64.
+It takes the DLLs of CPython, as Microsoft's compiler built them, from wheels that bring them along, and the
+modules written in Python from the Python of the same version that runs this script. It needs wine and
+mingw-w64, which on Debian are the packages wine, wine64 and gcc-mingw-w64-x86-64.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _FOREIGN = (
 )
 _PROGRAM = """\
 #!/usr/bin/env bash
-# Under Wine 8 a regular file as stdin or stdout stops CPython's start (WinError 6), so they are a pipe and /dev/null.
-export WINEPREFIX="{folder}/prefix" WINEDEBUG=${{WINEDEBUG:--all}} WINEDLLOVERRIDES="ucrtbase=n,b;mscoree,mshtml="
+# Under Wine 8 a regular file as stdin or stdout stops CPython's start (WinError 6), so here are none.
+export WINEPREFIX="{folder}/prefix" WINEDEBUG=${{WINEDEBUG:--all}}
+export WINEDLLOVERRIDES="ucrtbase=n,b;mscoree,mshtml="
 export KMP_AFFINITY=disabled
 {{ wine "{folder}/py/python.exe" "$@" </dev/null 2>&1; }} | cat
 exit ${{PIPESTATUS[0]}}
@@ -122,7 +123,7 @@ def _place(wheel: str, member: str) -> str | None:
 
 
 def _forward(stable: Path, real: Path, scratch: Path) -> None:
-    """Make ``python3.dll``, to which wheels of the stable ABI link; it forwards to the DLL of this version."""
+    """Make ``python3.dll``, to which wheels of the stable ABI link; it forwards to this version's DLL."""
     listing = _run(["x86_64-w64-mingw32-objdump", "-p", str(real)])
     table = listing.partition("[Ordinal/Name Pointer] Table")[2].partition("\n\n")[0]
     names = [line.split()[-1] for line in table.splitlines() if line.lstrip().startswith("[")]

@@ -127,14 +127,32 @@ def test_the_demos_help_installs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_the_wheels_for_windows_have_the_versions_of_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def test_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that is ``scripts/test.py``."""
     monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
     spec = importlib.util.spec_from_file_location("_scripts_test", SCRIPTS / "test.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_windows_python_gets_the_pinned_version_of_each_package(test_script: ModuleType) -> None:
+    pins = test_script.pinned()
+    assert set(pins) > test_script.WITHOUT_TORCH
+    assert set(pins) > {"torch", "torchvision", "transformers", "lmdb", "scikit-learn"}
     constraints = (SCRIPTS.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    assert set(module.pinned(module.WINDOWS_WHEELS)) <= {line.partition(";")[0] for line in constraints}
+    assert set(pins.values()) <= {line.partition(";")[0] for line in constraints}
+
+
+def test_without_wine_or_its_compiler_the_windows_python_is_not_built(
+    user_dir: Path, test_script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(user_dir))
+    with pytest.raises(SystemExit, match="is not installed"):
+        test_script.windows_python.build(user_dir / "windows", [])
+    assert not list(user_dir.iterdir())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="other tests try the same there, and Wine is slow")

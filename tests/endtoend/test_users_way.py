@@ -1,4 +1,4 @@
-"""One user's way through everything, from the wheel, on Linux and Windows alike; other tests go into detail."""
+"""One user's way through everything, from the wheel, on Linux and Windows; other tests go into detail."""
 
 from __future__ import annotations
 
