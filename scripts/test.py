@@ -23,19 +23,15 @@ import windows_python
 from _venv import ROOT, Venv, run
 
 _TORCH_FREE = ["-m", "not torch and not gpu"]
-# What no test on Windows imports, or has no wheel for it.
+# Tools that check the sources and the packages, with what they bring along; some have no wheel for Windows.
 _NOT_ON_WINDOWS = {
-    *(
-        "ast_serialize",
-        "greenlet",
-        "grimp",
-        "import-linter",
-        "librt",
-        "mypy",
-        "mypy_extensions",
-        "playwright",
-    ),
-    *("ruff", "types-PyYAML", "types-tqdm"),
+    *("annotated-types", "ast_serialize", "attrs", "cffi", "check-wheel-contents", "cryptography"),
+    *("docutils", "greenlet", "grimp", "id", "import-linter", "importlib_metadata", "jaraco.classes"),
+    *("jaraco.context", "jaraco.functools", "jeepney", "keyring", "lazy-importer", "librt"),
+    *("more-itertools", "mypy", "mypy_extensions", "nh3", "playwright", "pycparser", "pydantic"),
+    *("pydantic_core", "pywin32-ctypes", "readme_renderer", "requests-toolbelt", "rfc3986", "ruff"),
+    *("SecretStorage", "twine", "types-PyYAML", "types-tqdm", "typing-inspection", "wheel-filename"),
+    *("zipp",),
 }
 WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
@@ -61,15 +57,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--setup-only", action="store_true", help="stop after the installation")
     parser.add_argument("--only", choices=[*CHECKS, "pytest"], help="run this check alone")
     parser.add_argument("--no-torch", action="store_true", help="install and test without the extra `train`")
-    parser.add_argument("--windows", action="store_true", help="run the tests on a Windows Python")
+    parser.add_argument("--windows", action="store_true", help="run the tests on a Windows Python under Wine")
     parser.add_argument(
         "--lowest", action="store_true", help="test on the versions of constraints-lowest.txt, torch excepted"
     )
     parser.add_argument("--mmf", metavar="VERSION", help="which MMF to get, as for `mmfw setup`")
     options, for_pytest = parser.parse_known_args(arguments)
-    if options.windows and os.name != "nt":
+    if options.windows:
         return _test_on_windows(options.setup_only, options.no_torch, for_pytest)
-    torch_free = options.no_torch or options.windows
+    torch_free = options.no_torch
     venv = _prepare(torch_free, options.lowest, options.mmf)
     if options.setup_only:
         return 0
@@ -141,8 +137,8 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
     parts = {"tests": [*pytest, "-n", "auto", "--ignore", "tests/endtoend", *selection, *for_pytest]}
     if not no_torch and not for_pytest:
         parts["a user's way"] = [*pytest, "tests/endtoend/test_users_way.py"]
-        linux = Venv(".venv", ["train", "dev"]).program("python")
-        parts["the same predictions as on Linux"] = [linux, "-m", "pytest", _TWO_SYSTEMS]
+        linux = _prepare(torch_free=False, lowest=False, mmf=None)
+        parts["the same predictions as on Linux"] = [linux.program("python"), "-m", "pytest", _TWO_SYSTEMS]
         environ["MMFW_WINDOWS_PYTHON"] = python
     passed = []
     for name, command in parts.items():

@@ -57,6 +57,8 @@ def build(folder: Path, requirements: Sequence[str]) -> Path:
     Raises:
         SystemExit: something that it takes is missing, or a step failed.
     """
+    if os.name == "nt":
+        sys.exit("This is Windows: the tests run on it as they do elsewhere.")
     for tool in ("wine", COMPILER):
         if shutil.which(tool) is None:
             sys.exit(
