@@ -97,7 +97,12 @@ def environment_of(wheel: Path, folder: Path, *extras: str) -> Path:
 
 def bare_environment() -> dict[str, str]:
     """The variables of this process without those that lead another Python to the checkout or to an MMF."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("MMF", "PYTHON"))}
+    compiled = "PYTHONPYCACHEPREFIX"  # leads nowhere, and saves a minute of compiling torch
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == compiled or not name.startswith(("MMF", "PYTHON"))
+    }
 
 
 def _asked_for(name: str, extras: Iterable[str]) -> set[str]:
