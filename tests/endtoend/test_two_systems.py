@@ -33,7 +33,9 @@ def test_windows_predicts_the_same_to_six_digits(tool: Tool) -> None:
     caches = {
         name: _on_windows(Path(os.environ[name])) for name in ("MMF_CACHE_DIR", "HF_HOME", "MMF_USER_DIR")
     }
-    done = subprocess.run(command, env=os.environ | caches, capture_output=True, encoding="utf-8")
+    done = subprocess.run(
+        command, env=os.environ | caches, capture_output=True, encoding="utf-8", errors="replace"
+    )
     assert done.returncode == 0, done.stdout
     (theirs,) = (_predictions(file) for file in run.reports.glob("*.csv") if file != Path(here["csv"]))
     ours = _predictions(Path(here["csv"]))

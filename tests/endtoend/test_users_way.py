@@ -101,6 +101,7 @@ class Demo:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
+            errors="replace",  # Windows has another encoding for what is said to people
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert not any(secret in done.stdout + done.stderr for secret in _SECRETS.values())
