@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 import windows_extension
 import windows_python
@@ -124,11 +124,9 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
     python = _windows_python(no_torch)
     windows_extension.build(Path(python).parent / "py" / "python3.dll")
     packages = Path(python).parent / "py" / "Lib" / "site-packages"
-    (packages / "mmfw.pth").write_text(str(PureWindowsPath("Z:", ROOT)), encoding="utf-8")
-    # The Pythons would otherwise overwrite each other's compiled files.
-    environ = os.environ | {"PYTHONPYCACHEPREFIX": str(Path(python).parent / "pycache")}
+    (packages / "mmfw.pth").write_text(str(windows_python.in_wine(ROOT)), encoding="utf-8")
     if not no_torch:
-        run([python, "-m", "mmf_win", "setup"], environ)
+        run([python, "-m", "mmf_win", "setup"])
     if setup_only:
         return 0
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
@@ -139,7 +137,7 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
         parts["a user's way"] = [*pytest, "tests/endtoend/test_users_way.py"]
         linux = _prepare(torch_free=False, lowest=False, mmf=None)
         parts["the same predictions as on Linux"] = [linux.program("python"), "-m", "pytest", _TWO_SYSTEMS]
-        environ["MMFW_WINDOWS_PYTHON"] = python
+    environ = os.environ | {"MMFW_WINDOWS_PYTHON": python}
     passed = []
     for name, command in parts.items():
         started = time.monotonic()

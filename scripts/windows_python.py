@@ -19,7 +19,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 COMPILER = "x86_64-w64-mingw32-gcc"
 _HERE = Path(__file__).resolve().parent / "wine"
@@ -42,7 +42,7 @@ _PROGRAM = """\
 # Under Wine 8 a regular file as stdin or stdout stops CPython's start (WinError 6), so here are none.
 export WINEPREFIX="{folder}/prefix" WINEDEBUG=${{WINEDEBUG:--all}}
 export WINEDLLOVERRIDES="ucrtbase=n,b;mscoree,mshtml="
-export KMP_AFFINITY=disabled
+export KMP_AFFINITY=disabled PYTHONPYCACHEPREFIX='{in_wine}\\pycache'
 {{ wine "{folder}/py/python.exe" "$@" </dev/null 2>&1; }} | cat
 exit ${{PIPESTATUS[0]}}
 """
@@ -78,7 +78,7 @@ def build(folder: Path, requirements: Sequence[str]) -> Path:
     with tempfile.TemporaryDirectory() as wheels:
         _install_python(folder / "py", Path(wheels))
         _install(requirements, folder / "py" / "Lib" / "site-packages", Path(wheels))
-    program.write_text(_PROGRAM.format(folder=folder), encoding="utf-8")
+    program.write_text(_PROGRAM.format(folder=folder, in_wine=in_wine(folder)), encoding="utf-8")
     program.chmod(0o755)
     _prepare_wine(folder / "prefix")
     _run(
@@ -90,6 +90,11 @@ def build(folder: Path, requirements: Sequence[str]) -> Path:
     )
     stamp.write_text(wanted, encoding="utf-8")
     return program
+
+
+def in_wine(path: Path) -> PureWindowsPath:
+    """The name under Wine of an absolute path."""
+    return PureWindowsPath("Z:", path)
 
 
 def _install_python(python: Path, wheels: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,25 +94,24 @@ class Demo:
 
     def mmfw_says(self, *words: str) -> tuple[Any, str]:
         """The same, and what it says on stderr."""
-        done = subprocess.run(
-            [*self._command(*words), "--json"],
-            cwd=self._folder.parent,
-            env=self._installed.environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",  # Windows has another encoding for what is said to people
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert not any(secret in done.stdout + done.stderr for secret in _SECRETS.values())
-        return json.loads(done.stdout), done.stderr
+        with self.at_work(*words, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            output, said = (stream.decode(errors="replace") for stream in process.communicate())
+        assert process.returncode == 0, output + said
+        assert not any(secret in output + said for secret in _SECRETS.values())
+        return json.loads(output), said
 
     @contextmanager
-    def at_work(self, *words: str, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    def at_work(
+        self, *words: str, environ: Mapping[str, str] = {}, **streams: Any
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """A command that goes on while the user does other things."""
-        streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        environ = self._installed.environ | environ
-        with subprocess.Popen(self._command(*words), env=environ, **streams) as process:
+        with subprocess.Popen(
+            self._command(*words),
+            cwd=self._folder.parent,
+            env=self._installed.environ | environ,
+            stdin=subprocess.DEVNULL,
+            **streams,
+        ) as process:
             try:
                 yield process
             finally:
@@ -163,7 +162,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     with witness() as held:
         faults = [{"at": at, "do": "connect", "port": int(held.port)} for at in ("loader", "loader_worker")]
         environ = {"MMF_USER_DIR": str(_FAULTS), "MMFW_TEST_FAULTS": json.dumps(faults)}
-        with demo.at_work("train", "--resume", run.id, **environ) as training:
+        with demo.at_work("train", "--resume", run.id, environ=environ) as training:
             held.accept(3)
             wait_for_updates(run, training, stopped["updates"] + 1)
             training.kill()

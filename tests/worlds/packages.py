@@ -97,7 +97,7 @@ def environment_of(wheel: Path, folder: Path, *extras: str) -> Path:
 
 def bare_environment() -> dict[str, str]:
     """The variables of this process without those that lead another Python to the checkout or to an MMF."""
-    compiled = "PYTHONPYCACHEPREFIX"  # leads nowhere, and saves a minute of compiling torch
+    compiled = "PYTHONPYCACHEPREFIX"  # leads nowhere, and keeps compiled files apart
     return {
         name: value
         for name, value in os.environ.items()
