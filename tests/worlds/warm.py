@@ -32,8 +32,9 @@ def serve(path: str) -> NoReturn:
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(path)
+        server.bind(f"{path}.new")
         server.listen()
+        Path(f"{path}.new").rename(path)  # it appears when it answers
         while True:
             connection, _ = server.accept()
             if os.fork() == 0:
