@@ -58,6 +58,7 @@ def answers(root: Path, world: TinyWorld) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", probe.__name__, str(root), str(world.root)],
         cwd=_ROOT,
+        env=os.environ | {"PYTHONUTF8": "1"},  # as a worker has it
         capture_output=True,
         encoding="utf-8",
     )
