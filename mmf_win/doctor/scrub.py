@@ -29,6 +29,7 @@ _SECRETS = (
 )
 _WORD = re.compile(r"\w+")
 _SHORTEST = 3
+_SHORTEST_SECRET = 6  # replacing a shorter value would tear numbers and words
 
 
 class Scrubber:
@@ -43,8 +44,9 @@ class Scrubber:
         self._texts: dict[str, set[tuple[str, ...]]] = {}
         for words in (words for text in texts for words in _spellings(text)):
             self._texts.setdefault(words[0], set()).add(words)
-        secrets = {value for name, value in environ.items() if _SECRET_NAME.search(name) and value.strip()}
-        self._values = {way for value in secrets for way in (value, repr(value)[1:-1], quote(value, safe=""))}
+        secrets = [value.strip() for name, value in environ.items() if _SECRET_NAME.search(name)]
+        values = (value for value in secrets if len(value) >= _SHORTEST_SECRET)
+        self._values = _any_of(way for value in values for way in (*_written(value), quote(value, safe="")))
         self._owner = [*_home(), *_names()]
 
     def file(self, name: str, content: str) -> bytes:
@@ -57,8 +59,7 @@ class Scrubber:
         return self._text(content).encode("utf-8", "backslashreplace")
 
     def _text(self, text: str) -> str:
-        for value in self._values:
-            text = text.replace(value, "<secret>")
+        text = self._values.sub("<secret>", text)
         for pattern, instead in _SECRETS:
             text = pattern.sub(instead, text)
         text = self._without_memes(text)
@@ -89,6 +90,16 @@ def _spellings(text: str) -> Iterator[tuple[str, ...]]:
         words = tuple(word.lower() for word in _WORD.findall(spelt))
         if len("".join(words)) >= _SHORTEST:
             yield words
+
+
+def _written(text: str) -> set[str]:
+    """A text as it is, and as Python and JSON write it."""
+    return {text, *(spell(text)[1:-1] for spell in (repr, ascii, json.dumps))}
+
+
+def _any_of(values: Iterable[str]) -> re.Pattern[str]:
+    """Finds the longest of them first, since one may begin as another; without any, it finds nothing."""
+    return re.compile("|".join(map(re.escape, sorted(values, key=len, reverse=True))) or "(?!)")
 
 
 def _home() -> list[tuple[re.Pattern[str], str]]:

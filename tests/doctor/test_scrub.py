@@ -45,6 +45,11 @@ def test_the_values_of_secret_variables_go_wherever_they_are() -> None:
     assert scrubber.file("log.txt", "in /data: p@ss word, p%40ss%20word") == b"in /data: <secret>, <secret>"
 
 
+def test_one_value_may_begin_as_another_and_a_short_one_is_no_secret() -> None:
+    scrubber = Scrubber([], {"A_TOKEN": "abcdef", "B_TOKEN": "abcdef123", "C_TOKEN": "1"})
+    assert scrubber.file("log.txt", "step 11 of 100: abcdef123") == b"step 11 of 100: <secret>"
+
+
 @pytest.mark.parametrize(
     "line",
     [
