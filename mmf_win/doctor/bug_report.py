@@ -76,7 +76,7 @@ def _texts(run: Run | None, places: Places) -> Iterator[str]:
             folders.add(Places.resolve(Path(run.request().data_dir)).dataset.annotations)
     for file in (file for folder in folders for file in folder.glob("*.jsonl")):
         with suppress(OSError):
-            for line in file.read_text(encoding="utf-8-sig", errors="replace").splitlines():
+            for line in file.read_text(encoding="utf-8-sig", errors="replace").split("\n"):
                 yield from _text_of(line)
 
 

@@ -55,7 +55,9 @@ class Scrubber:
             with suppress(ValueError, RecursionError):
                 return json_bytes(_walk(json.loads(content), self._text), indent=2)
         if name.endswith(".jsonl"):
-            return b"".join(_line(line, self._text) for line in content.splitlines())
+            # splitlines() would also split at U+2028, which JSON does not escape
+            lines = content.removesuffix("\n").split("\n")
+            return b"".join(_line(line, self._text) for line in lines if line)
         return self._text(content).encode("utf-8", "backslashreplace")
 
     def _text(self, text: str) -> str:

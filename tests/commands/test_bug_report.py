@@ -26,7 +26,7 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("HF_TOKEN", SECRETS[1])
     data = Places.resolve(user_dir / "other data")
     data.dataset.annotations.mkdir(parents=True)
-    row = json.dumps({"id": 1, "img": "img/1.png", "text": TEXT, "label": 0})
+    row = json.dumps({"id": "\u2028", "img": "img/1.png", "text": TEXT, "label": 0}, ensure_ascii=False)
     data.dataset.split("train").write_text(f"{row}\n", encoding="utf-8")
     run = Run.create(empty.save_dir, "mmbt_grid")
     overrides = [f"training.tracker.api_key={SECRETS[2]}", "training.max_updates=3"]

@@ -89,3 +89,9 @@ def test_json_stays_json_and_a_torn_line_is_scrubbed_as_text() -> None:
     first, torn = Scrubber([], {}).file("events.jsonl", content).decode().splitlines()
     assert json.loads(first)["kind"] == "note"
     assert "hunter2" not in first + torn
+
+
+def test_only_a_line_feed_ends_a_line_of_json() -> None:
+    content = json.dumps({"note": "a\u2028b\x85--password hunter2"}, ensure_ascii=False)
+    lines = Scrubber([], {}).file("events.jsonl", f"{content}\n{content}\n").decode().strip("\n").split("\n")
+    assert [json.loads(line)["note"] for line in lines] == ["a\u2028b\x85--password <secret>"] * 2
