@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# As a path, an address has lost a slash, and on Windows turned the other.
+_ADDRESS = re.compile(r"(?i)((?<=[a-z]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
 Unit = Literal["B", "file", "update", "image"]
 _NARROWEST = 7
 """Letters that a column of text keeps on a narrow terminal."""
@@ -65,6 +67,19 @@ def harmless(text: object) -> str:
     Control characters other than line ends, and those of writing from right to left, are escaped.
     """
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def without_secrets(text: str) -> str:
+    """A text without the user, the password and the query of addresses in it."""
+    return _ADDRESS.sub(_bare, text)
+
+
+def _bare(address: re.Match[str]) -> str:
+    user, at, rest = address[2].rpartition("@")
+    if at and (":" in user or "/" not in user):  # else the @ is part of a path
+        user = "<secret>"
+    shown, query, _ = f"{user}{at}{rest}".partition("?")
+    return f"{address[1]}{shown}{'?<secret>' if query else ''}"
 
 
 def say(text: str = "") -> None:

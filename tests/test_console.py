@@ -28,6 +28,21 @@ def test_durations(seconds: float, text: str) -> None:
     assert console.duration(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://me:pw@example.org/a.zip?sig=x", "https://<secret>@example.org/a.zip?<secret>"),
+        ("ftp:/me:pw@example.org", "ftp:/<secret>@example.org"),
+        (r"HTTPS:\me@example.org", r"HTTPS:\<secret>@example.org"),
+        (r"C:\me@home\why", r"C:\me@home\why"),
+        ("http://" * 300_000, "http://" * 300_000),  # hours, if every start were followed to the end
+    ],
+    ids=["url", "path", "windows-path", "drive", "long"],
+)
+def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: str) -> None:
+    assert console.without_secrets(f"{address} is there") == f"{shown} is there"
+
+
 def test_a_table_aligns_numbers_to_the_right_and_shows_what_is_missing() -> None:
     lines = console.table(("name", "rows"), [("train", 8500), ("dev", None)]).splitlines()
     assert lines == ["name   rows", "train  8500", "dev       -"]

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from mmf_win.console import without_secrets
 from mmf_win.files import json_bytes
 
 _NAMES = (
-    r"(?:pass(?:word|wd|phrase|code)|secret|token|credential|authorization|(?:api|access|private)_?key)s?"
+    r"(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|token|credentials?|authorization|cookie|amz-signature"
+    r"|(?:api|access|auth|private|secret|wandb)[_-]?key(?:[_-]id|s)?)"
 )
 _SECRET_NAME = re.compile(rf"(?i){_NAMES}$")
 _SECRETS = (
     # To the end of the line: a password may hold blanks and quotation marks.
     (re.compile(rf"(?i)({_NAMES}[\"']?\s*[=:]\s*|--[\w-]{{0,40}}{_NAMES}[\"',\s]+).+"), r"\1<secret>"),
-    (re.compile(r"(?i)\bbearer +\S+"), "<secret>"),
-    (re.compile(r"\bhf_\w{8,}"), "<secret>"),
-    (re.compile(r"://[^/\s@]+@"), "://<secret>@"),
-    (re.compile(r"(https?://[^\s\"'?]+)\?[^\s\"']+"), r"\1?<secret>"),
+    (re.compile(r"(?i)\bbearer\s+\S+"), "<secret>"),
+    (re.compile(r"\b(?:hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,})"), "<secret>"),
 )
 _WORD = re.compile(r"\w+")
 _SHORTEST = 3
@@ -44,7 +44,11 @@ class Scrubber:
         self._texts: dict[str, set[tuple[str, ...]]] = {}
         for words in (words for text in texts for words in _spellings(text)):
             self._texts.setdefault(words[0], set()).add(words)
-        secrets = [value.strip() for name, value in environ.items() if _SECRET_NAME.search(name)]
+        secrets = [
+            value.strip()
+            for name, value in environ.items()
+            if _SECRET_NAME.search(name) and not name.endswith("PWD")  # PWD is the current folder
+        ]
         values = (value for value in secrets if len(value) >= _SHORTEST_SECRET)
         self._values = _any_of(way for value in values for way in (*_written(value), quote(value, safe="")))
         self._owner = [*_home(), *_names()]
@@ -64,7 +68,7 @@ class Scrubber:
         text = self._values.sub("<secret>", text)
         for pattern, instead in _SECRETS:
             text = pattern.sub(instead, text)
-        text = self._without_memes(text)
+        text = self._without_memes(without_secrets(text))
         for pattern, instead in self._owner:
             text = pattern.sub(instead, text)
         return text

@@ -30,6 +30,19 @@ TEXTS = [
         ("fetching https://example.org/a.zip?signature=hunter2&x=1", "example.org/a.zip"),
         ("curl -H 'Bearer hunter2'", "curl"),
         ("the token hf_hunter2hunter2 is not valid", "is not valid"),
+        ("not valid: ghp_hunter2hunter2", "not valid"),
+        ("not valid: sk-proj-hunter2-hunter2", "not valid"),
+        ("x-api-key: hunter2", "x-api-key"),
+        ("secret_key=hunter2", "secret_key"),
+        ("access_key_id=hunter2", "access_key_id"),
+        ("pwd=hunter2", "pwd"),
+        ("mmfw train --wandb-key hunter2", "mmfw train"),
+        ("X-Amz-Signature=hunter2", "X-Amz-Signature"),
+        ("Set-Cookie: id=hunter2", "Set-Cookie"),
+        ("-H Bearer\thunter2", "-H"),
+        ("fetching HTTPS://me:hun@hunter2@example.org/a.zip", "example.org/a.zip"),
+        ("fetching https://me:hun/hunter2@example.org/a.zip", "example.org/a.zip"),
+        ("ssh://hunter2@example.org/a.zip", "example.org/a.zip"),
     ],
 )
 @pytest.mark.parametrize("name", ["log.txt", "request.json", "events.jsonl"])
@@ -43,6 +56,22 @@ def test_secrets_go_and_what_is_around_them_stays(name: str, line: str, kept: st
 def test_the_values_of_secret_variables_go_wherever_they_are() -> None:
     scrubber = Scrubber([], {"HF_TOKEN": "p@ss word", "MMF_DATA_DIR": "/data"})
     assert scrubber.file("log.txt", "in /data: p@ss word, p%40ss%20word") == b"in /data: <secret>, <secret>"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max_tokens: 512",
+        "num tokens = 7, loss=3",
+        "disk-usage-of-the-last-run",
+        "https://example.org/@scope/package",
+        "missing key: classifier.bias",
+    ],
+)
+def test_what_only_resembles_a_secret_stays(line: str) -> None:
+    assert Scrubber([], {"PWD": "/work/loss"}).file("log.txt", f"{line} in /work/loss") == (
+        f"{line} in /work/loss".encode()
+    )
 
 
 def test_one_value_may_begin_as_another_and_a_short_one_is_no_secret() -> None:
