@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mmf_win import __version__
-from mmf_win.console import colour, harmless, log_shown, say
+from mmf_win.console import colour, harmless, log_shown, say, without_secrets
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
 
@@ -173,12 +173,12 @@ def _signals_as_interrupts() -> Iterator[None]:
 
 def _report(error: MmfwError) -> int:
     if str(error):
-        say(f"{colour('error:', 31)} {harmless(error)}")
+        say(f"{colour('error:', 31)} {harmless(without_secrets(str(error)))}")
     # Imported only now, since few commands fail.
     from mmf_win.commands.hints import hint_for
 
     if hint := hint_for(error):
-        say(f"{colour('hint:', 36)} {harmless(hint)}")
+        say(f"{colour('hint:', 36)} {harmless(without_secrets(hint))}")
     return error.exit_code
 
 

@@ -25,7 +25,10 @@ _SECRETS = (
     # To the end of the line: a password may hold blanks and quotation marks.
     (re.compile(rf"(?i)({_NAMES}[\"']?\s*[=:]\s*|--[\w-]{{0,40}}{_NAMES}[\"',\s]+).+"), r"\1<secret>"),
     (re.compile(r"(?i)\bbearer\s+\S+"), "<secret>"),
-    (re.compile(r"\b(?:hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,})"), "<secret>"),
+    (
+        re.compile(r"\b(?:hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,})"),
+        "<secret>",
+    ),
 )
 _WORD = re.compile(r"\w+")
 _SHORTEST = 3

@@ -76,17 +76,22 @@ class Mirror:
         """The place that a user names.
 
         Raises:
-            UsageError: there is no such folder or file, or the URL has a password.
+            UsageError: there is no such folder or file, or it is no URL of HTTP, or one with a password.
         """
         if where is None:
             return cls()
-        if where.startswith(("http://", "https://")):
-            parts = urlsplit(where)
+        if "://" in where:
+            try:
+                parts = urlsplit(where.strip())
+            except ValueError as error:
+                raise UsageError(f"{where}: {error}") from error
+            if parts.scheme not in ("http", "https"):
+                raise UsageError(f"{where}: not a URL of http or https", hint="name a file or a folder")
             if "@" in parts.netloc or parts.query:  # what is secret in it must not be repeated
                 host = parts.netloc.rpartition("@")[2]
                 message = f"{host}: a URL with a password or a query cannot be a mirror"
                 raise UsageError(message, hint="download the file yourself, and name its folder")
-            return cls(url=where)
+            return cls(url=parts.geturl())
         path = Path(where).expanduser()
         if not path.exists():
             raise UsageError(f"{where}: no such file or folder", hint="name a file, a folder or a URL")

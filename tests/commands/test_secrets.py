@@ -77,9 +77,18 @@ def test_a_crash_tells_no_password_with_a_fake_bug(
 
 
 @pytest.mark.parametrize(
-    "source", ["https://me:hunter2@example.org/mmf", "https://example.org/mmf?sig=hunter2"]
+    "words",
+    [
+        ("repair", "--source", "https://me:hunter2@example.org/mmf"),
+        ("repair", "--source", " HTTPS://me:hunter2@example.org/mmf"),
+        ("repair", "--source", "ftp://me:hunter2@example.org/mmf"),
+        ("repair", "--source", "https://me:hunter2@[example.org"),
+        ("repair", "--source", "https://example.org/mmf?sig=hunter2"),
+        ("setup", "--mmf", "https://me:hunter2@example.org/mmf"),
+    ],
 )
 def test_the_secret_of_an_address_is_not_repeated(
-    leaks: Callable[..., list[str]], world: Places, source: str
+    leaks: Callable[..., list[str]], world: Places, words: tuple[str, ...]
 ) -> None:
-    assert leaks(2, "repair", "--source", source) == []
+    assert leaks(2, *words) == []
+    assert leaks(3, "convert", "--zip", words[-1]) == []
