@@ -30,6 +30,7 @@ _SECRETS = (
         "<secret>",
     ),
 )
+_SECRET_OPTION = re.compile(rf"(?i)--[\w-]*{_NAMES}$")
 _WORD = re.compile(r"\w+")
 _SHORTEST = 3
 _SHORTEST_SECRET = 6  # replacing a shorter value would tear numbers and words
@@ -140,10 +141,13 @@ def _walk(value: Any, scrub: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {scrub(str(name)): _member(str(name), inner, scrub) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_walk(item, scrub) for item in value]
+        return [
+            "<secret>" if isinstance(option, str) and _SECRET_OPTION.match(option) else _walk(item, scrub)
+            for option, item in zip([None, *value], value, strict=False)
+        ]
     return scrub(value) if isinstance(value, str) else value
 
 
 def _member(name: str, value: Any, scrub: Callable[[str], str]) -> Any:
-    named = isinstance(value, str | list | dict) and _SECRET_NAME.search(name)
+    named = value is not None and not isinstance(value, bool) and _SECRET_NAME.search(name)
     return "<secret>" if named else _walk(value, scrub)

@@ -120,6 +120,23 @@ def test_json_stays_json_and_a_torn_line_is_scrubbed_as_text() -> None:
     assert "hunter2" not in first + torn
 
 
+def test_what_json_holds_under_the_name_of_a_secret_goes_whatever_it_is() -> None:
+    value = {
+        "argv": ["train", "--hf-token", "hunter2", "--seed", "3"],
+        "token": 3,
+        "password": ["a"],
+        "secret": None,
+        "overrides": [],
+    }
+    assert json.loads(Scrubber([], {}).file("request.json", json.dumps(value))) == {
+        "argv": ["train", "--hf-token", "<secret>", "--seed", "3"],
+        "token": "<secret>",
+        "password": "<secret>",
+        "secret": None,
+        "overrides": [],
+    }
+
+
 def test_only_a_line_feed_ends_a_line_of_json() -> None:
     content = json.dumps({"note": "a\u2028b\x85--password hunter2"}, ensure_ascii=False)
     lines = Scrubber([], {}).file("events.jsonl", f"{content}\n{content}\n").decode().strip("\n").split("\n")
