@@ -40,7 +40,7 @@ COMMANDS = {
     "report": "Make a page about a run, or compare several.",
     "runs": "List what ran and how well.",
     "demo": "Run the whole workflow on a small synthetic set, on a CPU.",
-    "bug-report": "Write a zip for a bug report, without secrets, images and texts.",
+    "bug-report": "Write a zip for a bug report, without known secrets and texts.",
 }
 
 

@@ -33,7 +33,7 @@ def command(run: str | None, data_dir: Path | None, save_dir: Path | None, as_js
 
     It holds what `mmfw doctor` shows and the run's requests, events, exits and logs, of each the last
     megabyte, but no images, predictions and checkpoints. Passwords, tokens, the texts of memes and your home
-    folder are replaced. Not every secret can be known, so look through it before you give it away.
+    folder are replaced. Not every secret and text can be known, so look through it before you give it away.
     """
     places = Places.resolve(data_dir, save_dir)
     newest = next(iter(all_runs(places.save_dir)), None)

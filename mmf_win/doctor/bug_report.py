@@ -6,6 +6,7 @@ Predictions, pages, pictures, checkpoints and MMF's configuration stay out, and 
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from mmf_win.paths import Places, new_file
 from mmf_win.protocol import AttemptFolder
 from mmf_win.runs.folder import Run
 
+_ANNOTATIONS = re.compile(r"[^=,\[\]\"']+\.jsonl")
 _MOST = 1 << 20  # of a file; what went wrong is at its end
 
 
@@ -68,13 +70,20 @@ def _end_of(file: Path) -> str:
 
 
 def _texts(run: Run | None, places: Places) -> Iterator[str]:
-    """Those of the datasets that the run and the command know, and of the user's own memes."""
-    folders = {places.dataset.annotations}
+    """Those of the datasets that the run and the command know, and of the user's own memes.
+
+    Own memes whose prediction crashed are nowhere: their annotations were in a temporary folder.
+    """
+    files = {*places.dataset.annotations.glob("*.jsonl")}
     if run is not None:
-        folders.add(run.reports)
+        files.update(run.reports.glob("*.jsonl"))
         with suppress(DataError):
-            folders.add(Places.resolve(Path(run.request().data_dir)).dataset.annotations)
-    for file in (file for folder in folders for file in folder.glob("*.jsonl")):
+            request = run.request()
+            data = Places.resolve(Path(request.data_dir)).dataset
+            files.update(data.annotations.glob("*.jsonl"))
+            named = (name for override in request.overrides for name in _ANNOTATIONS.findall(override))
+            files.update(data.data_dir / "datasets" / name.strip() for name in named)  # as MMF does
+    for file in files:
         with suppress(OSError):
             for line in file.read_text(encoding="utf-8-sig", errors="replace").split("\n"):
                 yield from _text_of(line)

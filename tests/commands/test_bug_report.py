@@ -16,6 +16,7 @@ from mmf_win.runs.request import RunRequest
 
 SECRETS = ("hunter2 \"'2", "hf_hunter3hunter3", "hunter4")
 TEXT, OWN_TEXT = "look how many people love you", "моя собака — лучшая"
+NAMED_TEXT = "quite private sentence"
 
 
 @pytest.fixture
@@ -28,17 +29,19 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     data.dataset.annotations.mkdir(parents=True)
     row = json.dumps({"id": "\u2028", "img": "img/1.png", "text": TEXT, "label": 0}, ensure_ascii=False)
     data.dataset.split("train").write_text(f"{row}\n", encoding="utf-8")
+    named = user_dir / "named by an override.jsonl"
+    named.write_text(json.dumps({"id": 2, "text": NAMED_TEXT}), encoding="utf-8")
     run = Run.create(empty.save_dir, "mmbt_grid")
     overrides = [f"training.tracker.api_key={SECRETS[2]}", "training.max_updates=3"]
+    overrides.append(f"dataset_config.hateful_memes.annotations.train=['{named.as_posix()}']")
     run.save_request(RunRequest(model="mmbt", config=None, overrides=overrides, data_dir=str(data.data_dir)))
     attempt = run.new_attempt()
     AttemptRequest("train", "mmbt", "mmf", str(attempt.path), overrides=overrides).save()
     EventLog(run.events, "1").write("note", text=f"password: {SECRETS[0]}; row {TEXT!r}")
     Exit("internal", f"KeyError: {TEXT!r}", where=f"{Path.home() / 'x.py'}:3").save(attempt.exit)
-    log = (
-        f"opts=['training.tracker.api_key={SECRETS[2]}']\nUsing {SECRETS[1]}\n{OWN_TEXT.upper()}\nTraceback\n"
-    )
-    run.log.write_text(log, encoding="utf-8")
+    log = [f"opts=['training.tracker.api_key={SECRETS[2]}']", f"Using {SECRETS[1]}"]
+    log += [OWN_TEXT.upper(), f"KeyError: {NAMED_TEXT!r}", "Traceback\n"]
+    run.log.write_text("\n".join(log), encoding="utf-8")
     run.reports.mkdir()
     own = json.dumps({"id": 1, "text": OWN_TEXT})
     (run.reports / "own.memes.jsonl").write_text(own, encoding="utf-8")
@@ -67,6 +70,7 @@ def test_no_byte_of_it_tells_a_secret_or_a_meme(run: Run, capsys: pytest.Capture
         TEXT,
         "people",
         OWN_TEXT,
+        NAMED_TEXT,
         OWN_TEXT.upper(),
         "собака",
         str(Path.home()),
@@ -80,7 +84,7 @@ def test_what_helps_to_find_the_bug_stays(run: Run, capsys: pytest.CaptureFixtur
     members = _report(capsys)
     assert json.loads(members["doctor.json"])["versions"]["mmfw"]
     request = json.loads(members["run/request.json"])
-    assert request["overrides"] == ["training.tracker.api_key=<secret>", "training.max_updates=3"]
+    assert request["overrides"][:2] == ["training.tracker.api_key=<secret>", "training.max_updates=3"]
     assert json.loads(members["run/attempts/1/exit.json"])["message"] == "KeyError: '<text>'"
     assert members["run/log.txt"].splitlines()[-1] == b"Traceback"
 
