@@ -95,8 +95,8 @@ class Scrubber:
 
 
 def _spellings(text: str) -> Iterator[tuple[str, ...]]:
-    """The words of a text as it is, and as JSON may write it."""
-    for spelt in {text, json.dumps(text)}:
+    """The words of a text as it is, and as Python and JSON write it."""
+    for spelt in _written(text):
         words = tuple(word.lower() for word in _WORD.findall(spelt))
         if len("".join(words)) >= _SHORTEST:
             yield words
@@ -116,15 +116,17 @@ def _home() -> list[tuple[re.Pattern[str], str]]:
     home = Path.home()
     if home == Path(home.anchor):
         return []
-    ways = {str(home), str(home).replace("\\", "\\\\"), home.as_posix()}
-    return [(re.compile(rf"(?i){re.escape(way)}(?![\w.-])"), "~") for way in ways]
+    ways = _any_of([*_written(str(home)), *_written(home.as_posix()), quote(home.as_posix(), safe="/:")])
+    return [(re.compile(rf"(?i)(?:{ways.pattern})(?![\w.-])"), "~")]
 
 
 def _names() -> list[tuple[re.Pattern[str], str]]:
     """The names of the user, as parts of paths, and of the machine."""
     patterns = []
     with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
-        patterns.append((re.compile(rf"(?<=[/\\]){re.escape(getpass.getuser())}(?![\w.-])"), "<user>"))
+        user = getpass.getuser()
+        ways = _any_of([*_written(user), quote(user)])
+        patterns.append((re.compile(rf"(?i)(?<=[/\\])(?:{ways.pattern})(?![\w.-])"), "<user>"))
     if len(machine := platform.node()) >= _SHORTEST:
         patterns.append((re.compile(rf"(?<![\w.-]){re.escape(machine)}(?![\w.-])"), "<machine>"))
     return patterns

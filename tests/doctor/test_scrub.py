@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -13,6 +15,7 @@ TEXTS = [
     "look how many people love you",
     "two lines\nof people",
     "Это — мем",
+    "naïve café people 😂",
     "its their character not their color",
 ]
 
@@ -87,6 +90,8 @@ def test_one_value_may_begin_as_another_and_a_short_one_is_no_secret() -> None:
         r"'two lines\nof people'",
         "words: ['look', 'how', 'many', 'people', 'love', 'you']",
         json.dumps("Это — мем"),
+        ascii("naïve café people 😂"),
+        json.dumps("naïve café people 😂"),
         "ЭТО - МЕМ",
     ],
 )
@@ -111,6 +116,20 @@ def test_the_home_folder_goes_also_where_json_doubles_its_backslashes(
         scrubbed = Scrubber([], {}).file(name, content).decode()
         assert scrubbed.startswith("{") and "~" in scrubbed and "x.py:3" in scrubbed
         assert user_dir.name not in scrubbed
+
+
+@pytest.mark.parametrize("write", [ascii, json.dumps, lambda text: f"file:///{quote(text, safe='/:')}"])
+def test_the_home_folder_and_the_user_go_in_every_spelling(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[str], str]
+) -> None:
+    home = user_dir / "naïve Иван 😂"
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(home))
+    for name in ("LOGNAME", "USERNAME"):
+        monkeypatch.setenv(name, home.name)
+    text = f"{write((home / 'x.py').as_posix())} {write('/srv/' + home.name + '/y.py')}"
+    scrubbed = Scrubber([], {}).file("log.txt", text).decode()
+    assert "~/x.py" in scrubbed and "/srv/<user>/y.py" in scrubbed
 
 
 def test_json_stays_json_and_a_torn_line_is_scrubbed_as_text() -> None:
