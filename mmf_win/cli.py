@@ -120,10 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return result if isinstance(result, int) else 0
     except MmfwError as error:
         return _report(error)
-    except click.UsageError as error:
-        error.show()
-        return UsageError.exit_code
     except click.ClickException as error:
+        error.message = without_secrets(error.message)
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):

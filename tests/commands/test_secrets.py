@@ -97,6 +97,7 @@ def test_a_crash_tells_no_password_with_a_fake_bug(
         ("repair", "--source", "https://me:hunter2@[example.org"),
         ("repair", "--source", "https://example.org/mmf?sig=hunter2"),
         ("setup", "--mmf", "https://me:hunter2@example.org/mmf"),
+        ("predict", "--memes", "https://me:hunter2@example.org/own.csv"),
     ],
 )
 def test_the_secret_of_an_address_is_not_repeated(
