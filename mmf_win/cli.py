@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -121,8 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MmfwError as error:
         return _report(error)
     except click.ClickException as error:
-        error.message = without_secrets(error.message)
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        say(without_secrets(shown.getvalue().rstrip()))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _report(Interrupted("interrupted"))
