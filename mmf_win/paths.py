@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 
@@ -38,22 +39,32 @@ def is_portable(name: str) -> bool:
 def portable_name(name: str, longest: int = LONGEST_NAME) -> str:
     """``name`` with every character that Windows refuses replaced by ``-``, and cut where it is too long.
 
+    What was cut ends in a few digits of the name's hash, so that names that begin alike stay different.
+
     Args:
         name: any text.
         longest: bytes in UTF-8 that it may have.
     """
     name = _ILLEGAL.sub("-", _cut(name, longest)).rstrip(". ") or "-"
-    return _cut(f"_{name}", longest).rstrip(". ") if _RESERVED.match(name) else name
+    return _cut(f"_{name}", longest) if _RESERVED.match(name) else name
 
 
-def name_part(name: str) -> str:
-    """As :func:`portable_name`, and so short that the names of files may hold it beside another such part."""
-    return portable_name(name, _LONGEST_PART)
+def name_part(name: str, suffix: str = "") -> str:
+    """As :func:`portable_name`, and so short that the names of files may hold it beside another such part.
+
+    Args:
+        name: any text.
+        suffix: follows the name, and is never cut.
+    """
+    return portable_name(name, _LONGEST_PART - len(suffix)) + suffix
 
 
 def _cut(name: str, longest: int) -> str:
     data = name.encode(errors="surrogatepass")
-    return name if len(data) <= longest else data[:longest].decode(errors="ignore")
+    if len(data) <= longest:
+        return name
+    ending = f"-{sha256(data).hexdigest()[:6]}"
+    return data[: longest - len(ending)].decode(errors="ignore") + ending
 
 
 def module_command(module: str, *words: str) -> list[str]:

@@ -108,7 +108,7 @@ def run_of(
         published_weights=preset.zoo,
         published_sha256=sha256,
     )
-    name = name_part(f"{preset.name}-published")
+    name = name_part(preset.name, "-published")
     run = _earlier(places.save_dir / name, request) or Run.create(places.save_dir, name)
     best = run.checkpoints / "best.ckpt"
     if not best.is_file() or (not best.samefile(weights) and file_digest(best).hex() != sha256):
