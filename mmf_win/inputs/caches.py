@@ -17,14 +17,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
 from mmf_win.errors import MmfError
 from mmf_win.files import read_json, replacing, share, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.git_tree import file_blob_id
-from mmf_win.upstream.install import require_packages
+from mmf_win.upstream.install import require_packages, text_in_package
 
 BERT_FILES = (
     *("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json"),
@@ -140,15 +139,9 @@ def copy_model(source: Path, name: str) -> None:
 
 def resnet152_url() -> str:
     """From where the installed torchvision gets the weights of ResNet-152 that MMF asks for."""
-    spec = find_spec("torchvision")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        try:
-            text = Path(folder, "models", "resnet.py").read_text(encoding="utf-8")
-        except OSError:
-            continue
-        if found := re.search(r"https://\S+/resnet152-[0-9a-f]{8}\.pth", text):
-            return found[0]
-    return _RESNET152
+    text = text_in_package("torchvision", "models", "resnet.py")
+    found = re.search(r"https://\S+/resnet152-[0-9a-f]{8}\.pth", text)
+    return found[0] if found else _RESNET152
 
 
 def torch_checkpoints() -> Path:

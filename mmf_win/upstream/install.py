@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,6 +91,15 @@ def require_packages(*packages: str) -> None:
     missing = [package for package in packages if find_spec(_MODULES.get(package, package)) is None]
     if missing:
         raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=pip_hint("[train]"))
+
+
+def text_in_package(package: str, *parts: str) -> str:
+    """The text of a file of an installed package, which is not imported; empty where it cannot be read."""
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        with suppress(OSError, ValueError):
+            return Path(folder, *parts).read_text(encoding="utf-8")
+    return ""
 
 
 def pip_hint(extra: str = "") -> str:
