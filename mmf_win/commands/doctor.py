@@ -111,7 +111,7 @@ def _machine_lines(found: Survey) -> Iterator[str]:
     if not machine.gpus:
         yield "GPU: none that NVIDIA's driver knows"
     if found.torch is not None:
-        yield f"torch: built for {f'CUDA {found.torch.cuda}' if found.torch.cuda else 'the CPU'}"
+        yield f"torch: built for {found.torch.target}"
     for setting in found.settings:
         yield f"{setting.name}: {setting.value}" + (f" ({setting.hint})" if setting.hint else "")
 

@@ -6,17 +6,17 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
+from mmf_win.doctor import torch_build
 from mmf_win.errors import UnusedGpu
 from mmf_win.runs import gpus
+from mmf_win.upstream.install import text_in_package
 
 if sys.platform == "win32":
     import ctypes
     import winreg
 
-_CUDA = re.compile(r"^cuda\b[^=\n]*= *(?:['\"]([\d.]+)['\"]|None)", re.MULTILINE)
+_BUILT_FOR = re.compile(r"^(cuda|hip)\b[^=\n]*= *(?:['\"]([^'\"]+)['\"]|None)", re.MULTILINE)
 # https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation
 _LONG_PATHS = (r"SYSTEM\CurrentControlSet\Control\FileSystem", "LongPathsEnabled")
 # https://learn.microsoft.com/windows/apps/get-started/enable-your-device-for-development
@@ -47,9 +47,16 @@ class Torch:
 
     Attributes:
         cuda: the version of CUDA; None for a build without it.
+        rocm: the version of ROCm, likewise.
     """
 
     cuda: str | None
+    rocm: str | None = None
+
+    @property
+    def target(self) -> str:
+        """For people."""
+        return f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.rocm}" if self.rocm else "the CPU"
 
 
 def survey_settings() -> tuple[Setting, ...]:
@@ -61,26 +68,23 @@ def survey_settings() -> tuple[Setting, ...]:
 
 def survey_torch() -> Torch | None:
     """The installed torch, which is not imported; None where there is none, or it does not say."""
-    spec = find_spec("torch")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        try:
-            found = _CUDA.search(Path(folder, "version.py").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if found:
-            return Torch(found[1])
-    return None
+    found: dict[str, str] = dict(_BUILT_FOR.findall(text_in_package("torch", "version.py")))
+    return Torch(found["cuda"] or None, found.get("hip") or None) if "cuda" in found else None
 
 
 def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> UnusedGpu | None:
-    """The error that torch cannot use the GPU; None where it can, or where there is no torch or no GPU.
+    """The error that torch cannot use the GPU; None where it can, or where no other build could.
 
     A driver runs what was built for a newer CUDA of the same major version.
     """
     if torch is None or cuda is None:
         return None
     if torch.cuda is None:
-        return UnusedGpu("there is a GPU, and torch is built for the CPU")
+        if torch_build.choice(cuda)[0] == "cpu":
+            return None
+        return UnusedGpu(f"there is a GPU, and torch is built for {torch.target}")
+    if not torch_build.has_code(torch.cuda, cuda):
+        return UnusedGpu(f"torch is built for CUDA {torch.cuda}, which has no code for the GPU")
     if int(torch.cuda.partition(".")[0]) > cuda.newest[0]:
         newest = ".".join(map(str, cuda.newest))
         message = f"torch is built for CUDA {torch.cuda}, and NVIDIA's driver runs CUDA {newest}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mmf_win.paths import constraints_file
 from mmf_win.runs import gpus
@@ -17,9 +18,40 @@ _SIZES = {
     "cu126": {"linux": "3 GB, 6 GB installed", "win32": "2.6 GB"},
     "cu130": {"linux": "3 GB, 6 GB installed", "win32": "1.9 GB"},
 }
-# The GPUs that a build has code for: https://github.com/pytorch/pytorch/issues/178665
-_OLDEST = {"cu126": (5, 0), "cu130": (7, 5)}
-_BLACKWELL = (10, 0)  # unknown to cu126
+
+
+class _CudaBuild(NamedTuple):
+    """A build for CUDA.
+
+    Attributes:
+        cuda: the version of CUDA.
+        needs: the CUDA that the driver has to run at least.
+        driver: the first of NVIDIA's drivers that does.
+        oldest: the lowest compute capability that it has code for.
+        newest: the highest.
+    """
+
+    cuda: str
+    needs: tuple[int, int]
+    driver: int
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """As PyTorch's index calls it."""
+        return f"cu{self.cuda.replace('.', '')}"
+
+    def knows(self, cuda: gpus.Cuda) -> bool:
+        """Whether it has code for one of the GPUs."""
+        return any(self.oldest <= capability <= self.newest for capability in cuda.capabilities)
+
+
+# The newest first. What they have code for: https://github.com/pytorch/pytorch/issues/178665
+_CUDA_BUILDS = (
+    _CudaBuild("13.0", (13, 0), 580, oldest=(7, 5), newest=(12, 9)),
+    _CudaBuild("12.6", (12, 0), 525, oldest=(5, 0), newest=(9, 0)),
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +73,7 @@ class TorchBuild:
 
 def suited(platform: str = sys.platform) -> TorchBuild:
     """The build that suits this machine."""
-    name, why = _choice(gpus.cuda()) if platform != "darwin" else ("cpu", "there is no CUDA for macOS")
+    name, why = choice(gpus.cuda()) if platform != "darwin" else ("cpu", "there is no CUDA for macOS")
     # A local version is above the same without one, and named it is sure to come from PyTorch's index.
     local = "" if platform == "darwin" else f"+{name}"
     index = () if platform == "darwin" else ("--extra-index-url", _INDEX + name)
@@ -50,17 +82,24 @@ def suited(platform: str = sys.platform) -> TorchBuild:
     return TorchBuild(name, why, _SIZES[name].get(platform, _SIZES[name]["linux"]), command)
 
 
-def _choice(cuda: gpus.Cuda | None) -> tuple[str, str]:
+def choice(cuda: gpus.Cuda | None) -> tuple[str, str]:
+    """The name of the build that suits, and why it does: the newest that can use one of the GPUs."""
     if cuda is None:
         return "cpu", "NVIDIA's driver knows no GPU here"
     shown = f"the driver runs CUDA {cuda.newest[0]}.{cuda.newest[1]}"
-    if cuda.newest >= (13, 0) and cuda.capability >= _OLDEST["cu130"]:
-        return "cu130", shown
-    if cuda.newest >= (12, 0) and _OLDEST["cu126"] <= cuda.capability < _BLACKWELL:
-        return "cu126", f"{shown}, the GPU has compute capability {cuda.capability[0]}.{cuda.capability[1]}"
-    if cuda.capability < _OLDEST["cu126"]:
-        return "cpu", "this GPU is older than those that PyTorch has code for"
-    return "cpu", f"{shown}; with driver 580 or newer the build for CUDA 13.0 would use the GPU"
+    known = [build for build in _CUDA_BUILDS if build.knows(cuda)]
+    for build in known:
+        if cuda.newest >= build.needs:
+            return build.name, f"{shown}, and the GPU is one that this build has code for"
+    if not known:
+        return "cpu", "PyTorch has no code for this GPU"
+    newer = f"with driver {known[0].driver} or newer the build for CUDA {known[0].cuda} would use the GPU"
+    return "cpu", f"{shown}; {newer}"
+
+
+def has_code(built_for: str, cuda: gpus.Cuda) -> bool:
+    """Whether a torch for this version of CUDA has code for one of the GPUs; True where that is not known."""
+    return all(build.knows(cuda) for build in _CUDA_BUILDS if build.cuda == built_for)
 
 
 def _tested(package: str) -> str:

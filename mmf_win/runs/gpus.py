@@ -36,11 +36,11 @@ class Cuda:
 
     Attributes:
         newest: the newest CUDA that the driver runs, such as ``(12, 6)``.
-        capability: the compute capability of the oldest GPU.
+        capabilities: the compute capability of each GPU.
     """
 
     newest: tuple[int, int]
-    capability: tuple[int, int]
+    capabilities: tuple[tuple[int, int], ...]
 
 
 def cuda() -> Cuda | None:
@@ -49,8 +49,8 @@ def cuda() -> Cuda | None:
     for nvml, _ in found[:1]:
         with suppress(nvml.NVMLError):
             version = nvml.nvmlSystemGetCudaDriverVersion_v2()
-            oldest = min(tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for _, handle in found)
-            return Cuda((version // 1000, version % 1000 // 10), oldest)
+            each = (tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for _, handle in found)
+            return Cuda((version // 1000, version % 1000 // 10), tuple(each))
     return None
 
 

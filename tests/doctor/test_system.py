@@ -15,6 +15,8 @@ from mmf_win.doctor.system import Torch, survey_settings, survey_torch, unused_g
 from mmf_win.runs import gpus
 from tests.worlds.fake_nvml import FakeNvml
 
+ROCM = Torch(None, rocm="6.2.41134-65d174c3e")
+
 
 @contextmanager
 def registry(key: str, name: str, number: int) -> Iterator[None]:
@@ -55,18 +57,23 @@ def test_what_is_off_is_told_with_what_turns_it_on(name: str, where: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("line", "cuda"),
-    [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = None", None), ("cuda = '12.6'", "12.6")],
+    ("line", "torch", "target"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", Torch("13.0"), "CUDA 13.0"),
+        ("cuda = None", Torch(None), "the CPU"),
+        ("cuda = '12.6'", Torch("12.6"), "CUDA 12.6"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.2.41134-65d174c3e'", ROCM, f"ROCm {ROCM.rocm}"),
+    ],
 )
-def test_torchs_cuda_is_read_without_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, cuda: str | None
+def test_what_torch_was_built_for_is_read_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, torch: Torch, target: str
 ) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')", encoding="utf-8")
     (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2'\n{line}\n", encoding="utf-8")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert survey_torch() == Torch(cuda)
+    assert survey_torch() == torch and torch.target == target
 
 
 @pytest.mark.torch
@@ -77,25 +84,34 @@ def test_the_real_torch_says_what_it_was_built_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "driver", "said"),
+    ("torch", "driver", "best", "said"),
     [
-        (None, 12040, None),
-        ("13.0", 13020, None),
-        ("12.6", 12020, None),
-        ("12.6", 13000, None),
-        ("13.0", 12080, "torch is built for CUDA 13.0, and NVIDIA's driver runs CUDA 12.8"),
-        ("cpu", 12080, "there is a GPU, and torch is built for the CPU"),
+        (None, 12040, (8, 6), None),
+        (Torch("13.0"), 13020, (8, 6), None),
+        (Torch("12.6"), 12020, (8, 6), None),
+        (Torch("12.6"), 13000, (8, 6), None),
+        (Torch("12.8"), 12080, (12, 0), None),
+        (Torch("13.0"), 12080, (8, 6), "for CUDA 13.0, and NVIDIA's driver runs CUDA 12.8"),
+        (Torch("13.0"), 13000, (6, 1), "for CUDA 13.0, which has no code for the GPU"),
+        (Torch("12.6"), 13000, (12, 0), "for CUDA 12.6, which has no code for the GPU"),
+        (Torch(None), 12080, (8, 6), "there is a GPU, and torch is built for the CPU"),
+        (Torch(None), 12080, (3, 5), None),
+        (Torch(None), 11040, (8, 6), None),
+        (ROCM, 12080, (8, 6), "there is a GPU, and torch is built for ROCm 6.2"),
     ],
 )
 def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch, torch: str | None, driver: int, said: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    torch: Torch | None,
+    driver: int,
+    best: tuple[int, int],
+    said: str | None,
 ) -> None:
     nvml = FakeNvml()
-    nvml.cuda = driver
+    nvml.cuda, nvml.capability = driver, [(3, 5), best]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    built = torch and Torch(None if torch == "cpu" else torch)
-    error = unused_gpu(built or None, gpus.cuda())
-    assert (error and str(error)) == said
+    error = unused_gpu(torch, gpus.cuda())
+    assert (error is None) == (said is None) and (said or "") in str(error)
     if error is not None:
         assert "mmfw setup --torch" in str(hint_for(error))
 
