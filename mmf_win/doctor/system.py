@@ -94,20 +94,20 @@ def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> UnusedGpu | None:
 
 if sys.platform == "win32":
 
-    def _windows_settings() -> Iterator[Setting]:
+    def _windows_settings(root: winreg.HKEYType | int = winreg.HKEY_LOCAL_MACHINE) -> Iterator[Setting]:
         for name, where, cost in (
             ("long paths", _LONG_PATHS, "paths end at 260 characters"),
             ("developer mode", _DEVELOPER, "without links, Hugging Face's cache may take more space"),
         ):
-            is_on = _registry(*where) == 1
+            is_on = _registry(root, *where) == 1
             command = f"reg add HKLM\\{where[0]} /v {where[1]} /t REG_DWORD /d 1 /f"
             hint = f"{cost}; as administrator, `{command}` turns it on"
             yield Setting(name, "on" if is_on else "off", None if is_on else hint)
         yield Setting("code page", str(ctypes.windll.kernel32.GetACP()))
 
-    def _registry(key: str, name: str) -> object:
+    def _registry(root: winreg.HKEYType | int, key: str, name: str) -> object:
         try:
-            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as opened:
+            with winreg.OpenKey(root, key) as opened:
                 return winreg.QueryValueEx(opened, name)[0]
         except OSError:
             return None

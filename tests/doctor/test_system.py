@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -18,42 +17,37 @@ from tests.worlds.fake_nvml import FakeNvml
 ROCM = Torch(None, rocm="6.2.41134-65d174c3e")
 
 
-@contextmanager
-def registry(key: str, name: str, number: int) -> Iterator[None]:
-    """A number in the real registry of Windows; what was there comes back."""
-    assert sys.platform == "win32"
-    import winreg
-
-    try:
-        made = winreg.CreateKeyEx(winreg.HKEY_LOCAL_MACHINE, key, 0, winreg.KEY_READ | winreg.KEY_WRITE)
-    except PermissionError:
-        pytest.skip("only an administrator changes settings of Windows")
-    with made as opened:
-        before = None
-        with suppress(FileNotFoundError):
-            before, _ = winreg.QueryValueEx(opened, name)
-        winreg.SetValueEx(opened, name, 0, winreg.REG_DWORD, number)
-        try:
-            yield
-        finally:
-            if before is None:
-                winreg.DeleteValue(opened, name)
-            else:
-                winreg.SetValueEx(opened, name, 0, winreg.REG_DWORD, before)
-
-
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 @pytest.mark.parametrize(
     ("name", "where"), [("long paths", system._LONG_PATHS), ("developer mode", system._DEVELOPER)]
 )
 def test_what_is_off_is_told_with_what_turns_it_on(name: str, where: tuple[str, str]) -> None:
-    for number, value in ((0, "off"), (1, "on")):
-        with registry(*where, number):
-            found = {setting.name: setting for setting in survey_settings()}
-            assert found[name].value == value
-            hint = found[name].hint
-            assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
-            assert int(found["code page"].value) > 0
+    assert sys.platform == "win32"
+    import winreg
+
+    own = rf"Software\mmfw-tests-{uuid4().hex}"  # in place of HKEY_LOCAL_MACHINE, which others read
+    with winreg.CreateKey(winreg.HKEY_CURRENT_USER, own) as root:
+        try:
+            for number, value in ((0, "off"), (1, "on")):
+                with winreg.CreateKey(root, where[0]) as key:
+                    winreg.SetValueEx(key, where[1], 0, winreg.REG_DWORD, number)
+                found = {setting.name: setting for setting in system._windows_settings(root)}
+                assert found[name].value == value
+                hint = found[name].hint
+                assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
+                assert int(found["code page"].value) > 0
+        finally:
+            parts = where[0].split("\\")
+            for n in range(len(parts), 0, -1):
+                winreg.DeleteKey(root, "\\".join(parts[:n]))
+            winreg.DeleteKey(winreg.HKEY_CURRENT_USER, own)
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
+def test_the_settings_of_this_windows_are_found() -> None:
+    found = {setting.name: setting.value for setting in survey_settings()}
+    assert set(found) == {"long paths", "developer mode", "code page"}
+    assert {found["long paths"], found["developer mode"]} <= {"on", "off"}
 
 
 @pytest.mark.parametrize(
