@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from mmf_win import __version__
 from tests.worlds.tools import requires_tool
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +64,7 @@ def test_actionlint_would_find_something(tmp_path: Path) -> None:
 def test_every_action_is_pinned_by_a_hash_and_names_its_version(workflow: Path) -> None:
     used = re.findall(r"^.*\buses:\s*(.*)$", workflow.read_text(encoding="utf-8"), re.MULTILINE)
     assert used
-    assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[0-9.]+", line)] == []
+    assert [line for line in used if not re.fullmatch(r"\./\S+|[\w./-]+@[0-9a-f]{40} # v[0-9.]+", line)] == []
 
 
 def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
@@ -73,8 +76,23 @@ def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
     assert publish["permissions"] == {"id-token": "write"}
     assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
     assert publish["environment"]["name"] == "pypi"
-    assert set(publish["needs"]) == {"check", "demo", "audit"}
+    assert set(publish["needs"]) == {"tests", "check", "demo", "audit"}
+    assert jobs["tests"]["uses"] == "./.github/workflows/ci.yml" and jobs["tests"]["if"] == publish["if"]
     assert set(jobs["check"]["needs"]) == {"sdist", "wheels"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the step runs on Linux")
+@pytest.mark.parametrize(("tag", "code"), [(f"v{__version__}", 0), (f"v{__version__}.1", 1), ("v9", 1)])
+def test_a_tag_that_is_not_the_version_is_refused(tag: str, code: int) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    (step,) = (s for s in workflow["jobs"]["sdist"]["steps"] if s.get("name") == "the tag is the version")
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]],
+        cwd=ROOT,
+        env={**os.environ, "GITHUB_REF_NAME": tag},
+        stdout=subprocess.DEVNULL,
+    )
+    assert done.returncode == code
 
 
 def test_every_vulnerability_that_is_ignored_is_explained() -> None:
