@@ -76,17 +76,16 @@ class _LazyGroup(click.Group):
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from mmf_win.doctor.survey import versions
+    from mmf_win.doctor.survey import version
     from mmf_win.upstream.install import find
 
     try:
         mmf = find().version
     except MmfwError:
         mmf = "not installed"
-    found = versions()
-    shown = [f"{name} {found.get(name) or 'not installed'}" for name in ("torch", "transformers")]
+    shown = [f"{name} {version(name) or 'not installed'}" for name in ("torch", "transformers")]
     click.echo(f"mmfw {__version__}")
-    click.echo(f"Python {found['python']}, MMF {mmf}, {', '.join(shown)}")
+    click.echo(f"Python {sys.version.split()[0]}, MMF {mmf}, {', '.join(shown)}")
     ctx.exit()
 
 

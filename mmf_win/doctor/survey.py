@@ -124,7 +124,7 @@ def survey(places: Places) -> Survey:
 def versions() -> dict[str, str | None]:
     """The versions of mmfw, Python, the system and each package; None for one that is not installed."""
     system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
-    return system | {name: _version(name) for name in (*required_packages(), *required_packages("train"))}
+    return system | {name: version(name) for name in (*required_packages(), *required_packages("train"))}
 
 
 def required_packages(extra: str = "") -> list[str]:
@@ -141,7 +141,8 @@ def required_packages(extra: str = "") -> list[str]:
     return found
 
 
-def _version(distribution: str) -> str | None:
+def version(distribution: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

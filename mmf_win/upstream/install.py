@@ -15,6 +15,7 @@ among them) can no longer be met and must not meet pip's resolver.
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import sys
 import tempfile
 from contextlib import suppress
@@ -23,9 +24,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from mmf_win.console import as_typed
 from mmf_win.errors import BrokenMmf, MmfError, UsageError
 from mmf_win.files import read_json, write_json
-from mmf_win.paths import tool_home
+from mmf_win.paths import constraints_file, tool_home
 from mmf_win.unpacking.staging import staging
 from mmf_win.upstream.sources import SOURCES, MmfSource
 from mmf_win.upstream.versions import read_version
@@ -103,12 +105,19 @@ def text_in_package(package: str, *parts: str) -> str:
 
 
 def pip_hint(extra: str = "") -> str:
-    """How to install what mmfw requires; by its path, since its name on PyPI is not ours.
+    """How to install what mmfw requires, at the tested versions.
+
+    By its name, pip adds what an extra requires to the mmfw that is installed, from wherever that came.
 
     Args:
         extra: ``[train]``, or nothing.
     """
-    return f'run `pip install ".{extra}"` in a clone of mmfw'
+    try:
+        importlib.metadata.requires("mmf-win")
+        what, where = f"mmf-win{extra}", ""
+    except importlib.metadata.PackageNotFoundError:  # it runs from a checkout
+        what, where = f".{extra}", " in a clone of mmfw"
+    return f"run `{as_typed('pip', 'install', '-c', constraints_file(), what)}`{where}"
 
 
 def chosen() -> Installed | None:

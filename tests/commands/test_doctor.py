@@ -12,6 +12,9 @@ import pytest
 
 from mmf_win import __version__
 from mmf_win.cli import main
+from mmf_win.console import as_typed
+from mmf_win.doctor import survey
+from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import find, install, use_checkout
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
 
@@ -66,7 +69,8 @@ def test_a_missing_package_is_repaired_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
-    assert 'run `pip install ".[train]"` in a clone of mmfw' in _hints(_doctor(capsys))
+    pip = as_typed("pip", "install", "-c", constraints_file(), "mmf-win[train]")
+    assert f"run `{pip}`" in _hints(_doctor(capsys))
 
 
 def test_a_checkout_that_is_not_installed_is_told_of(
@@ -76,7 +80,12 @@ def test_a_checkout_that_is_not_installed_is_told_of(
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.requires", no_metadata)
-    assert 'run `pip install "."` in a clone of mmfw' in _hints(_doctor(capsys))
+    pip = as_typed("pip", "install", "-c", constraints_file(), ".")
+    assert f"run `{pip}` in a clone of mmfw" in _hints(_doctor(capsys))
+    torch = survey.version("torch") or "not installed"
+    capsys.readouterr()
+    assert main(["--version"]) == 0
+    assert f"torch {torch}" in capsys.readouterr().out
 
 
 def test_a_missing_dataset_is_repaired_by_convert(
