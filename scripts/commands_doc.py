@@ -1,12 +1,15 @@
-"""Write docs/commands.md, the reference of all commands, from their --help.
+"""Write the reference in docs/: commands from --help, presets from configs/, Python from docstrings.
 
 python scripts/commands_doc.py
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -15,15 +18,26 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from mmf_win.cli import cli  # noqa: E402
+from mmf_win.runs import paper, presets  # noqa: E402
 
-REFERENCE = ROOT / "docs" / "commands.md"
+DOCS = ROOT / "docs"
 _WIDTH = 100
-_HEAD = """\
+_COMMANDS = """\
 # Commands
 
-What `--help` says of each command. `python scripts/commands_doc.py` writes this file.
-[guide.md](guide.md) explains how to use them.
+What `--help` says of each command. `python scripts/commands_doc.py` writes this page.
 """
+_PRESETS = """\
+# Presets
+
+`mmfw train PRESET` trains one. [configuration.md](configuration.md) says how to change one or write your own.
+"""
+_PYTHON = """\
+# Python
+
+The modules that programs and notebooks may use.
+"""
+_MODULES = ("mmf_win.archives", "mmf_win.runs")
 
 
 def commands(
@@ -40,10 +54,69 @@ def commands(
             yield from commands(child, found, context)
 
 
-def reference() -> str:
-    """The whole file."""
-    return _HEAD + "".join(f"\n## {name}\n\n```\n{text.rstrip()}\n```\n" for name, text in commands())
+def _commands_page() -> str:
+    return _COMMANDS + "".join(_section(name, text) for name, text in commands())
 
+
+def _presets_page() -> str:
+    columns = [(split, metric) for split in paper.SPLITS.values() for metric in ("accuracy", "auroc")]
+    header = [
+        "preset",
+        "",
+        "model",
+        "configuration of MMF",
+        *(f"{split} {metric}" for split, metric in columns),
+    ]
+    rows = [header, ["---"] * len(header)]
+    for preset in map(presets.load, presets.names()):
+        numbers = [_percent(paper.published(preset.published, *column)) for column in columns]
+        rows.append([f"`{preset.name}`", preset.title, f"`{preset.model}`", f"`{preset.config}`", *numbers])
+    note = (
+        f"The numbers are those of {paper.PAPER}, in percent; over several seeds, mean ± standard deviation."
+    )
+    return f"{_PRESETS}\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"\n{note}\n"
+
+
+def _percent(number: paper.Published | None) -> str:
+    if number is None:
+        return "–"
+    return f"{100 * number.value:.2f}" + (f" ± {100 * number.spread:.2f}" if number.spread else "")
+
+
+def _python_page() -> str:
+    text = _PYTHON
+    for name in _MODULES:
+        module = import_module(name)
+        text += _section(name, inspect.getdoc(module) or "")
+        for public in module.__all__:
+            text += "".join(
+                _section(*found, level=3) for found in _documented(public, getattr(module, public))
+            )
+    return text
+
+
+def _documented(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Name and docstring of a class or function, and of what is public in a class."""
+    if inspect.isfunction(value):
+        signature = re.sub(r"<function (\w+) at \w+>|'", r"\1", str(inspect.signature(value)))
+        yield name, f"{value.__name__}{signature}\n\n{inspect.getdoc(value)}"
+    elif inspect.isclass(value):
+        yield name, inspect.getdoc(value) or ""
+        for inner, member in vars(value).items():
+            if not inner.startswith("_"):
+                yield from _documented(f"{name}.{inner}", member)
+
+
+def _section(name: str, text: str, level: int = 2) -> str:
+    return f"\n{'#' * level} {name}\n\n```text\n{text.rstrip()}\n```\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": _commands_page,
+    "presets.md": _presets_page,
+    "python.md": _python_page,
+}
 
 if __name__ == "__main__":
-    REFERENCE.write_text(reference(), encoding="utf-8", newline="\n")
+    for page, text in PAGES.items():
+        (DOCS / page).write_text(text(), encoding="utf-8", newline="\n")
