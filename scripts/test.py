@@ -32,6 +32,9 @@ _NOT_ON_WINDOWS = {
     *("pydantic_core", "pywin32-ctypes", "readme_renderer", "requests-toolbelt", "rfc3986", "ruff"),
     *("SecretStorage", "twine", "types-PyYAML", "types-tqdm", "typing-inspection", "wheel-filename"),
     *("zipp",),
+    *("babel", "backrefs", "ghp-import", "mergedeep", "mkdocs", "mkdocs-get-deps", "mkdocs-material"),
+    *("mkdocs-material-extensions", "paginate", "platformdirs", "pymdown-extensions", "pyyaml_env_tag"),
+    "watchdog",
 }
 WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
@@ -51,6 +54,7 @@ CHECKS = {
     "mypy": ["mypy", "--platform", "linux", "--cache-dir", ".mypy_cache/linux"],
     "mypy-windows": ["mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"],
     "imports": ["lint-imports"],
+    "docs": ["mkdocs", "build", "--strict"],
 }
 
 

@@ -17,7 +17,7 @@ from tests.worlds.tiny_mmf import SPLITS, TinyWorld
 
 pytestmark = pytest.mark.torch
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "own-model.md"
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def phase_1(world: TinyWorld, tmp_path: Path) -> TinyWorld:
 
 @pytest.fixture
 def guide(tmp_path: Path) -> Path:
-    """A folder with the files of the guide's section; the commands below them are in the tests."""
-    text = GUIDE.read_text(encoding="utf-8").partition("\n## Your own models\n")[2].partition("\n## ")[0]
+    """A folder with the files of the guide's page; the commands below them are in the tests."""
+    text = GUIDE.read_text(encoding="utf-8")
     code, preset = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "yaml"))
     folder = tmp_path / "моя work, 1=2"
     (folder / "my_models").mkdir(parents=True)
