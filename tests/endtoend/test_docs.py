@@ -1,0 +1,103 @@
+"""The commands of README.md and the tutorial are run, and so is the notebook, with the demo's small archive.
+
+What takes long is made smaller, by :data:`SMALLER`, and what is not run is listed with the reason, in
+:data:`NOT_RUN`. One test does it all, since the archive takes longer to make than most commands to run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.demo.folder import PASSWORD, DemoFolder
+from mmf_win.runs import attempts, fits
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+NOT_RUN = {
+    "pip install ": "it would change the environment that the tests run in; CI installs mmfw first",
+    "python scripts/demo.py": "it makes an environment of its own, of a gigabyte; a job of CI runs it",
+    "python scripts/test.py": "it runs this test",
+    "$ mmfw ": "the output of scripts/demo.py, and no command to type",
+    "mmfw demo --keep": "it trains for a minute, as test_users_way.py does; here its archive is made",
+}
+SMALLER = {
+    "mmbt_grid": "demo --updates 1",  # MMBT-Grid starts from a BERT and a ResNet, of a gigabyte
+    "--updates 100": "--updates 1",
+    "--updates 300": "--updates 2",
+}
+
+
+def _commands(page: str) -> Iterator[str]:
+    """The lines of a page's shell blocks; of a block that shows output, those that were typed."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if language in ("", "sh", "bash", "shell", "console"):
+            lines = block.splitlines()
+            yield from [line for line in lines if line.startswith("$ ")] or filter(None, lines)
+
+
+def _cells() -> list[str]:
+    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def _mmfw(line: str) -> None:
+    """Run a command in this process."""
+    if line.startswith(tuple(NOT_RUN)):
+        return
+    for asked, enough in SMALLER.items():
+        line = line.replace(asked, enough)
+    program, *arguments = shlex.split(line)
+    assert program == "mmfw", f"{line}: run it here, or say in NOT_RUN why not"
+    assert main(arguments) == 0, line
+
+
+def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
+    worker: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_WORKER", worker)
+    monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    demo = DemoFolder(tmp_path / "mmfw-demo")
+    demo.claim()
+    demo.fill(1)
+
+    in_notebook = re.findall("^!(.*)$", "\n".join(_cells()), re.MULTILINE)
+    lines = [*_commands("README.md"), *_commands("docs/tutorial.md")]
+    assert [start for start in NOT_RUN if not any(line.startswith(start) for line in lines)] == []
+    monkeypatch.chdir(tmp_path)
+    for line in dict.fromkeys(lines):  # each once
+        if line.startswith("cd "):
+            monkeypatch.chdir(line.removeprefix("cd "))
+        elif not any(command.startswith(line) for command in in_notebook):
+            _mmfw(line)
+    (scores,) = demo.save_dir.glob("demo/*/reports/*.metrics.json")
+    assert json.loads(scores.read_text(encoding="utf-8"))["rows"] == 160
+
+    shutil.copy(demo.archive, "memes.zip")
+    monkeypatch.setenv("MMF_DATA_DIR", str(demo.data_dir))
+    monkeypatch.setenv("MMFW_PASSWORD", "")  # the notebook sets it
+    monkeypatch.setattr("getpass.getpass", lambda prompt: PASSWORD)
+    table = _run_notebook()
+    assert table["seed"].tolist() == [1, 2]
+    assert table["test_auroc"].notna().all()
+
+
+def _run_notebook() -> Any:
+    """Run the cells as a notebook does; what the last line of the last one is."""
+    cells = _cells()
+    assert len(cells) == 4
+    names: dict[str, Any] = {"_mmfw": _mmfw}
+    for cell in cells:
+        exec(re.sub("^[!%](.*)$", lambda line: f"_mmfw({line[1]!r})", cell, flags=re.MULTILINE), names)
+    return eval(cells[-1].splitlines()[-1], names)
