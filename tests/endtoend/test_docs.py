@@ -1,7 +1,7 @@
-"""The commands of README.md and the tutorial are run, and so is the notebook, with the demo's small archive.
+"""The commands of README.md and the tutorial are run, and the notebook, with a tenth of the demo's memes.
 
 What takes long is made smaller, by :data:`SMALLER`, and what is not run is listed with the reason, in
-:data:`NOT_RUN`. One test does it all, since the archive takes longer to make than most commands to run.
+:data:`NOT_RUN`. One test does it all, in one world.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmf_win.cli import main
+from mmf_win.demo import make, synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.runs import attempts, fits
 
@@ -70,7 +72,9 @@ def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     demo = DemoFolder(tmp_path / "mmfw-demo")
     demo.claim()
-    demo.fill(1)
+    sizes = {split: size // 10 // 4 * 4 for split, size in synthetic.SIZES.items()}
+    monkeypatch.setattr(synthetic, "make", partial(synthetic.make, sizes=sizes))
+    make.fill(demo, 1)
 
     in_notebook = re.findall("^!(.*)$", "\n".join(_cells()), re.MULTILINE)
     lines = [*_commands("README.md"), *_commands("docs/tutorial.md")]
@@ -82,7 +86,7 @@ def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
         elif not any(command.startswith(line) for command in in_notebook):
             _mmfw(line)
     (scores,) = demo.save_dir.glob("demo/*/reports/*.metrics.json")
-    assert json.loads(scores.read_text(encoding="utf-8"))["rows"] == 160
+    assert json.loads(scores.read_text(encoding="utf-8"))["rows"] == sizes["test_unseen"]
 
     shutil.copy(demo.archive, "memes.zip")
     monkeypatch.setenv("MMF_DATA_DIR", str(demo.data_dir))
