@@ -30,7 +30,7 @@ What `--help` says of each command. `python scripts/commands_doc.py` writes this
 _PRESETS = """\
 # Presets
 
-`mmfw train PRESET` trains one. [configuration.md](configuration.md) says how to change one or write your own.
+`mmfw train PRESET` trains one. [Configuration](configuration.md) says how to change one or write your own.
 """
 _PYTHON = """\
 # Python
@@ -59,22 +59,24 @@ def _commands_page() -> str:
 
 
 def _presets_page() -> str:
+    loaded = [presets.load(name) for name in presets.names()]
     columns = [(split, metric) for split in paper.SPLITS.values() for metric in ("accuracy", "auroc")]
-    header = [
-        "preset",
-        "",
-        "model",
-        "configuration of MMF",
-        *(f"{split} {metric}" for split, metric in columns),
-    ]
-    rows = [header, ["---"] * len(header)]
-    for preset in map(presets.load, presets.names()):
+    scores = [["preset", "", *(f"{split} {metric}" for split, metric in columns)]]
+    sources = [["preset", "model", "configuration"]]
+    for preset in loaded:
         numbers = [_percent(paper.published(preset.published, *column)) for column in columns]
-        rows.append([f"`{preset.name}`", preset.title, f"`{preset.model}`", f"`{preset.config}`", *numbers])
+        scores.append([f"`{preset.name}`", preset.title, *numbers])
+        sources.append([f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`"])
     note = (
         f"The numbers are those of {paper.PAPER}, in percent; over several seeds, mean ± standard deviation."
     )
-    return f"{_PRESETS}\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"\n{note}\n"
+    start = "Each starts from a configuration of MMF:"
+    return f"{_PRESETS}\n{_table(scores)}\n{note}\n\n{start}\n\n{_table(sources)}"
+
+
+def _table(rows: list[list[str]]) -> str:
+    header, *body = rows
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *body))
 
 
 def _percent(number: paper.Published | None) -> str:
