@@ -51,7 +51,7 @@ class Scrubber:
         secrets = [
             value.strip()
             for name, value in environ.items()
-            if _SECRET_NAME.search(name) and not name.endswith("PWD")  # PWD is the current folder
+            if _SECRET_NAME.search(name) and name not in ("PWD", "OLDPWD")  # these are folders
         ]
         values = (value for value in secrets if len(value) >= _SHORTEST_SECRET)
         self._values = _any_of(way for value in values for way in (*_written(value), quote(value, safe="")))
