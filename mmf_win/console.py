@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # As a path, an address has lost a slash, and on Windows turned the other.
 _ADDRESS = re.compile(r"(?i)((?<=[a-z]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
+_OF_CMD = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image"]
 _NARROWEST = 7
 """Letters that a column of text keeps on a narrow terminal."""
@@ -115,7 +116,16 @@ def log_shown() -> Iterator[None]:
 def as_typed(*words: object) -> str:
     """A command line that can be pasted into a shell of this system."""
     texts = [str(word) for word in words]
-    return subprocess.list2cmdline(texts) if os.name == "nt" else shlex.join(texts)
+    if os.name != "nt":
+        return shlex.join(texts)
+    return " ".join(map(_quoted_for_cmd, texts))
+
+
+def _quoted_for_cmd(word: str) -> str:
+    if not _OF_CMD.search(word):
+        return subprocess.list2cmdline([word])
+    # It quotes for the sake of the space alone.
+    return '"' + subprocess.list2cmdline([f" {word}"]).removeprefix('" ')
 
 
 def colour(text: str, code: int) -> str:

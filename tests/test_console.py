@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -96,6 +97,14 @@ def test_progress_without_a_terminal_is_a_plain_line_now_and_then(
         now = 11.0
         progress.advance(20)
         assert capsys.readouterr().err == line + "\n"
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="of cmd.exe")
+def test_a_line_to_paste_keeps_its_words_in_cmd() -> None:
+    words = ["C:\\A&B\\", "a b\\", "(x86)^", "mmf-win[train]", "100%"]
+    line = console.as_typed(sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
+    done = subprocess.run(f'cmd /s /c "{line}"', check=True, capture_output=True, encoding="ascii")
+    assert done.stdout.strip() == ascii(words)
 
 
 def test_work_goes_on_without_any_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
