@@ -16,6 +16,22 @@ from tests.worlds.web import WebServer
 
 pytestmark = pytest.mark.torch
 
+SPAWNING = """
+import torch.multiprocessing
+import torch.utils.data
+
+torch.multiprocessing.set_start_method("spawn", force=True)
+make = torch.utils.data.DataLoader.__init__
+
+def started(number):
+    pass
+
+def make_with_own_code(self, *args, **kwargs):
+    make(self, *args, **(kwargs | {"worker_init_fn": started}))
+
+torch.utils.data.DataLoader.__init__ = make_with_own_code
+"""
+
 
 def test_pretrained_bert_weights_land_in_the_model_tensor_by_tensor(tool: Tool) -> None:
     import torch
@@ -83,14 +99,13 @@ def test_the_users_own_words_win_and_may_hold_an_equals_sign(tool: Tool) -> None
 
 
 def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Tool) -> None:
-    """Windows has no fork: each worker is a new Python that unpickles MMF's dataset."""
+    """Windows has no fork: each worker is a new Python that unpickles MMF's dataset and own code."""
     preset = tool.preset("vilbert")
     values = json.loads(Path(preset).read_text(encoding="utf-8"))
     values["settings"]["training"]["num_workers"] = 2
     user_dir = tool.folder / "spawning"
     user_dir.mkdir()
-    source = "import torch.multiprocessing\ntorch.multiprocessing.set_start_method('spawn', force=True)\n"
-    (user_dir / "__init__.py").write_text(source, encoding="utf-8")
+    (user_dir / "__init__.py").write_text(SPAWNING, encoding="utf-8")
     values["settings"]["env"] = {"user_dir": str(user_dir)}
     Path(preset).write_text(json.dumps(values), encoding="utf-8")
     assert tool.code("train", preset, "--updates", "2") == 3

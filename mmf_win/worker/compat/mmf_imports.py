@@ -1,9 +1,10 @@
-"""A patch for the imports of MMF: it imports all of its files first, which is slow and fails easily."""
+"""Patches for the imports of MMF: of all its files, which is slow and fails easily, and of own code."""
 
 from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -83,10 +84,28 @@ def _retrying(find: Any) -> Any:
     return find_or_import
 
 
+def _stay_importable(module: ModuleType) -> None:
+    """Leave the folder that the user's own code lies in on ``sys.path``, which spawned processes inherit."""
+    original = module.import_user_module
+
+    def import_user_module(user_dir: str, *args: Any, **kwargs: Any) -> None:
+        original(user_dir, *args, **kwargs)
+        parent = str(Path(user_dir).absolute().parent)
+        if user_dir and parent not in sys.path:
+            sys.path.append(parent)
+
+    module.import_user_module = import_user_module  # type: ignore[attr-defined]
+
+
 PATCHES = (
     Patch(
         name="setup-imports",
         problem="setup_imports: imports pandas and Lightning (rc12); fails in a folder named models (rc10)",
         after_import={"mmf.utils.env": _replace, "mmf.common.registry": _look_further},
+    ),
+    Patch(
+        name="own-code-in-workers",
+        problem="import_user_module: spawned DataLoader workers, as on Windows, cannot import own code",
+        after_import={"mmf.utils.env": _stay_importable},
     ),
 )
