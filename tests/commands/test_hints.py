@@ -87,6 +87,7 @@ FOLLOWED = {
 _OF_REPAIR, _OF_PUBLISHED = "commands/test_repair.py", "endtoend/test_published.py"
 _DEMO = "commands/test_demo.py::test_the_whole_workflow_ends_well_and_can_be_continued"
 ELSEWHERE = {
+    "cli: mmfw bug-report": "commands/test_bug_report.py::test_without_any_run_it_is_about_the_machine",
     "UnusedGpu": "commands/test_setup.py::test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
     "DamagedInputs": f"{_OF_REPAIR}::test_the_command_that_verify_names_repairs_it",
     "MissingArchive": f"{_OF_REPAIR}::test_an_archive_that_was_moved_is_named",
