@@ -166,7 +166,6 @@ NOT_RUN = {
     "network": "the hint names no command",
     "handles": "the limit of open files is the system's",
     "mmf": _READS,
-    "cli: mmfw doctor": _READS,
     "demo: mmfw doctor": _READS,
     "doctor: mmfw doctor": _READS,
     "setup: mmfw doctor": _READS,
