@@ -85,7 +85,7 @@ FOLLOWED = {
 }
 
 _OF_REPAIR, _OF_PUBLISHED = "commands/test_repair.py", "endtoend/test_published.py"
-_DEMO = "commands/test_demo.py::test_the_whole_workflow_ends_well_and_can_be_continued"
+_DEMO = "endtoend/test_users_way.py::test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
 ELSEWHERE = {
     "cli: mmfw bug-report": "commands/test_bug_report.py::test_without_any_run_it_is_about_the_machine",
     "UnusedGpu": "commands/test_setup.py::test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
