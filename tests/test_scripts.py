@@ -146,6 +146,7 @@ def test_the_windows_python_gets_the_pinned_version_of_each_package(test_script:
     assert set(pins.values()) <= {line.partition(";")[0] for line in constraints}
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs no Windows Python of its own")
 def test_without_wine_or_its_compiler_the_windows_python_is_not_built(
     user_dir: Path, test_script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
