@@ -78,7 +78,7 @@ def test_a_missing_package_is_named_with_its_hint_fake_environment(
     assert main(["demo"]) == MmfError.exit_code
     errors = capsys.readouterr().err
     assert "pillow cannot be found" in errors
-    assert "mmf-win[train]" in errors
+    assert "[train]" in errors
 
 
 RESULT = {"auroc": 0.9, "accuracy": 0.8, "run": "demo/1", "data_dir": "data", "save_dir": "save"}

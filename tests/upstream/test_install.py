@@ -333,7 +333,7 @@ def test_packages_that_are_missing_are_named_with_their_cure(
     require_packages("pillow", "click")
     with pytest.raises(MmfError, match="no-such and no_such cannot be found") as raised:
         require_packages("click", "no-such", "no_such")
-    assert "mmf-win[train]" in (hint_for(raised.value) or "")
+    assert "[train]" in (hint_for(raised.value) or "")
 
 
 def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:
