@@ -88,10 +88,9 @@ def _stay_importable(module: ModuleType) -> None:
     """Leave the folder that the user's own code lies in on ``sys.path``, which spawned processes inherit."""
     original = module.import_user_module
 
-    def import_user_module(user_dir: str, *args: Any, **kwargs: Any) -> None:
+    def import_user_module(user_dir: str | None, *args: Any, **kwargs: Any) -> None:
         original(user_dir, *args, **kwargs)
-        parent = str(Path(user_dir).absolute().parent)
-        if user_dir and parent not in sys.path:
+        if user_dir and (parent := str(Path(user_dir).absolute().parent)) not in sys.path:
             sys.path.append(parent)
 
     module.import_user_module = import_user_module  # type: ignore[attr-defined]
