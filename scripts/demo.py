@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     venv = Venv(".venv", ["train"], for_demo=True)
     _say("1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes")
     venv.ensure()
-    _say("2 of 3: MMF: less than 5 MB to download, a few seconds")
+    _say("2 of 3: MMF: less than 1 MB to download, a few seconds")
     code = venv.run("mmfw", "setup").returncode
     if code or "--setup-only" in arguments:
         return code

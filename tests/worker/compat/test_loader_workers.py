@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 _LOADER = """
-import os, resource, signal, sys
+import multiprocessing, os, resource, signal, sys
 from multiprocessing.reduction import DupFd
 import torch
 from torch.utils.data import DataLoader, Dataset, dataloader
@@ -30,10 +30,12 @@ def leave_handles(count):
 class Rows(Dataset):
     def __init__(self, how):
         self.how = how
+        self.go_on = multiprocessing.Event()
     def __len__(self):
         return 4
     def __getitem__(self, index):
         how = self.how
+        self.go_on.wait()
         if how == "exits":
             sys.exit(3)
         if how.startswith("SIG"):
@@ -50,8 +52,10 @@ class Rows(Dataset):
 hand_errors_over(worker)
 say_how_workers_ended(dataloader)
 for how in sys.argv[1:]:
-    rows = iter(DataLoader(Rows(how), num_workers=1, batch_size=None))
+    dataset = Rows(how)
+    rows = iter(DataLoader(dataset, num_workers=1, batch_size=None))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as if the error of torch's handler had been swallowed
+    dataset.go_on.set()  # not before: the handler would tell of a worker that is dead already
     try:
         print(len([*rows]), "rows")
     except Exception as error:
