@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.worlds.packages import FOLDERS, ROOT, Packages, build_wheel
+from tests.worlds.tools import is_wine
 
 _EXTENSION = "mmf_win/archives/_zipcrypto"
 
@@ -113,7 +114,8 @@ def test_without_a_compiler_the_rest_is_built(packages: Packages, tmp_path: Path
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("mmf_win.archives._zipcrypto") is None, reason="built without the C extension"
+    importlib.util.find_spec("mmf_win.archives._zipcrypto") is None or is_wine(),
+    reason="built without the C extension",
 )
 def test_one_build_of_the_extension_serves_every_python(wheel: zipfile.Path) -> None:
     assert [name.partition(".")[0] for name in _extensions(wheel)] == [_EXTENSION]

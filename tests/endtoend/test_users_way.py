@@ -184,7 +184,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
 
     with zipfile.ZipFile(demo.mmfw("bug-report", run.id)["report"]) as archive:
         told = b"".join(map(archive.read, archive.namelist()))
-    assert run.id.encode() in told
+    assert run.path.name.encode() in told
     rows = [row for split in ("train", "test_unseen") for row in read_rows(demo.places.dataset.split(split))]
     assert [row.text for row in rows if row.text.encode() in told] == []
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
