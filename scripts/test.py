@@ -11,7 +11,6 @@ python scripts/test.py --lowest          the tests, on the lowest versions that 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import windows_extension
 import windows_python
+import windows_tests
 from _venv import ROOT, Venv, run
 
 _TORCH_FREE = ["-m", "not torch and not gpu"]
@@ -132,36 +132,34 @@ def _told(name: str, code: int, started: float) -> bool:
 
 
 def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) -> int:
-    python = _windows_python(no_torch)
-    windows_extension.build(Path(python).parent / "py" / "python3.dll")
-    packages = Path(python).parent / "py" / "Lib" / "site-packages"
+    windows = _windows_python(no_torch)
+    python = str(windows / "python")
+    windows_extension.build(windows / "py" / "python3.dll")
+    packages = windows / "py" / "Lib" / "site-packages"
     (packages / "mmfw.pth").write_text(str(windows_python.in_wine(ROOT)), encoding="utf-8")
     if not no_torch:
         run([python, "-m", "mmf_win", "setup"])
     if setup_only:
         return 0
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
-    pytest += ["-n", "auto", "--dist", "worksteal"]
     parts = {"what needs no torch": [*pytest, *_TORCH_FREE, *for_pytest]}
     if not no_torch and not for_pytest:
-        parts["a user's way, and what imports torch"] = [*pytest, "-m", "torch and not gpu", *_WITH_TORCH]
-        linux = _prepare(torch_free=False, lowest=False, mmf=None)
-        parts["the same predictions as on Linux"] = [linux.program("python"), "-m", "pytest", _TWO_SYSTEMS]
-    environ = os.environ | {"MMFW_WINDOWS_PYTHON": python}
-    passed = []
-    for name, command in parts.items():
-        started = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT, env=environ).returncode
-        passed.append(_told(f"{name}, on Windows CPython under Wine", code, started))
-    return 0 if all(passed) else 1
+        linux = _prepare(torch_free=False, lowest=False, mmf=None).program("python")
+        parts = {
+            "a user's way, and what imports torch": [*pytest, "-m", "torch and not gpu", *_WITH_TORCH],
+            **parts,
+            "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
+        }
+    return 0 if windows_tests.run(parts, windows) else 1
 
 
-def _windows_python(no_torch: bool) -> str:
+def _windows_python(no_torch: bool) -> Path:
     pins = {name: pin for name, pin in pinned().items() if name not in _NOT_ON_WINDOWS}
     if no_torch:
         pins = {name: pin for name, pin in pins.items() if name in WITHOUT_TORCH}
     folder = ROOT / (".venv-windows-base" if no_torch else ".venv-windows")
-    return str(windows_python.build(folder, sorted(pins.values())))
+    windows_python.build(folder, sorted(pins.values()))
+    return folder
 
 
 def pinned() -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 python scripts/windows_python.py DIR [REQUIREMENT ...]
 
-    DIR           where to build it; `DIR/python ARGS ...` runs it then, and a path /a/b is Z:\\a\\b there
+    DIR           where to build it; `DIR/python ARGS ...` runs it then, and a path /a/b is Z:\\a\\b there;
+                  with MMFW_WINE_PREFIX=prefix-2 in a second Wine
     REQUIREMENT   packages with their versions; what they depend on has to be named, too
 
 It takes the DLLs of CPython, as Microsoft's compiler built them, from wheels that bring them along, and the
@@ -12,6 +13,7 @@ mingw-w64, which on Debian are the packages wine, wine64 and gcc-mingw-w64-x86-6
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -40,7 +42,7 @@ _FOREIGN = (
 _PROGRAM = """\
 #!/usr/bin/env bash
 # Under Wine 8 a regular file as stdin or stdout stops CPython's start (WinError 6), so here are none.
-export WINEPREFIX="{folder}/prefix" WINEDEBUG=${{WINEDEBUG:--all}}
+export WINEPREFIX="{folder}/${{MMFW_WINE_PREFIX:-prefix-1}}" WINEDEBUG=${{WINEDEBUG:--all}}
 export WINEDLLOVERRIDES="ucrtbase=n,b;mscoree,mshtml="
 export KMP_AFFINITY=disabled PYTHONPYCACHEPREFIX='{in_wine}\\pycache'
 {{ wine "{folder}/py/python.exe" "$@" </dev/null 2>&1; }} | cat
@@ -66,7 +68,7 @@ def build(folder: Path, requirements: Sequence[str]) -> Path:
             )
     folder, program = folder.absolute(), folder.absolute() / "python"
     stamp = folder / "mmfw-stamp"
-    wanted = "\n".join([sys.version, *requirements])
+    wanted = "\n".join([sys.version, _sources(), *requirements])
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return program
     if folder.exists() and not stamp.is_file():
@@ -80,7 +82,10 @@ def build(folder: Path, requirements: Sequence[str]) -> Path:
         _install(requirements, folder / "py" / "Lib" / "site-packages", Path(wheels))
     program.write_text(_PROGRAM.format(folder=folder, in_wine=in_wine(folder)), encoding="utf-8")
     program.chmod(0o755)
-    _prepare_wine(folder / "prefix")
+    first, *others = prefixes(folder)
+    _prepare_wine(first)
+    for other in others:
+        shutil.copytree(first, other, symlinks=True)
     _run(
         [
             str(program),
@@ -92,9 +97,21 @@ def build(folder: Path, requirements: Sequence[str]) -> Path:
     return program
 
 
+def prefixes(folder: Path) -> list[Path]:
+    """The folders of the Wines that a Windows Python is built with; each has a server of its own."""
+    return [folder / f"prefix-{number}" for number in (1, 2)]
+
+
 def in_wine(path: Path) -> PureWindowsPath:
     """The name under Wine of an absolute path."""
     return PureWindowsPath("Z:", path)
+
+
+def _sources() -> str:
+    """A hash of what the Windows Python is made by."""
+    return hashlib.sha256(
+        b"".join(path.read_bytes() for path in [Path(__file__), *sorted(_HERE.iterdir())])
+    ).hexdigest()
 
 
 def _install_python(python: Path, wheels: Path) -> None:
@@ -112,7 +129,8 @@ def _install_python(python: Path, wheels: Path) -> None:
     shutil.copy(_HERE / "sitecustomize.py", python / "Lib")
     compile_ = [COMPILER, "-O2"]
     define = f'-DPYDLL=L"python{_SHORT}.dll"'
-    _run([*compile_, "-municode", define, "-o", str(python / "python.exe"), str(_HERE / "python.c")])
+    sources = [str(_HERE / name) for name in ("python.c", "file_information.c")]
+    _run([*compile_, "-municode", define, "-o", str(python / "python.exe"), *sources])
     rust_needs = str(python / "bcryptprimitives.dll")
     _run([*compile_, "-shared", "-o", rust_needs, str(_HERE / "bcryptprimitives.c"), "-ladvapi32"])
     _forward(python / "python3.dll", python / f"python{_SHORT}.dll", wheels)

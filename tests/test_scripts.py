@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.worlds.tools import is_wine
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -154,6 +157,24 @@ def test_without_wine_or_its_compiler_the_windows_python_is_not_built(
     with pytest.raises(SystemExit, match="is not installed"):
         test_script.windows_python.build(user_dir / "windows", [])
     assert not list(user_dir.iterdir())
+
+
+@pytest.mark.skipif(not is_wine(), reason="scripts/wine/file_information.c is for Wine alone")
+@pytest.mark.parametrize("file", [sys.executable, r"C:\windows\win.ini"])
+def test_under_wine_python_learns_of_a_file_what_wine_says(file: str) -> None:
+    import ctypes
+    import msvcrt
+
+    wine_says = (ctypes.c_uint32 * 13)()  # BY_HANDLE_FILE_INFORMATION
+    with Path(file).open("rb") as opened:
+        handle = ctypes.c_void_p(msvcrt.get_osfhandle(opened.fileno()))
+        assert ctypes.windll.kernel32.GetFileInformationByHandle(handle, wine_says)
+        stat = os.fstat(opened.fileno())
+    volume, size_high, size, links, index_high, index = wine_says[7:]
+    assert (stat.st_dev, stat.st_nlink) == (volume, links)
+    assert (stat.st_size, stat.st_ino) == (size_high << 32 | size, index_high << 32 | index)
+    modified = (wine_says[6] << 32 | wine_says[5]) * 100 - 11_644_473_600 * 10**9  # since 1601, in 100 ns
+    assert stat.st_mtime_ns == modified
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="other tests try the same there, and Wine is slow")
