@@ -34,6 +34,7 @@ UPDATES = presets.load("demo").settings["training"]["max_updates"]
 _FAULTS = Path(tiny_mmf.__file__).with_name("faults")
 
 _SECRETS = {"MMFW_PASSWORD": "hunter2-password", "HF_TOKEN": "hf_hunter2hunter2"}
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # threads of two tests at once wait for one another
 
 # Says at its end what it has imported that only a child may.
 _MMFW = f"""
@@ -64,7 +65,7 @@ class Installed:
 @pytest.fixture
 def installed(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """A Python that has the wheel and what it asks for, and has MMF by ``mmfw setup``."""
-    folder, environ = tmp_path_factory.mktemp("empty") / "среда", bare_environment() | _SECRETS
+    folder, environ = tmp_path_factory.mktemp("empty") / "среда", bare_environment() | _SECRETS | _ONE_THREAD
     if sys.platform == "win32":  # where neither links nor, under Wine, an environment can be made
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
         subprocess.run([*pip, str(folder), str(packages.wheel)], check=True)
