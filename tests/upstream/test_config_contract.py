@@ -26,6 +26,7 @@ from mmf_win.upstream.overrides import assign
 from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
 from tests.worlds.mmf_configuration import Question, ask, leaves
+from tests.worlds.tools import is_wine
 
 pytestmark = pytest.mark.torch  # for MMF
 
@@ -227,6 +228,7 @@ def refused(asked: dict[str, Question]) -> set[str]:
     return overrides | {json.dumps(tree) for tree in REFUSED_SETTINGS}
 
 
+@pytest.mark.skipif(is_wine(), reason="MMF makes the same of them everywhere, and Wine is slow")
 def test_every_configuration_is_the_one_that_mmf_makes(
     mmf_root: Path, folder: Path, asked: dict[str, Question], by_mmf: dict[str, Any]
 ) -> None:
