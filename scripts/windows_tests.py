@@ -7,11 +7,13 @@ on the same core. So each part has a core of its own, and a server, which means 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,56 +29,68 @@ class _Seat:
     core: int
     prefix: Path
 
-    def run(self, name: str, command: Sequence[str], environ: Mapping[str, str], *, alone: bool) -> bool:
-        started = time.monotonic()
-        done = subprocess.run(
+    def start(self, command: Sequence[str], windows: Path, output: int | None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             ["taskset", "--cpu-list", str(self.core), *command],
             cwd=ROOT,
-            env={**os.environ, **environ, "MMFW_WINE_PREFIX": self.prefix.name},
+            env={
+                **os.environ,
+                "MMFW_WINDOWS_PYTHON": str(windows / "python"),
+                "MMFW_WINE_PREFIX": self.prefix.name,
+            },
             stdin=subprocess.DEVNULL,
-            stdout=None if alone else subprocess.PIPE,
-            stderr=None if alone else subprocess.STDOUT,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            start_new_session=True,
         )
-        end = f"{'failed' if done.returncode else 'passed'}: {name} ({time.monotonic() - started:.1f} s)\n"
-        sys.stdout.write((done.stdout or b"").decode("utf-8", "replace") + end)
-        sys.stdout.flush()
-        return done.returncode == 0
 
-    def end(self) -> None:
+    def server(self, option: str) -> None:
+        """Tell Wine's server to do something; where there is none, nothing happens."""
         environ = {**os.environ, "WINEPREFIX": str(self.prefix)}
-        subprocess.run(["wineserver", "--kill"], env=environ, check=False)
+        subprocess.run(["wineserver", option], env=environ, stderr=subprocess.DEVNULL, check=False)
 
 
-def run(parts: Mapping[str, Sequence[str]], windows: Path) -> bool:
-    """Run each part as soon as there is a core for it; what several write is shown when they end.
+def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
+    """Run each part as soon as there is a core for it; what one of several prints is shown when it ends.
 
     Args:
-        parts: the commands by their names, the longest first.
-        windows: the folder of the Windows Python, whose program the commands find in MMFW_WINDOWS_PYTHON.
+        parts: the commands by their names, started in this order.
+        windows: the folder of the Windows Python. The commands find its program in MMFW_WINDOWS_PYTHON.
 
     Returns:
-        Whether all succeeded.
+        The names of those that failed.
     """
-    prefixes = windows_python.prefixes(windows)
-    seats = [_Seat(*pair) for pair in zip(sorted(os.sched_getaffinity(0)), prefixes, strict=False)]
+    cores = sorted(os.sched_getaffinity(0))
+    seats = [_Seat(*pair) for pair in zip(cores, windows_python.prefixes(windows), strict=False)]
     free: SimpleQueue[_Seat] = SimpleQueue()
     for seat in seats:
+        seat.server("--wait")  # one that is left over may run on any core
         free.put(seat)
-    environ = {"MMFW_WINDOWS_PYTHON": str(windows / "python")}
+    started: list[subprocess.Popen[bytes]] = []
 
     def run_part(name: str, command: Sequence[str]) -> bool:
-        seat = free.get()
+        seat, since = free.get(), time.monotonic()
         try:
-            return seat.run(name, command, environ, alone=len(parts) == 1)
+            process = seat.start(command, windows, None if len(parts) == 1 else subprocess.PIPE)
+            started.append(process)
+            output, _ = process.communicate()
         finally:
             free.put(seat)
+        end = f"{'failed' if process.returncode else 'passed'}: {name} ({time.monotonic() - since:.1f} s)\n"
+        sys.stdout.write((output or b"").decode("utf-8", "replace") + end)
+        sys.stdout.flush()
+        return process.returncode == 0
 
-    print(f"On Windows CPython under Wine, {len(seats)} at once: {'; '.join(parts)}.", flush=True)
+    print(f"On Windows CPython under Wine, {len(seats)} at a time: {'; '.join(parts)}.", flush=True)
     with ThreadPoolExecutor(len(seats)) as pool:
         try:
-            return all(list(pool.map(run_part, parts.keys(), parts.values())))
+            passed = list(pool.map(run_part, parts.keys(), parts.values()))
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in started:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             for seat in seats:
-                seat.end()
+                seat.server("--kill")
             raise
+    return [name for name, good in zip(parts, passed, strict=True) if not good]

@@ -22,7 +22,7 @@ _MAY_SKIP = re.compile(
     r"MMFW_TEST_MMF|CUDA|GPU|Windows|right to (mount|limit)"
     + ("" if find_spec("torch") else "|could not import|PyTorch is not installed|made of torch|only lmdb")
 )
-_KEPT = {"MMFW_HOME", "MMFW_TEST_MMF"}
+_KEPT = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX"}
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -159,7 +160,26 @@ def test_without_wine_or_its_compiler_the_windows_python_is_not_built(
     assert not list(user_dir.iterdir())
 
 
-@pytest.mark.skipif(not is_wine(), reason="scripts/wine/file_information.c is for Wine alone")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs no Windows Python of its own")
+def test_parts_run_side_by_side_and_those_that_failed_are_named_with_a_fake_wine(
+    user_dir: Path,
+    test_script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (user_dir / "wineserver").write_text("#!/bin/sh\n", encoding="utf-8")
+    (user_dir / "wineserver").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{user_dir}{os.pathsep}{os.environ['PATH']}")
+    tell = "import os; print(os.sched_getaffinity(0), os.environ['MMFW_WINE_PREFIX']); raise SystemExit({})"
+    parts = {f"part {code}": [sys.executable, "-c", tell.format(code)] for code in (0, 3, 1)}
+    assert test_script.windows_tests.run(parts, user_dir) == ["part 3", "part 1"]
+    told = capfd.readouterr().out
+    assert "failed: part 3" in told and "passed: part 0" in told
+    on = set(re.findall(r"^(\{\d+\}) (prefix-\d)$", told, re.MULTILINE))
+    assert len(on) == len({core for core, _ in on}) == len({prefix for _, prefix in on})
+
+
+@pytest.mark.skipif(not is_wine(), reason="only a Windows Python under Wine has another function")
 @pytest.mark.parametrize("file", [sys.executable, r"C:\windows\win.ini"])
 def test_under_wine_python_learns_of_a_file_what_wine_says(file: str) -> None:
     import ctypes
@@ -177,7 +197,7 @@ def test_under_wine_python_learns_of_a_file_what_wine_says(file: str) -> None:
     assert stat.st_mtime_ns == modified
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="other tests try the same there, and Wine is slow")
+@pytest.mark.skipif(sys.platform == "win32", reason="other tests try the same on Windows, and Wine is slow")
 @pytest.mark.parametrize(("kind", "cases"), [("archives", "12"), ("kills", "2"), ("runs", "2")])
 def test_fuzzing_finds_nothing(kind: str, cases: str) -> None:
     command = [sys.executable, str(SCRIPTS / "fuzz.py"), "--seed", "1", "--cases", cases, kind]

@@ -81,7 +81,7 @@ def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
     assert set(jobs["check"]["needs"]) == {"sdist", "wheels"}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the step runs on Linux")
+@pytest.mark.skipif(sys.platform == "win32", reason="the step runs on Linux, not on Windows")
 @pytest.mark.parametrize(("tag", "code"), [(f"v{__version__}", 0), (f"v{__version__}.1", 1), ("v9", 1)])
 def test_a_tag_that_is_not_the_version_is_refused(tag: str, code: int) -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def test_the_tests_run_on_windows_and_linux(jobs: dict[str, Any]) -> None:
 def test_they_run_on_the_newest_mmf_and_on_the_lowest_versions(jobs: dict[str, Any]) -> None:
     job = jobs["versions"]
     chosen = {entry["arguments"] for entry in job["strategy"]["matrix"]["include"]}
-    assert chosen == {"--mmf github", "--lowest"}
+    assert chosen == {"--mmf github -k rc12", "--lowest"}
     assert job["steps"][-1] == {"run": "python scripts/test.py ${{ matrix.arguments }}"}
 
 

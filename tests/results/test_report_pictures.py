@@ -66,7 +66,7 @@ print(shown, alike, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="measured by what POSIX counts")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows counts memory otherwise")
 def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> None:
     """A JPEG is made smaller while it is decoded; no other format can be."""
     png, jpeg = tmp_path / "a.png", tmp_path / "a.jpg"
