@@ -89,6 +89,7 @@ def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
     assert json.loads(scores.read_text(encoding="utf-8"))["rows"] == sizes["test_unseen"]
 
     shutil.copy(demo.archive, "memes.zip")
+    Path("mmf_win-0-py3-none-any.whl").touch()
     monkeypatch.setenv("MMF_DATA_DIR", str(demo.data_dir))
     monkeypatch.setenv("MMFW_PASSWORD", "")  # the notebook sets it
     monkeypatch.setattr("getpass.getpass", lambda prompt: PASSWORD)
