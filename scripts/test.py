@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import windows_extension
@@ -84,7 +85,9 @@ def main(arguments: list[str]) -> int:
     checks = {name: check for name, check in CHECKS.items() if not (torch_free and name.startswith("mypy"))}
     checks = {} if options.lowest else checks
     wanted = [*checks, "pytest"] if options.only is None else [options.only]
-    results = {name: _check(venv, name, CHECKS[name]) for name in wanted if name != "pytest"}
+    with ThreadPoolExecutor() as pool:
+        running = {name: pool.submit(_check, venv, name, CHECKS[name]) for name in wanted if name != "pytest"}
+    results = {name: check.result() for name, check in running.items()}
     if "pytest" in wanted:
         started = time.monotonic()
         selection = _TORCH_FREE if torch_free else []
