@@ -28,8 +28,7 @@ class Venv:
         folder: its name in the checkout.
         extras: the extras of mmfw that are installed.
         constraints: the file.
-        for_demo: take PyTorch for the CPU, where PyPI's is another and there is none yet, and compile nothing
-            in advance, of which a demo needs a part.
+        for_demo: take PyTorch for the CPU, where PyPI's is another and there is none yet.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Venv:
         stamp.write_text("unfinished", encoding="utf-8")  # an installation may be cut short
         extras = sorted(self.extras | there)
         pip = [self.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["-c", self.constraints, *(["--no-compile"] if self.for_demo else [])]
+        pip += ["--no-compile", "-c", self.constraints]  # most of it is never imported
         if self.for_demo and sys.platform == "linux":
             pytorch = ["--extra-index-url", _CPU_INDEX, "--retries", "1", "--no-deps", "torch", "torchvision"]
             run([*pip, *pytorch])

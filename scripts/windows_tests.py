@@ -21,6 +21,8 @@ from queue import SimpleQueue
 import windows_python
 from _venv import ROOT
 
+_MOST = 1200  # seconds for one of several parts, which takes a few minutes
+
 
 @dataclass(frozen=True)
 class _Seat:
@@ -37,6 +39,7 @@ class _Seat:
                 **os.environ,
                 "MMFW_WINDOWS_PYTHON": str(windows / "python"),
                 "MMFW_WINE_PREFIX": self.prefix.name,
+                "OMP_NUM_THREADS": "1",
             },
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -48,6 +51,11 @@ class _Seat:
         """Tell Wine's server to do something; where there is none, nothing happens."""
         environ = {**os.environ, "WINEPREFIX": str(self.prefix)}
         subprocess.run(["wineserver", option], env=environ, stderr=subprocess.DEVNULL, check=False)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
@@ -69,11 +77,18 @@ def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
     started: list[subprocess.Popen[bytes]] = []
 
     def run_part(name: str, command: Sequence[str]) -> bool:
+        alone = len(parts) == 1
         seat, since = free.get(), time.monotonic()
         try:
-            process = seat.start(command, windows, None if len(parts) == 1 else subprocess.PIPE)
+            process = seat.start(command, windows, None if alone else subprocess.PIPE)
             started.append(process)
-            output, _ = process.communicate()
+            try:
+                output, _ = process.communicate(timeout=None if alone else _MOST)
+            except subprocess.TimeoutExpired:  # a crashed Python may hang under Wine
+                print(f"{name}: ended after {_MOST} s", flush=True)
+                _kill(process)
+                seat.server("--kill")
+                output, _ = process.communicate()
         finally:
             free.put(seat)
         end = f"{'failed' if process.returncode else 'passed'}: {name} ({time.monotonic() - since:.1f} s)\n"
@@ -88,8 +103,7 @@ def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in started:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill(process)
             for seat in seats:
                 seat.server("--kill")
             raise

@@ -16,7 +16,12 @@ from mmf_win.worker.hooks.checkpoint_io import loading  # noqa: E402
 from mmf_win.worker.outcome import UntrustedCheckpoint  # noqa: E402
 from tests.worlds.tools import is_wine  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(
+        is_wine(), reason="under Wine the process dies some time after an error of torch.load"
+    ),
+]
 
 
 def load(path: Path, *, trust: bool = False, opened: bool = False) -> Any:
@@ -53,7 +58,6 @@ def test_what_torch_would_load_by_default_is_refused_too(
         load(user_dir / "model.pth")
 
 
-@pytest.mark.skipif(is_wine(), reason="under Wine the process dies some time after torch's error")
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize("left", [30, 150, 350])
 def test_a_file_of_the_old_format_that_is_cut_off_is_named(user_dir: Path, left: int, trust: bool) -> None:
