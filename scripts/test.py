@@ -157,25 +157,22 @@ def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[s
     """What can run side by side; what takes long first, so that the rest fills the time beside it."""
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
     if for_pytest:
-        named = any(Path(word.partition("::")[0]).exists() for word in for_pytest)
-        chosen = [
-            *(_TORCH_FREE if no_torch else []),
-            *([] if named else ["tests", "--ignore=tests/endtoend"]),
-            *for_pytest,
-        ]
-        return {"the chosen tests": [*pytest, *chosen]}
+        names_files = any(word.startswith("tests/") for word in for_pytest)
+        where = [] if names_files else ["tests", "--ignore=tests/endtoend"]
+        torch_free = _TORCH_FREE if no_torch else []
+        return {"the chosen tests": [*pytest, *torch_free, *where, *for_pytest]}
     rest = ["tests", *(f"--ignore={folder}" for folder in _DATASET)]
-    torch_free = {
+    without_torch = {
         "the rest without torch": [*pytest, *_TORCH_FREE, *rest],
         "archives and datasets, without torch": [*pytest, *_TORCH_FREE, *_DATASET],
     }
     if no_torch:
-        return torch_free
+        return without_torch
     linux = _prepare(torch_free=False, lowest=False, mmf=None).program("python")
     return {
         "a user's way": [*pytest, _USERS_WAY],
         "what imports torch": [*pytest, *_WITH_TORCH],
-        **torch_free,
+        **without_torch,
         "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
     }
 

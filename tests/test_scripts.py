@@ -160,16 +160,18 @@ def test_without_wine_or_its_compiler_the_windows_python_is_not_built(
     assert not list(user_dir.iterdir())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs no Windows Python of its own")
-def test_parts_run_side_by_side_and_those_that_failed_are_named_with_a_fake_wine(
-    user_dir: Path,
-    test_script: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def fake_wine(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of Wine that does nothing."""
     (user_dir / "wineserver").write_text("#!/bin/sh\n", encoding="utf-8")
     (user_dir / "wineserver").chmod(0o755)
     monkeypatch.setenv("PATH", f"{user_dir}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs no Windows Python of its own")
+def test_parts_run_side_by_side_and_those_that_failed_are_named_with_a_fake_wine(
+    user_dir: Path, test_script: ModuleType, fake_wine: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     tell = "import os; print(os.sched_getaffinity(0), os.environ['MMFW_WINE_PREFIX']); raise SystemExit({})"
     parts = {f"part {code}": [sys.executable, "-c", tell.format(code)] for code in (0, 3, 1)}
     assert test_script.windows_tests.run(parts, user_dir) == ["part 3", "part 1"]
@@ -177,6 +179,16 @@ def test_parts_run_side_by_side_and_those_that_failed_are_named_with_a_fake_wine
     assert "failed: part 3" in told and "passed: part 0" in told
     on = set(re.findall(r"^(\{\d+\}) (prefix-\d)$", told, re.MULTILINE))
     assert len(on) == len({core for core, _ in on}) == len({prefix for _, prefix in on})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs no Windows Python of its own")
+def test_parts_that_hang_are_ended_and_fail_with_a_fake_wine(
+    user_dir: Path, test_script: ModuleType, fake_wine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_script.windows_tests, "_MOST", 1)
+    hangs = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    parts = {"hangs": hangs, "hangs too": hangs}
+    assert test_script.windows_tests.run(parts, user_dir) == ["hangs", "hangs too"]
 
 
 @pytest.mark.skipif(not is_wine(), reason="only a Windows Python under Wine has another function")
