@@ -17,6 +17,8 @@ def main(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
+    if "--setup-only" in arguments and len(arguments) > 1:
+        sys.exit("--setup-only runs no demo that could take arguments.")
     venv = Venv(".venv", ["train"], for_demo=True)
     _say("1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes")
     venv.ensure()

@@ -77,9 +77,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--mmf", metavar="VERSION", help="which MMF to get, as for `mmfw setup`")
     options, for_pytest = parser.parse_known_args(arguments)
+    if options.windows and (options.only or options.lowest or options.mmf):
+        parser.error("--windows goes with --setup-only, --no-torch and arguments for pytest")
+    if options.no_torch and (options.lowest or options.mmf):
+        parser.error("--no-torch goes neither with --lowest nor with --mmf")
+    if for_pytest and (options.setup_only or options.only in CHECKS):
+        parser.error(f"no pytest runs that could take {' '.join(for_pytest)}")
     if options.windows:
-        if options.only or options.lowest or options.mmf:
-            parser.error("--windows goes with --setup-only, --no-torch and arguments for pytest")
         return _test_on_windows(options.setup_only, options.no_torch, for_pytest)
     torch_free = options.no_torch
     venv = _prepare(torch_free, options.lowest, options.mmf)
@@ -143,13 +147,16 @@ def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) ->
     python = str(windows / "python")
     windows_extension.build(windows / "py" / "python3.dll")
     packages = windows / "py" / "Lib" / "site-packages"
-    (packages / "mmfw.pth").write_text(str(windows_python.in_wine(ROOT)), encoding="utf-8")
+    here = str(windows_python.in_wine(ROOT))
+    # As a program, since Python 3.11 reads paths in the code page.
+    (packages / "mmfw.pth").write_text(f"import sys; sys.path.append({here!a})\n", encoding="ascii")
     if not no_torch:
         run([python, "-m", "mmf_win", "setup"])
     if setup_only:
         return 0
-    failed = windows_tests.run(_windows_parts(python, no_torch, for_pytest), windows)
-    print(f"Failed: {'; '.join(failed)}" if failed else "All passed.")
+    parts = _windows_parts(python, no_torch, for_pytest)
+    failed = windows_tests.run(parts, windows)
+    print(f"Failed: {'; '.join(failed)}" if failed else f"All passed on Windows CPython: {'; '.join(parts)}")
     return 1 if failed else 0
 
 
@@ -170,7 +177,7 @@ def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[s
         return without_torch
     linux = _prepare(torch_free=False, lowest=False, mmf=None).program("python")
     return {
-        "a user's way": [*pytest, _USERS_WAY],
+        "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _USERS_WAY],
         "what imports torch": [*pytest, *_WITH_TORCH],
         **without_torch,
         "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],

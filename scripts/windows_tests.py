@@ -72,7 +72,7 @@ def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
     seats = [_Seat(*pair) for pair in zip(cores, windows_python.prefixes(windows), strict=False)]
     free: SimpleQueue[_Seat] = SimpleQueue()
     for seat in seats:
-        seat.server("--wait")  # one that is left over may run on any core
+        seat.server("--kill")  # what an earlier run left behind would run on any core
         free.put(seat)
     started: list[subprocess.Popen[bytes]] = []
 

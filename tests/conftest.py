@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.worlds.packages import Packages, build_all
-from tests.worlds.tools import is_wine
+from tests.worlds.tools import NEWEST_MMF, is_wine, requires_newest_mmf
 
 # In CI everything else has to run: a missing tool must not turn a test off unseen. Not so under Wine, where
 # hardly any tool is to be had, and what comes with the extra `train` where that is not installed.
@@ -41,22 +41,18 @@ def user_dir(tmp_path: Path) -> Path:
     return folder
 
 
-_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
-_WITHOUT = pytest.mark.skipif(_CHECKOUT is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12")
-
-
-@pytest.fixture(scope="session", params=["rc10", pytest.param("rc12", marks=_WITHOUT)])
+@pytest.fixture(scope="session", params=["rc10", pytest.param("rc12", marks=requires_newest_mmf)])
 def mmf_root(request: pytest.FixtureRequest) -> Path:
     """The MMF that ``mmfw setup`` installed, then the checkout of the newest."""
     from mmf_win.upstream.install import find
 
-    return find().root if request.param == "rc10" else Path(str(_CHECKOUT))
+    return find().root if request.param == "rc10" else Path(str(NEWEST_MMF))
 
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Packages:
     """The sdist and the wheel, built once, also for several processes of pytest-xdist."""
-    if sys.platform == "win32" and not all(map(find_spec, ("pip", "setuptools"))):
+    if is_wine() and not all(map(find_spec, ("pip", "setuptools"))):
         pytest.skip("this Windows Python cannot build a wheel")
     base = tmp_path_factory.getbasetemp()
     return build_all((base.parent if hasattr(request.config, "workerinput") else base) / "packages")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import importlib.util
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import click
 import pytest
 
 from mmf_win.cli import COMMANDS
+from tests.worlds.tools import script
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "mmf_win").rglob("*.py"))
@@ -74,15 +74,7 @@ def test_every_module_can_be_read_in_one_sitting(path: Path) -> None:
 @pytest.fixture(scope="module")
 def commands_doc() -> ModuleType:
     """The script that writes the reference of commands."""
-    return _script("commands_doc")
-
-
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"_{name}", ROOT / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("commands_doc")
 
 
 def test_every_command_is_in_the_reference(commands_doc: ModuleType) -> None:

@@ -91,7 +91,7 @@ def test_the_command_is_declared(wheel: zipfile.Path) -> None:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("twine") is None or importlib.util.find_spec("check_wheel_contents") is None,
-    reason=f"not installed{' on Windows' * (sys.platform == 'win32')}: twine and check-wheel-contents",
+    reason="not installed: twine and check-wheel-contents",
 )
 def test_the_index_would_take_both_and_nothing_odd_is_in_the_wheel(packages: Packages) -> None:
     for command in (

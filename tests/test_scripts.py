@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,18 +13,17 @@ from types import ModuleType
 
 import pytest
 
-from tests.worlds.tools import is_wine
+from tests.worlds.held import HOLD, witness
+from tests.worlds.tools import is_wine, script
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+only_on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the Windows Python is built on Linux")
 
 
 @pytest.fixture
 def scripts(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module ``_venv``, at work in an empty checkout."""
-    spec = importlib.util.spec_from_file_location("_venv", SCRIPTS / "_venv.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("_venv")
     monkeypatch.setattr(module, "ROOT", user_dir)
     for name in ("pyproject.toml", "setup.py", "constraints.txt"):
         (user_dir / name).touch()
@@ -132,14 +131,24 @@ def test_the_demos_help_installs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def test_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def test_script() -> ModuleType:
     """The module that is ``scripts/test.py``."""
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    spec = importlib.util.spec_from_file_location("_scripts_test", SCRIPTS / "test.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("test")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--windows --lowest",
+        "--no-torch --lowest",
+        "--no-torch --mmf github",
+        "--setup-only -x",
+        "--only ruff -x",
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(test_script: ModuleType, words: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        test_script.main(words.split())
 
 
 def test_the_windows_python_gets_the_pinned_version_of_each_package(test_script: ModuleType) -> None:
@@ -150,7 +159,7 @@ def test_the_windows_python_gets_the_pinned_version_of_each_package(test_script:
     assert set(pins.values()) <= {line.partition(";")[0] for line in constraints}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs no Windows Python of its own")
+@only_on_linux
 def test_without_wine_or_its_compiler_the_windows_python_is_not_built(
     user_dir: Path, test_script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +177,7 @@ def fake_wine(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{user_dir}{os.pathsep}{os.environ['PATH']}")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs no Windows Python of its own")
+@only_on_linux
 def test_parts_run_side_by_side_and_those_that_failed_are_named_with_a_fake_wine(
     user_dir: Path, test_script: ModuleType, fake_wine: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +190,7 @@ def test_parts_run_side_by_side_and_those_that_failed_are_named_with_a_fake_wine
     assert len(on) == len({core for core, _ in on}) == len({prefix for _, prefix in on})
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs no Windows Python of its own")
+@only_on_linux
 def test_parts_that_hang_are_ended_and_fail_with_a_fake_wine(
     user_dir: Path, test_script: ModuleType, fake_wine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +198,21 @@ def test_parts_that_hang_are_ended_and_fail_with_a_fake_wine(
     hangs = [sys.executable, "-c", "import threading; threading.Event().wait()"]
     parts = {"hangs": hangs, "hangs too": hangs}
     assert test_script.windows_tests.run(parts, user_dir) == ["hangs", "hangs too"]
+
+
+@only_on_linux
+def test_ctrl_c_ends_the_parts_that_run_with_a_fake_wine(user_dir: Path, fake_wine: None) -> None:
+    with witness() as held:
+        part = [sys.executable, "-c", f"port = {held.port}{HOLD}held.recv(1)"]
+        code = (
+            f"import windows_tests, pathlib; windows_tests.run({{'1': {part}, '2': {part}}}, pathlib.Path())"
+        )
+        environ = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
+        with subprocess.Popen([sys.executable, "-c", code], env=environ, stderr=subprocess.DEVNULL) as tests:
+            held.accept(2 if len(os.sched_getaffinity(0)) > 1 else 1)
+            tests.send_signal(signal.SIGINT)
+            assert tests.wait() != 0
+        assert held.all_dead()
 
 
 @pytest.mark.skipif(not is_wine(), reason="only a Windows Python under Wine has another function")

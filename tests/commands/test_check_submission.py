@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from mmf_win.dataset.convert import convert
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import Places
 from tests.worlds import hostile, memes
+from tests.worlds.tools import typed
 
 
 @pytest.fixture
@@ -69,13 +68,6 @@ def test_a_split_that_is_not_there_is_told_with_those_that_are(
 ) -> None:
     assert check(data_dir, "", split="dev") == 3
     assert "there are: test_seen" in capsys.readouterr().err
-
-
-def typed(command: str) -> list[str]:
-    """The words of a command as a shell of this system takes them apart."""
-    if os.name == "nt":
-        return [word.strip('"') for word in shlex.split(command, posix=False)]
-    return shlex.split(command)
 
 
 def hinted(said: str, archive: Path) -> list[str]:

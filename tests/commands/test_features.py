@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from tests.worlds import hostile, npy, zoo
 from tests.worlds.memes import PASSWORD, encrypted_zip, tar_gz
+from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
 
 
@@ -157,7 +156,6 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
 def test_features_that_no_zoo_has_are_for_the_user_to_bring(
     shop: Shop, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +163,7 @@ def test_features_that_no_zoo_has_are_for_the_user_to_bring(
     assert shop("status") == 0
     bring, fetch = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
     assert "--force" not in bring and "mmfw features fetch" in fetch, "the zoo has fc7"
-    assert main(shlex.split(fetch)[2:]) == 3
+    assert main(typed(fetch)[2:]) == 3
     assert bring.removeprefix("next: ") in capsys.readouterr().err
     assert shop("status") == 0
     assert "fetch" not in capsys.readouterr().err
@@ -173,7 +171,7 @@ def test_features_that_no_zoo_has_are_for_the_user_to_bring(
     archive.write_bytes(zoo.features_archive())
     given = {"ARCHIVE": str(archive), "FOLDER": str(npy.write_pairs(user_dir / "npy", ["1"]))}
     for command in re.findall("`mmfw (.*?)`", bring):
-        assert main([given.get(word, word) for word in shlex.split(command)]) == 0
+        assert main([given.get(word, word) for word in typed(command)]) == 0
         capsys.readouterr()
         assert shop("status", "--json") == 0
         assert states(capsys)["features"] != "missing"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from mmf_win.errors import DamagedFeatures
 from mmf_win.paths import Places
 from tests.worlds import hostile, npy
 from tests.worlds.memes import lay_out, memes
+from tests.worlds.tools import typed
 
 pytestmark = pytest.mark.torch
 
@@ -101,8 +99,5 @@ def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
     assert advice in said and "mmfw repair" not in said
     assert main(["features", "repair", "visual_bert", *where, *save]) == 3
     assert advice in capsys.readouterr().err
-    if sys.platform == "win32":  # there it is quoted as that system wants it
-        assert subprocess.run(f"{sys.executable} -m mmf_win {advice.removeprefix('mmfw ')}").returncode == 0
-    else:
-        assert main(shlex.split(advice)[1:]) == 0
+    assert main(typed(advice)[1:]) == 0
     assert set(npy.records(lmdb)) == {"1", "2"}

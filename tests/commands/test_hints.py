@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from mmf_win.paths import Places
 from mmf_win.upstream.install import find
 from tests.worlds import hostile, tiny_mmf
 from tests.worlds.memes import PASSWORD, encrypted_zip, memes
+from tests.worlds.tools import typed
 
 ROOT = Path(__file__).parents[2]
 
@@ -208,7 +207,6 @@ def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
         assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), where
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_what_the_hint_names_goes_well(
     world: Places, user_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -227,14 +225,13 @@ def test_what_the_hint_names_goes_well(
         commands = re.findall("`mmfw (.*?)`", told) or re.findall(r"mmfw (.*)", told)
         assert commands
         for command in commands:
-            typed = [given if re.fullmatch("[A-Z_]+", word) else word for word in shlex.split(command)]
-            assert main(typed) == 0, capsys.readouterr().err
+            as_given = [given if re.fullmatch("[A-Z_]+", word) else word for word in typed(command)]
+            assert main(as_given) == 0, capsys.readouterr().err
     if case.mended:
         assert main(words) == 0
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
 def test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,7 +243,7 @@ def test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder(
     assert main(["train", "text_bert", *where]) == 6
     [command] = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
     tiny_mmf.build_bert(user_dir / "stick" / "bert-base-uncased")
-    typed = [{"FOLDER": str(user_dir / "stick")}.get(word, word) for word in shlex.split(command)]
-    assert main(typed) == 0
+    as_given = [{"FOLDER": str(user_dir / "stick")}.get(word, word) for word in typed(command)]
+    assert main(as_given) == 0
     assert main(["verify", "text_bert", *where[:2]]) == 0
     assert not (user_dir / "save").exists()

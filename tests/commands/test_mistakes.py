@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from mmf_win.cli import main
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from tests.worlds.memes import encrypted_zip, lay_out, memes
+from tests.worlds.tools import typed
 
 
 @pytest.fixture
@@ -90,7 +89,6 @@ def test_a_split_that_is_not_there_names_those_that_are(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
 def test_the_dataset_is_made_where_it_was_missed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--data-dir", "not yet"]
     assert main(["train", "mmbt_grid", *where]) == 3
@@ -98,6 +96,6 @@ def test_the_dataset_is_made_where_it_was_missed(here: Path, capsys: pytest.Capt
     main(["doctor", *where])
     made = re.findall("`(mmfw convert .*?)`", "".join(capsys.readouterr()))
     assert len(made) == 3 and len(set(made)) == 1
-    assert main([{"ARCHIVE": "unpacked"}.get(word, word) for word in shlex.split(made[0])[1:]]) == 0
+    assert main([{"ARCHIVE": "unpacked"}.get(word, word) for word in typed(made[0])[1:]]) == 0
     main(["doctor", *where])
     assert "mmfw convert" not in capsys.readouterr().out

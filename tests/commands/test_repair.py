@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.install import find
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tar_gz, tree
+from tests.worlds.tools import typed
 
 RUN = Path("mmbt_grid/2026-01-01T00-00-00/checkpoints")
 
@@ -53,7 +52,7 @@ def killed_before_moves_were_noted(paths: DatasetPaths) -> None:
 def hint(told: str) -> list[str]:
     """The arguments of the command in the last hint."""
     hints = [line for line in told.splitlines() if line.startswith("hint: mmfw ")]
-    return shlex.split(hints[-1])[2:]
+    return typed(hints[-1])[2:]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -223,7 +222,6 @@ def test_an_archive_that_was_moved_is_named(
     assert main(["verify"]) == 0
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows quotes otherwise")
 def test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie(
     empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,7 +234,7 @@ def test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie(
     where = ["--data-dir", str(elsewhere.data_dir)]
     assert main(["repair", "features", *where]) == 3
     [command] = re.findall("`mmfw (features extract .*?)`", capsys.readouterr().err)
-    assert main([{"ARCHIVE": str(other)}.get(word, word) for word in shlex.split(command)]) == 0
+    assert main([{"ARCHIVE": str(other)}.get(word, word) for word in typed(command)]) == 0
     assert main(["verify", "features", *where]) == 0
 
 

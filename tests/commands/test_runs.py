@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
+from tests.worlds.tools import typed
 
 
 def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
@@ -79,7 +79,7 @@ def test_a_run_that_cannot_be_read_is_removed_as_the_hint_says(
     pytest.importorskip("matplotlib")
     assert main([*words, "c", "--save-dir", str(save)]) == 3
     [command] = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
-    assert main([*shlex.split(command), "--yes"]) == 0
+    assert main([*typed(command), "--yes"]) == 0
     assert not (save / "c").exists()
 
 

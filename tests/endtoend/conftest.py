@@ -19,6 +19,7 @@ from mmf_win.cli import main
 from mmf_win.runs import attempts, fits, own_code
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf, warm
+from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 # What torch and Python read when they start.
 _AS_A_WORKER = {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
@@ -29,10 +30,7 @@ OFFLINE = {"offline": True}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what asks for ``mmf_version`` on the newest release, and on a checkout where one is named."""
     if "mmf_version" in metafunc.fixturenames:
-        skipped = pytest.mark.skipif(
-            "MMFW_TEST_MMF" not in os.environ, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12"
-        )
-        versions = ["rc10", pytest.param("rc12", marks=skipped)]
+        versions = ["rc10", pytest.param("rc12", marks=requires_newest_mmf)]
         wanted = versions[1:] if "only_rc12" in metafunc.fixturenames else versions
         metafunc.parametrize("mmf_version", wanted, scope="session")
 
@@ -59,7 +57,7 @@ def mmf(mmf_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """The MMF to test with: what ``mmfw setup`` installed, or the checkout of MMFW_TEST_MMF."""
     if mmf_version == "rc12":
         monkeypatch.setenv("MMFW_HOME", str(tmp_path / "home"))
-        assert main(["setup", "--mmf", os.environ["MMFW_TEST_MMF"]]) == 0
+        assert main(["setup", "--mmf", str(NEWEST_MMF)]) == 0
     yield mmf_version
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from tests.endtoend.conftest import Tool
 from tests.worlds import hostile
+from tests.worlds.tools import typed
 
 pytestmark = pytest.mark.torch
 
@@ -106,7 +106,7 @@ def test_a_run_whose_checkpoint_is_damaged_is_the_one_that_hints_resume(tool: To
     assert f"run {old.id}: run" not in tool.errors
     assert tool.code("runs", "checkpoints", "a") == 0
     assert f"`mmfw {command}`" in tool.errors
-    assert main(shlex.split(command)) == 0
+    assert main(typed(command)) == 0
     assert tool.code("verify", "runs") == 0
 
 

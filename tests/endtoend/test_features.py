@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from mmf_win.upstream.install import find
 from tests.endtoend.conftest import Tool
 from tests.worlds import hostile, mmf_download, zoo
 from tests.worlds.tiny_mmf import SPLITS, TinyWorld, build_features
+from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
 
 pytestmark = pytest.mark.torch
@@ -157,7 +157,7 @@ def test_weights_that_a_word_names_are_asked_for_and_fetched_with_the_same_words
     assert shop.tool.code("train", shop.preset, *_UPDATES, word) == 3
     assert "weights visual_bert.pretrained.own: missing" in shop.tool.errors
     [hint] = [line for line in shop.tool.errors.splitlines() if line.startswith("hint: mmfw features fetch")]
-    assert main(shlex.split(hint)[2:]) == 0
+    assert main(typed(hint)[2:]) == 0
     folder = shop.tool.world.data / "models" / "visual_bert.pretrained.own"
     assert (folder / "model.pth").is_file()
     shop.tool.read()  # what the command printed
@@ -169,7 +169,7 @@ def test_weights_that_a_word_names_are_asked_for_and_fetched_with_the_same_words
     hostile.cut(folder / "model.pth")
     assert shop.tool.code("features", "verify", shop.preset, word) == 3
     [hint] = [line for line in shop.tool.errors.splitlines() if line.startswith("hint: mmfw repair")]
-    assert main(shlex.split(hint)[2:]) == 0
+    assert main(typed(hint)[2:]) == 0
     assert shop.tool.code("features", "verify", shop.preset, word) == 0
 
     assert shop.tool.code("train", "--resume", "last", "--updates", "2", word) == 2

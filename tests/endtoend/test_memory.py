@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tool: Tool, faulty: Faulty) -
     assert [event["update"] for event in events(run, "checkpoint")][-1] == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows kills no process for want of memory")
 def test_a_killed_data_loader_worker_means_fewer_of_them(tool: Tool, faulty: Faulty) -> None:
     """As Linux does it when memory runs out, with kill -9."""
     faulty({"at": "loader_worker", "do": "kill", "above": 1})

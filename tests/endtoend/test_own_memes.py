@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shlex
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from mmf_win.dataset.annotations import read_rows
 from tests.endtoend.conftest import Tool
 from tests.endtoend.test_predicting import predict
 from tests.worlds import hostile, npy, tiny_mmf
+from tests.worlds.tools import typed
 
 pytestmark = pytest.mark.torch
 
@@ -149,7 +149,7 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     assert tool.code(*again) == 3
     [hint] = [line for line in tool.errors.splitlines() if "mmfw features add" in line]
     assert str(other) in hint
-    assert main(shlex.split(hint[hint.index("mmfw") :])[1:]) == 0
+    assert main(typed(hint[hint.index("mmfw") :])[1:]) == 0
     tool.read()
     assert tool(*again)["rows"] == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
 from mmf_win.results.probabilities import best_accuracy, blend
 from tests.endtoend.conftest import Tool
+from tests.worlds.tools import typed
 
 pytestmark = pytest.mark.torch
 
@@ -80,21 +80,21 @@ def test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says(tool: 
     run, _ = (tool.trained("vilbert", run=name) for name in "ab")
     report = ("report", "a", "--split", "test_seen")
     assert tool.code(*report) == 2
-    assert main(typed(tool.errors)) == 0
+    assert main(hinted(tool.errors)) == 0
     assert tool.code(*report) == 0
     [csv] = run.path.glob("reports/*.csv")
     csv.write_text("id,proba,label\n", encoding="utf-8")
     tool.read()
     check = ["check-submission", str(csv), "--split", "test_seen", "--data-dir", str(tool.world.data)]
     assert main(check) == 3
-    assert main(typed(tool.read()[1])) == 0
+    assert main(hinted(tool.read()[1])) == 0
     newest = max(run.path.glob("reports/*.csv"))
     assert newest != csv and main(["check-submission", str(newest), *check[2:]]) == 0
 
 
-def typed(errors: str) -> list[str]:
+def hinted(errors: str) -> list[str]:
     """The words of the command that a hint ends with."""
-    return shlex.split(errors[errors.rindex("mmfw predict") :])[1:]
+    return typed(errors[errors.rindex("mmfw predict") :])[1:]
 
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:

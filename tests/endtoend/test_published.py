@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from tests.endtoend.conftest import Tool
 from tests.endtoend.test_predicting import predict
 from tests.worlds import zoo
 from tests.worlds.memes import tar_gz
+from tests.worlds.tools import typed
 from tests.worlds.web import WebServer, breaks_off
 
 pytestmark = pytest.mark.torch
@@ -120,7 +120,7 @@ def model(shop: Shop) -> dict[str, Any]:
 def hinted(errors: str) -> list[str]:
     """The words after ``mmfw`` of the command that an error tells to type."""
     [line] = [line for line in errors.splitlines() if "mmfw train " in line]
-    return shlex.split(line[line.index("mmfw train") + 5 :].split(";")[0])
+    return typed(line[line.index("mmfw train") + 5 :].split(";")[0])
 
 
 def first_update(run: Run) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from mmf_win.protocol import Event, read_events
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool
+from tests.worlds.tools import typed
 from tests.worlds.torch_files import checkpoint
 
 pytestmark = pytest.mark.torch
@@ -58,7 +58,7 @@ def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
     assert [trained(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
     assert tool.code("train", "--resume", "last") == 2, "it has reached its total"
     [command] = re.findall("`mmfw (.*?)`", tool.errors)
-    assert tool.code(*shlex.split(command), "--updates", "1") == 0
+    assert tool.code(*typed(command), "--updates", "1") == 0
 
 
 @pytest.mark.parametrize(

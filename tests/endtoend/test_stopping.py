@@ -96,7 +96,10 @@ def user(tool: Tool, *words: str) -> Iterator[User]:
     places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
     command = [sys.executable, "-m", "mmf_win", *words, *places]
     group = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
-    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8", creationflags=group) as process:
+    environ = {**os.environ, "PYTHONUTF8": "1"}  # what mmfw says is read as UTF-8
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, encoding="utf-8", creationflags=group, env=environ
+    ) as process:
         try:
             yield User(process, tool)
         finally:

@@ -32,10 +32,10 @@ from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds import hostile, npy
+from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 pytestmark = pytest.mark.torch
 
-_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
 _CONVERTER = """\
 import runpy, sys
 from pathlib import Path
@@ -68,7 +68,7 @@ def listed_hash(lmdb: Path) -> str:
     return sha256
 
 
-@pytest.mark.skipif(_CHECKOUT is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12")
+@requires_newest_mmf
 def test_it_equals_what_mmfs_converter_makes_byte_by_byte(
     user_dir: Path, lmdb: Path, add: Callable[..., Added]
 ) -> None:
@@ -79,7 +79,7 @@ def test_it_equals_what_mmfs_converter_makes_byte_by_byte(
     np.save(folder / "grid.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
     (folder / "00001_info.npy").unlink()
     theirs = user_dir / "theirs.lmdb"
-    words = [str(_CHECKOUT), str(theirs), str(folder)]
+    words = [str(NEWEST_MMF), str(theirs), str(folder)]
     done = subprocess.run([sys.executable, "-c", _CONVERTER, *words], capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-2000:]
     add(folder)

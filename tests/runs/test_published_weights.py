@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
 from tests.worlds import tiny_mmf, zoo
 from tests.worlds.memes import tar_gz
+from tests.worlds.tools import NEWEST_MMF
 from tests.worlds.torch_files import checkpoint
 from tests.worlds.web import WebServer
 
@@ -232,7 +232,7 @@ def test_a_run_of_published_weights_is_not_the_newest_to_resume(
 
 
 def test_every_published_baseline_names_weights_of_the_zoo() -> None:
-    roots = [find().root, *([Path(os.environ["MMFW_TEST_MMF"])] if "MMFW_TEST_MMF" in os.environ else [])]
+    roots = [find().root, *([] if NEWEST_MMF is None else [Path(NEWEST_MMF)])]
     named = [preset for preset in map(presets.load, presets.names()) if preset.published]
     assert len({preset.zoo for preset in named}) == len(named) == 11
     for root in roots:

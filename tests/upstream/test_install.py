@@ -24,10 +24,11 @@ from mmf_win.upstream.download import download
 from mmf_win.upstream.install import Installed, find, install, require_packages, use_checkout, verify
 from mmf_win.upstream.sources import MmfSource
 from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, refuse, send, tar_gz
+from tests.worlds.tools import is_wine
 
 ARCHIVE = tar_gz(TREE)
 no_pip = pytest.mark.skipif(
-    sys.platform == "win32" and importlib.util.find_spec("pip") is None,
+    is_wine() and importlib.util.find_spec("pip") is None,
     reason="this Windows Python has no pip",
 )
 
@@ -265,7 +266,7 @@ class TestPypi:
         assert hint_for(raised.value)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows under Wine cannot start a venv")
+@pytest.mark.skipif(is_wine(), reason="Windows under Wine cannot start a venv")
 def test_a_python_without_pip_is_told_what_to_do(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = home.parent / "bare"
     venv.create(bare, with_pip=False)

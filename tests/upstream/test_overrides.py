@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from mmf_win.upstream.install import find
 from mmf_win.upstream.overrides import assign
 from mmf_win.upstream.versions import ONLY_IN, read_version, versions_with
 from tests.worlds.mmf_configuration import leaves
+from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 pytestmark = pytest.mark.torch  # for MMF
-
-_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
 
 MMBT = ("mmbt", "projects/mmbt/configs/hateful_memes/defaults.yaml")
 DATASET = "dataset_config.hateful_memes"
@@ -40,11 +38,10 @@ def assigned(root: Path, places: Places, *overrides: str) -> Any:
     return config
 
 
+@requires_newest_mmf
 def test_keys_of_one_version_alone_are_known() -> None:
-    if _CHECKOUT is None:
-        pytest.skip("MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12")
     keys = {}
-    for root in (find().root, Path(_CHECKOUT)):
+    for root in (find().root, Path(str(NEWEST_MMF))):
         defaults = OmegaConf.to_container(OmegaConf.load(root / "mmf" / "configs" / "defaults.yaml"))
         keys[read_version(root)] = {key for key, value in leaves(defaults) if value != {}}
     assert keys.keys() == ONLY_IN.keys()

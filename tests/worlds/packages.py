@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win.locking import locked
+from tests.worlds.tools import untar
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".ci", ".github", "configs", "docs", "mmf_win", "scripts", "tests")
@@ -59,8 +59,7 @@ def _build_sdist(folder: Path) -> None:
         if file.is_file() and (file.suffix in _KINDS or file.name == "LICENSE"):
             shutil.copy(file, copy)
     _run(sys.executable, "-c", _SDIST, str(folder), cwd=copy)
-    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+    untar(next(folder.glob("*.tar.gz")), folder / "unpacked")
 
 
 def build_wheel(source: Path, folder: Path, **environ: str) -> None:
@@ -95,6 +94,20 @@ def environment_of(wheel: Path, folder: Path, *extras: str) -> Path:
     return programs
 
 
+def hide_all_but(wheel: Path, folder: Path, *extras: str) -> None:
+    """Make a folder for PYTHONPATH that has the wheel, and hides packages that the extras do not ask for."""
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder)]
+    _run(*pip, str(wheel), cwd=wheel.parent)
+    asked_for = {*_asked_for("mmf-win", {"", *extras}), "mmf", "mmf-win"}
+    hidden = [
+        name
+        for name, distributions in importlib.metadata.packages_distributions().items()
+        if asked_for.isdisjoint(map(_normal, distributions))
+    ]
+    code = f"import sys\nsys.modules.update(dict.fromkeys({hidden!a}))\n"  # None there forbids the import
+    (folder / "sitecustomize.py").write_text(code, encoding="ascii")
+
+
 def bare_environment() -> dict[str, str]:
     """The variables of this process without those that lead another Python to the checkout or to an MMF."""
     compiled = "PYTHONPYCACHEPREFIX"  # leads nowhere, and keeps compiled files apart
@@ -113,7 +126,7 @@ def _asked_for(name: str, extras: Iterable[str]) -> set[str]:
     left = [(name, set(extras))]
     while left:
         name, wanted = left.pop()
-        key = re.sub(r"[-_.]+", "-", name).lower()
+        key = _normal(name)
         if not (new := ({""} | wanted) - found.get(key, set())):
             continue
         found[key] = found.get(key, set()) | new
@@ -122,6 +135,11 @@ def _asked_for(name: str, extras: Iterable[str]) -> set[str]:
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in new):
                 left.append((needed.name, set(needed.extras)))
     return set(found) - {"mmf-win"}
+
+
+def _normal(name: str) -> str:
+    """The name of a distribution as indexes write it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _top_level(name: str) -> Iterator[Path]:

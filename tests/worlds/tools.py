@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -34,8 +39,52 @@ def requires_tool(*names: str, on_windows: bool = True) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"not installed{where}: {', '.join(missing)}")
 
 
+NEWEST_MMF = os.environ.get("MMFW_TEST_MMF")
+"""A checkout of MMF 1.0.0rc12, where there is one to test with."""
+
+requires_newest_mmf = pytest.mark.skipif(
+    NEWEST_MMF is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12"
+)
+
 requires_console_events = pytest.mark.skipif(is_wine(), reason="Wine sends no console events")
 """For a test that sends Ctrl+Break on Windows."""
+
+
+def typed(command: str) -> list[str]:
+    """The words of a command, as this system takes them apart.
+
+    On Windows a program does that itself, nearly always by this function of the system.
+    """
+    if sys.platform != "win32":
+        return shlex.split(command)
+    import ctypes
+
+    split, count = ctypes.windll.shell32.CommandLineToArgvW, ctypes.c_int()
+    split.restype = ctypes.POINTER(ctypes.c_wchar_p)
+    words = split(f"mmfw {command}", ctypes.byref(count))  # it takes the first word apart otherwise
+    return [str(words[number]) for number in range(1, count.value)]
+
+
+def script(name: str) -> ModuleType:
+    """A script of the checkout as a module, which nobody else has."""
+    folder = Path(__file__).parents[2] / "scripts"
+    spec = importlib.util.spec_from_file_location(f"_{name}", folder / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(folder))  # scripts import one another
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+    return module
+
+
+def untar(archive: Path, folder: Path) -> None:
+    """Unpack a tar of our own."""
+    # 3.10.11, the last Python 3.10 with an installer for Windows, knows no filters.
+    safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, **safely)
 
 
 def call(*command: str | Path, cwd: Path) -> None:

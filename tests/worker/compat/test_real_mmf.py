@@ -22,10 +22,10 @@ from mmf_win.worker.compat.patch import Patch
 from tests.worker.compat import probe
 from tests.worlds import tiny_mmf
 from tests.worlds.tiny_mmf import BOXES, FEATURES, TinyWorld
+from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 pytestmark = pytest.mark.torch
 
-_CHECKOUT = os.environ.get("MMFW_TEST_MMF")
 _ROOT = Path(probe.__file__).parents[3]
 
 
@@ -35,21 +35,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
     return tiny_mmf.build(tmp_path_factory.mktemp("tiny") / "world мир")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "rc10",
-        pytest.param(
-            "rc12",
-            marks=pytest.mark.skipif(
-                _CHECKOUT is None, reason="MMFW_TEST_MMF names no checkout of MMF 1.0.0rc12"
-            ),
-        ),
-    ],
-)
+@pytest.fixture(scope="module", params=["rc10", pytest.param("rc12", marks=requires_newest_mmf)])
 def root(request: pytest.FixtureRequest) -> Path:
     """The MMF that ``mmfw setup`` installed, or the checkout."""
-    return find().root if request.param == "rc10" else Path(str(_CHECKOUT))
+    return find().root if request.param == "rc10" else Path(str(NEWEST_MMF))
 
 
 @pytest.fixture(scope="module")
