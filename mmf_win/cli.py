@@ -134,9 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _report(ResourceError("not enough memory", hint=_MEMORY_HINT))
     except Exception:
-        traceback.print_exc()
+        say(without_secrets(traceback.format_exc()))
         say(
-            f"\nThis is a bug in mmfw {__version__}. Please report it with the lines above, "
+            f"This is a bug in mmfw {__version__}. Please report it with the lines above, "
             "the command and what `mmfw bug-report` writes."
         )
         return MmfwError.exit_code

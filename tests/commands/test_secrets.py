@@ -76,11 +76,12 @@ def test_a_password_stays_secret_right_or_wrong(
     assert leaks(0, "bug-report") == [str(run.log)]
 
 
-def test_a_crash_tells_no_password_with_a_fake_bug(
+def test_a_crash_tells_no_secret_with_a_fake_bug(
     leaks: Callable[..., list[str]], user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fake_bug(*_: object, ask: Callable[[], str], **__: object) -> None:
-        raise RuntimeError(f"a bug after the password of {len(ask())} letters was asked for")
+        address = "https://me:hunter2@example.org/memes.zip"
+        raise RuntimeError(f"a bug with {address}, after a password of {len(ask())} letters was asked for")
 
     monkeypatch.setattr("mmf_win.commands.convert.convert", fake_bug)
     archive = user_dir / "memes.zip"
