@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # As a path, an address has lost a slash, and on Windows turned the other.
 _ADDRESS = re.compile(r"(?i)((?<=[a-z]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
+_HOST_AND_PORT = re.compile(r"[\w-]+\.[\w.-]+:\d+/")
 _OF_CMD = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image"]
 _NARROWEST = 7
@@ -77,7 +78,8 @@ def without_secrets(text: str) -> str:
 
 def _bare(address: re.Match[str]) -> str:
     user, at, rest = address[2].rpartition("@")
-    if at and (":" in user or "/" not in user):  # else the @ is part of a path
+    in_path = "/" in user and (":" not in user or _HOST_AND_PORT.match(user))
+    if at and not in_path:
         user = "<secret>"
     shown, query, _ = f"{user}{at}{rest}".partition("?")
     return f"{address[1]}{shown}{'?<secret>' if query else ''}"

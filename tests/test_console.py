@@ -36,9 +36,11 @@ def test_durations(seconds: float, text: str) -> None:
         ("ftp:/me:pw@example.org", "ftp:/<secret>@example.org"),
         (r"HTTPS:\me@example.org", r"HTTPS:\<secret>@example.org"),
         (r"C:\me@home\why", r"C:\me@home\why"),
+        ("http://127.0.0.1:80/x@y/a.zip", "http://127.0.0.1:80/x@y/a.zip"),
+        ("http://me:1/2@example.org", "http://<secret>@example.org"),
         ("http://" * 300_000, "http://" * 300_000),  # hours, if every start were followed to the end
     ],
-    ids=["url", "path", "windows-path", "drive", "long"],
+    ids=["url", "path", "windows-path", "drive", "port", "slash", "long"],
 )
 def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: str) -> None:
     assert console.without_secrets(f"{address} is there") == f"{shown} is there"
