@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +81,7 @@ class Mirror:
         """
         if where is None:
             return cls()
-        if "://" in where:
+        if re.match(r"\s*[\w+.-]{2,}://", where):  # C://memes is a folder
             try:
                 parts = urlsplit(where.strip())
             except ValueError as error:
