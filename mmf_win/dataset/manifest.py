@@ -11,7 +11,7 @@ from typing import Any
 from mmf_win.console import Progress
 from mmf_win.errors import DamagedManifest
 from mmf_win.fast_zlib import crc32
-from mmf_win.files import read_json
+from mmf_win.files import read_json, remove
 from mmf_win.integrity.manifest import SUMS, UNKNOWN, Entry, Manifest, Source, noted
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
@@ -40,7 +40,7 @@ def load_manifest(paths: DatasetPaths) -> Manifest | None:
         return manifest  # it is of a still earlier mmfw, or none at all
     with suppress(OSError), locked(paths.root / LOCK):
         manifest.save()
-        paths.old_record.unlink()
+        remove(paths.old_record)
     return manifest
 
 
