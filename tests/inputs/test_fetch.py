@@ -136,9 +136,10 @@ def test_word_vectors_come_out_of_their_archive_alone(zoo: Zoo, user_dir: Path) 
     assert need.files[0].read_bytes() == vectors[name]
 
 
-def test_a_source_that_is_not_there_is_said(user_dir: Path) -> None:
+@pytest.mark.parametrize("where", ["nowhere", "C://no memes here"])
+def test_a_source_that_is_not_there_is_said(where: str) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
-        Mirror.of(str(user_dir / "nowhere"))
+        Mirror.of(where)
 
 
 def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> None:
