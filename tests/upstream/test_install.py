@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -235,6 +236,21 @@ class TestPypi:
         assert find() == installed
         assert verify(installed) == []
         assert (installed.root / "mmf/configs/real.yaml").is_file()
+
+    def test_it_is_carried_over_as_the_guide_says(
+        self, home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = pypi(index)
+        _pin(monkeypatch, source)
+        guide = Path(__file__).parents[2].joinpath("docs", "offline.md").read_text(encoding="utf-8")
+        [line] = re.findall(r"^ *pip (download .* mmf==)\S+$", guide, re.MULTILINE)
+        carried = home.parent / "carried"
+        carried.mkdir()
+        words = f"{line}{VERSION}".split()
+        subprocess.run([sys.executable, "-m", "pip", *words], cwd=carried, check=True)
+        monkeypatch.setenv("PIP_FIND_LINKS", (carried / "wheels").as_uri())
+        next(index.iterdir()).unlink()
+        assert install(source).version == VERSION
 
     def test_damage_is_named_and_mended(
         self, home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
