@@ -21,6 +21,18 @@ FOLDERS = (".ci", ".github", "configs", "docs", "mmf_win", "scripts", "tests")
 _KINDS = (".cfg", ".in", ".md", ".py", ".toml", ".txt", ".yml")
 _BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "*.egg-info")
 _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+# The distributions stay known, but what they have cannot be imported.
+_HIDE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Visible(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in hidden else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Visible
+"""
 
 
 @dataclass(frozen=True)
@@ -104,8 +116,7 @@ def hide_all_but(wheel: Path, folder: Path, *extras: str) -> None:
         for name, distributions in importlib.metadata.packages_distributions().items()
         if asked_for.isdisjoint(map(_normal, distributions))
     ]
-    code = f"import sys\nsys.modules.update(dict.fromkeys({hidden!a}))\n"  # None there forbids the import
-    (folder / "sitecustomize.py").write_text(code, encoding="ascii")
+    (folder / "sitecustomize.py").write_text(f"hidden = {hidden!a}\n{_HIDE}", encoding="ascii")
 
 
 def bare_environment() -> dict[str, str]:
