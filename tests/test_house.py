@@ -66,9 +66,9 @@ def test_every_public_name_is_documented(path: Path) -> None:
     assert list(_undocumented(ast.parse(path.read_text(encoding="utf-8")), path.stem)) == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_module_can_be_read_in_one_sitting(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+def test_every_module_can_be_read_in_one_sitting() -> None:
+    modules = (path for folder in ("mmf_win", "scripts", "tests") for path in (ROOT / folder).rglob("*.py"))
+    assert [path for path in modules if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from mmf_win.protocol import read_events
 from tests.endtoend.conftest import Tool
 from tests.worlds import tiny_mmf
 from tests.worlds.event_files import steps
+from tests.worlds.recipes import recipes
 
 pytestmark = pytest.mark.torch
 
-MODELS = sorted(tiny_mmf.recipes())
+MODELS = sorted(recipes())
 
 
 def train_resume_predict(tool: Tool, preset: str) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.inputs.added import Added, add_features
+from mmf_win.inputs.listing import Need
+from mmf_win.inputs.verify import verify_need
 from mmf_win.paths import Places
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer
@@ -51,3 +53,13 @@ def zoo(user_dir: Path) -> Iterator[Zoo]:
     places = Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
     with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
         yield Zoo(server, places)
+
+
+def need_of(lmdb: Path) -> Need:
+    """As a run has it that reads the LMDB."""
+    return Need("features", "region features", lmdb.parent, (f"{lmdb.name}/data.mdb",))
+
+
+def state_of(lmdb: Path, places: Places) -> str:
+    """What a run would find before it starts."""
+    return verify_need(need_of(lmdb), places, full=True).state

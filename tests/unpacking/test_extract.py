@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
-import hashlib
 import json
 import logging
 import lzma
@@ -22,60 +21,16 @@ import pytest
 
 from mmf_win.archives import Extracted
 from mmf_win.errors import ArchiveError, ResourceError
-from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files
+from mmf_win.integrity.manifest import SUMS, Manifest, Source
 from mmf_win.integrity.verify import LOCK, verify
 from mmf_win.unpacking import extract as extract_module
-from mmf_win.unpacking.extract import extract_verified, manifest_of, repair
+from mmf_win.unpacking.extract import extract_verified, manifest_of
 from mmf_win.unpacking.reading import Journal
 from mmf_win.unpacking.staging import staging_folder
+from tests.unpacking.conftest import ENTRIES, FILES, identities, packed, sha256
 from tests.worlds import hostile
-from tests.worlds.journals import noted
-from tests.worlds.memes import Files, lay_out, tar_gz, tree
+from tests.worlds.memes import lay_out, tar_gz, tree
 from tests.worlds.tools import call, requires_tool
-
-FILES: Files = {
-    "detectron.lmdb/data.mdb": Random(1).randbytes(3_000_000),
-    "detectron.lmdb/注.txt": b"note",
-    "fc7_w.pkl": Random(2).randbytes(20_000),
-    "z/empty": b"",
-    "z/last": bytes(5000),
-}
-ENTRIES = {name: Entry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in FILES.items()}
-OURS = {SUMS, "SHA256SUMS.json"}
-
-
-@pytest.fixture
-def archive(user_dir: Path) -> Path:
-    return packed(user_dir / "features 特征.tar.gz", FILES)
-
-
-@pytest.fixture
-def folder(user_dir: Path) -> Path:
-    return user_dir / "data dir" / "features"
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are written."""
-    return noted(monkeypatch)
-
-
-def packed(path: Path, files: Files) -> Path:
-    path.write_bytes(tar_gz(files))
-    return path
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def identities(folder: Path) -> dict[str, tuple[int, int]]:
-    """What changes when a file is written anew."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (*OURS, LOCK)]
-    states = {file.relative_to(folder).as_posix(): file.stat() for file in files}
-    return {name: (state.st_ino, state.st_mtime_ns) for name, state in states.items()}
-
 
 # --- what comes out ----------------------------------------------------------------------------------------
 
@@ -366,81 +321,6 @@ def test_two_at_once_one_works_and_the_other_waits_and_says_so(
     assert first.returncode == 0
     assert said == [f"{folder}: another mmfw is at work here; waiting for it to finish"]
     assert manifest.files == ENTRIES
-    assert tree(folder) == FILES
-
-
-# --- mending -----------------------------------------------------------------------------------------------
-
-
-def test_only_what_is_wrong_is_unpacked_again(archive: Path, folder: Path, written: list[str]) -> None:
-    manifest = extract_verified(archive, folder)
-    before = identities(folder)
-    hostile.flip_byte(folder / "fc7_w.pkl", 100)
-    (folder / "z/empty").unlink()
-    wrong = verify(manifest, full=True)
-    assert [(found.kind, found.path) for found in wrong] == [("changed", "fc7_w.pkl"), ("missing", "z/empty")]
-    written.clear()
-    repair(manifest, archive, wrong)
-    assert written == ["fc7_w.pkl", "empty"]
-    assert tree(folder) == FILES
-    after = identities(folder)
-    kept = before.keys() - {"fc7_w.pkl", "z/empty"}
-    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
-    assert verify(manifest, full=True) == []
-
-
-def test_extracting_again_mends(archive: Path, folder: Path, written: list[str]) -> None:
-    extract_verified(archive, folder)
-    hostile.cut(folder / "detectron.lmdb/data.mdb")
-    written.clear()
-    extract_verified(archive, folder)
-    assert written == ["data.mdb"]
-    assert tree(folder) == FILES
-
-
-def test_a_mended_file_is_trusted_like_the_others(
-    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = extract_verified(archive, folder)
-    hostile.cut(folder / "fc7_w.pkl")
-    repair(manifest, archive, verify(manifest))
-    loaded = Manifest.load(folder)
-    monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
-    assert loaded is not None and verify(loaded) == []
-
-
-def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: Path, folder: Path) -> None:
-    files = {"first": b"1" * 3000, "second": FILES["detectron.lmdb/data.mdb"]}
-    path = packed(user_dir / "a.tar.gz", files)
-    manifest = extract_verified(path, folder)
-    hostile.cut(folder / "first")
-    repair(manifest, hostile.cut(path), verify(manifest))
-    assert tree(folder) == files
-
-
-def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Path) -> None:
-    manifest = extract_verified(archive, folder)
-    hostile.cut(folder / "fc7_w.pkl")
-    before = tree(folder)
-    wrong = verify(manifest)
-    other = packed(user_dir / "other.tar.gz", {**FILES, "fc7_w.pkl": b"other"})
-    with pytest.raises(ArchiveError, match=r"other content in fc7_w\.pkl"):
-        repair(manifest, other, wrong)
-    lacking = packed(user_dir / "lacking.tar.gz", {"z/last": b""})
-    with pytest.raises(ArchiveError, match=r"there is no fc7_w\.pkl"):
-        repair(manifest, lacking, wrong)
-    assert tree(folder) == before
-    assert verify(manifest) == [Difference("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
-
-
-def test_what_another_hand_unpacked_is_compared_with_the_archive(archive: Path, folder: Path) -> None:
-    lay_out({**FILES, "z/last": b"half"}, folder)
-    manifest = manifest_of(archive, folder)
-    assert not any(path.exists() for path in manifest_files(folder))
-    manifest.save()
-    wrong = verify(manifest)
-    assert wrong == [Difference("changed", "z/last", "4 instead of 5000 bytes")]
-    repair(manifest, archive, wrong)
     assert tree(folder) == FILES
 
 

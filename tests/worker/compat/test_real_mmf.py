@@ -21,6 +21,7 @@ from mmf_win.worker import compat
 from mmf_win.worker.compat.patch import Patch
 from tests.worker.compat import probe
 from tests.worlds import tiny_mmf
+from tests.worlds.recipes import recipes
 from tests.worlds.tiny_mmf import BOXES, FEATURES, TinyWorld
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
@@ -81,7 +82,7 @@ def test_only_the_models_that_mmf_uses_are_imported(answers: dict[str, Any]) -> 
 
 def test_what_hateful_memes_needs_is_registered(answers: dict[str, Any], world: TinyWorld) -> None:
     registered = answers["registered"]
-    assert {recipe.model for recipe in tiny_mmf.recipes().values()} <= set(registered["model"])
+    assert {recipe.model for recipe in recipes().values()} <= set(registered["model"])
     assert "hateful_memes" in registered["builder"]
     assert {"base_trainer", "mmf"} & set(registered["trainer"])
     assert {"accuracy", "binary_f1", "roc_auc"} <= set(registered["metric"])

@@ -1,0 +1,56 @@
+"""An archive to unpack, and what is seen of the files that come out of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from mmf_win.integrity.manifest import SUMS, Entry
+from mmf_win.integrity.verify import LOCK
+from tests.worlds.journals import noted
+from tests.worlds.memes import Files, tar_gz
+
+FILES: Files = {
+    "detectron.lmdb/data.mdb": Random(1).randbytes(3_000_000),
+    "detectron.lmdb/注.txt": b"note",
+    "fc7_w.pkl": Random(2).randbytes(20_000),
+    "z/empty": b"",
+    "z/last": bytes(5000),
+}
+ENTRIES = {name: Entry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in FILES.items()}
+OURS = {SUMS, "SHA256SUMS.json"}
+
+
+@pytest.fixture
+def archive(user_dir: Path) -> Path:
+    return packed(user_dir / "features 特征.tar.gz", FILES)
+
+
+@pytest.fixture
+def folder(user_dir: Path) -> Path:
+    return user_dir / "data dir" / "features"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are written."""
+    return noted(monkeypatch)
+
+
+def packed(path: Path, files: Files) -> Path:
+    path.write_bytes(tar_gz(files))
+    return path
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def identities(folder: Path) -> dict[str, tuple[int, int]]:
+    """What changes when a file is written anew."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (*OURS, LOCK)]
+    states = {file.relative_to(folder).as_posix(): file.stat() for file in files}
+    return {name: (state.st_ino, state.st_mtime_ns) for name, state in states.items()}
