@@ -13,6 +13,7 @@ Run as a script with the socket's path it is the server; with a module and its a
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -82,6 +83,7 @@ def _work(asked: dict[str, Any], descriptors: list[int]) -> NoReturn:
     except SystemExit as error:
         code = error.code
     finally:
+        atexit._run_exitfuncs()  # among others they end DataLoader workers, which nobody adopts here
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
