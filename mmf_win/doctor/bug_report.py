@@ -6,6 +6,7 @@ Predictions, pages, pictures, checkpoints and MMF's configuration stay out, and 
 from __future__ import annotations
 
 import json
+import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,7 @@ def write(run: Run | None, about: Mapping[str, Any], places: Places, folder: Pat
     Returns:
         The zip and the names of what is in it.
     """
-    scrubber = Scrubber(_texts(run, places))
+    scrubber = Scrubber(_texts(run, places), [*os.environ.items(), *_overrides(run)])
     with (
         new_file(folder, "mmfw-bug-report-", ".zip") as path,
         replacing(path) as temporary,
@@ -87,6 +88,14 @@ def _texts(run: Run | None, places: Places) -> Iterator[str]:
         with suppress(OSError):
             for line in file.read_text(encoding="utf-8-sig", errors="replace").split("\n"):
                 yield from _text_of(line)
+
+
+def _overrides(run: Run | None) -> Iterator[tuple[str, str]]:
+    """Key and value of what the run was given; MMF's log has them apart."""
+    with suppress(DataError):
+        for override in run.request().overrides if run else ():
+            key, _, value = override.partition("=")
+            yield key, value
 
 
 def _text_of(line: str) -> Iterator[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,16 +40,17 @@ class Scrubber:
 
     Args:
         texts: of the memes.
-        environ: variables; the values of those that are named like secrets are taken out as well.
+        settings: names and values of variables and overrides; where the name is that of a secret, the value
+            is taken out as well.
     """
 
-    def __init__(self, texts: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, texts: Iterable[str], settings: Iterable[tuple[str, str]]) -> None:
         self._texts: dict[str, set[tuple[str, ...]]] = {}
         for words in (words for text in texts for words in _spellings(text)):
             self._texts.setdefault(words[0], set()).add(words)
         secrets = [
             value.strip()
-            for name, value in environ.items()
+            for name, value in settings
             if _SECRET_NAME.search(name) and name not in ("PWD", "OLDPWD")  # these are folders
         ]
         values = (value for value in secrets if len(value) >= _SHORTEST_SECRET)

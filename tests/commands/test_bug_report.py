@@ -40,6 +40,7 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     EventLog(run.events, "1").write("note", text=f"password: {SECRETS[0]}; row {TEXT!r}")
     Exit("internal", f"KeyError: {TEXT!r}", where=f"{Path.home() / 'x.py'}:3").save(attempt.exit)
     log = [f"opts=['training.tracker.api_key={SECRETS[2]}']", f"Using {SECRETS[1]}"]
+    log += [f"'training.tracker.api_key', '{SECRETS[2]}'", f"Overriding option x.api_key to {SECRETS[2]}"]
     log += [OWN_TEXT.upper(), f"KeyError: {NAMED_TEXT!r}", "Traceback\n"]
     run.log.write_text("\n".join(log), encoding="utf-8")
     run.reports.mkdir()
