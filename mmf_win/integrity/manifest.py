@@ -311,4 +311,6 @@ def _parse(path: Path, text: bytes) -> dict[str, str]:
         if name.startswith("/") or ".." in name.split("/") or is_elsewhere:
             raise wrong(number, "the path leads out of the folder")
         hashes[name] = sha256
+    if not hashes:  # as a computer that lost its power leaves it
+        raise DamagedManifest(f"{path}: it lists no file", folder=path.parent)
     return hashes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -31,6 +32,7 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
     "the hashes changed": lambda p: hostile.flip_byte(p.dataset.root / "SHA256SUMS", 1),
     "the hashes cut off": lambda p: hostile.cut(p.dataset.root / "SHA256SUMS"),
     "the hashes are missing": lambda p: (p.dataset.root / "SHA256SUMS").unlink(),
+    "the hashes are emptied": lambda p: os.truncate(p.dataset.root / "SHA256SUMS", 0),
     "an earlier mmfw was killed amidst the moves": lambda p: killed_before_moves_were_noted(p.dataset),
     "features cut off": lambda p: hostile.cut(p.dataset.features / "detectron.lmdb/data.mdb"),
     "features are missing": lambda p: (p.dataset.features / "detectron.lmdb/data.mdb").unlink(),
@@ -147,7 +149,7 @@ def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
 
 
 @pytest.mark.parametrize("command", ["repair dataset", "convert --zip"])
-@pytest.mark.parametrize("damage", ["the hashes changed", "the hashes cut off", "the hashes are missing"])
+@pytest.mark.parametrize("damage", [what for what in DAMAGES if what.startswith("the hashes")])
 def test_without_the_hashes_all_is_written_again_but_for_what_the_user_put_beside_it(
     world: Places, user_dir: Path, command: str, damage: str
 ) -> None:
