@@ -200,6 +200,12 @@ class NoDataset(DatasetError):
     nearby: Path | None = None
 
 
+class NoValidation(DatasetError):
+    """The dataset in ``data_dir`` has no split to validate on."""
+
+    data_dir: Path
+
+
 class NoFeatures(DatasetError):
     """There are no region features where some are needed."""
 
@@ -261,9 +267,10 @@ class CheckpointError(DataError):
 
 
 class DamagedCheckpoints(CheckpointError):
-    """Checkpoints in ``folder`` are damaged; ``intact`` is the newest to resume from, if there is one."""
+    """Checkpoints in ``folder`` are damaged; ``intact``, of ``update``, is the newest to resume, if any."""
 
     intact: str | None
+    update: int | None
     folder: Path
 
 

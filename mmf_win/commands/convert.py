@@ -8,9 +8,11 @@ import click
 
 from mmf_win.archives import Ask
 from mmf_win.commands import options
+from mmf_win.commands.hints import hint_for
 from mmf_win.console import as_typed, duration, print_json, say, table
+from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import Conversion, convert
-from mmf_win.errors import UsageError
+from mmf_win.errors import NoValidation, UsageError
 from mmf_win.paths import Places
 
 
@@ -94,4 +96,9 @@ def _show(result: Conversion, data_dir: Path | None) -> None:
     else:
         say(f"converted in {duration(result.seconds)}: {result.target}")
     chosen = () if data_dir is None else ("--data-dir", data_dir)
-    say(f"next: {as_typed('mmfw', 'train', 'PRESET', *chosen)}    (mmfw train --list shows the presets)")
+    try:
+        choose_splits(Places.resolve(data_dir).dataset)
+    except NoValidation as error:
+        say(f"note: {error}; {hint_for(error)}")
+    else:
+        say(f"next: {as_typed('mmfw', 'train', 'PRESET', *chosen)}    (mmfw train --list shows the presets)")

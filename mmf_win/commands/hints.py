@@ -20,6 +20,7 @@ from mmf_win.integrity.manifest import Manifest, noted
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run
+from mmf_win.runs.history import summarize
 from mmf_win.runs.search import all_runs
 from mmf_win.upstream.sources import SOURCES
 
@@ -97,8 +98,8 @@ def _give_archive(error: errors.UnknownArchive) -> str:
 def _resume_intact(error: errors.DamagedCheckpoints) -> str:
     if error.intact is None:
         return "there is no intact checkpoint to resume from: train again, and delete the damaged files"
-    newest = f"the newest intact one is {error.intact}; `{resume(Run(error.folder.parent))}` resumes from it"
-    return f"{newest}; delete the damaged files when you like"
+    use = use_intact(Run(error.folder.parent), error.update)
+    return f"the newest intact one is {error.intact}; {use}; delete the damaged files when you like"
 
 
 def _get_mmf(error: errors.BrokenMmf) -> str:
@@ -111,6 +112,11 @@ def _make_dataset(error: errors.NoDataset) -> str:
     here = data_option(error.data_dir) if error.data_dir else []
     make = as_typed("mmfw", "convert", "--zip", "ARCHIVE", *here)
     return f"`{make}` makes it, or name its folder with --data-dir"
+
+
+def _add_validation(error: errors.NoValidation) -> str:
+    again = as_typed("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(error.data_dir))
+    return f"training needs one: add dev.csv or dev.jsonl to what was converted, and `{again}`"
 
 
 def _add_features(error: errors.NoOwnFeatures) -> str:
@@ -192,6 +198,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.FeaturesConflict: "--output LMDB builds another; --force takes the features of the last folder",
     errors.IncompleteDataset: "--allow-missing goes without them",
     errors.NoDataset: _make_dataset,
+    errors.NoValidation: _add_validation,
     errors.NoDrive: "choose another with --data-dir",
     errors.NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
     "`mmfw features extract` puts a finished LMDB in place",
@@ -260,3 +267,13 @@ def resume(run: Run) -> str:
     newest = next(iter(all_runs(save_dir)), run)
     which = "last" if newest.path == run.path else run.id
     return as_typed("mmfw", "train", "--resume", which, "--save-dir", save_dir)
+
+
+def use_intact(run: Run, update: int | None) -> str:
+    """Which command goes on with a run that has damaged checkpoints, and intact ones up to an update."""
+    with suppress(errors.DataError):
+        known = summarize(run)
+        if known.state == "done" and known.updates == update:  # nothing is left to train
+            predict = as_typed("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
+            return f"`{predict}` predicts with what is intact"
+    return f"`{resume(run)}` resumes from what is intact"

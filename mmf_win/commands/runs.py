@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import completion, options
-from mmf_win.commands.hints import resume
+from mmf_win.commands.hints import use_intact
 from mmf_win.console import as_typed, duration, harmless, moment, print_json, say, size, table
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
@@ -201,8 +201,9 @@ def checkpoints(run: str | None, save_dir: Path, as_json: bool) -> None:
         damaged = [checkpoint for checkpoint in found if checkpoint.problem]
         for checkpoint in damaged:
             say(f"{checkpoint.name}: {checkpoint.problem}")
-        if damaged and any(checkpoint.update is not None for checkpoint in found):
-            say(f"`{resume(chosen)}` passes over damaged ones")
+        intact = [c.update for c in found if c.update is not None]
+        if damaged and intact:
+            say(use_intact(chosen, max(intact)))
 
 
 def _state(checkpoint: SavedCheckpoint) -> str:

@@ -24,7 +24,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import DatasetError, NoDataset
+from mmf_win.errors import DatasetError, NoDataset, NoValidation
 from mmf_win.paths import DatasetPaths
 from mmf_win.unpacking.staging import require_finished
 
@@ -208,10 +208,12 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     require_finished(paths.root)
     there = splits_on_disk(paths)
     val = next((split for split in _VAL if split in there), None)
-    if "train" not in there or val is None:
-        what = "train.jsonl" if "train" not in there else "validation split (dev_unseen, dev_seen or dev)"
-        message = f"{paths.annotations}: there is no {what}"
+    if "train" not in there:
+        message = f"{paths.annotations}: there is no train.jsonl"
         raise NoDataset(message, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
+    if val is None:
+        message = f"{paths.annotations}: there is no validation split (dev_unseen, dev_seen or dev)"
+        raise NoValidation(message, data_dir=paths.data_dir)
     return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
 
 

@@ -17,6 +17,7 @@ from mmf_win.errors import (
     DamagedManifest,
     DataError,
     MmfError,
+    NoRun,
     PasswordError,
     UnfinishedInstallation,
     UnknownOrigin,
@@ -97,12 +98,11 @@ def with_all_on_disk(needs: Collection[Need], places: Places) -> tuple[Need, ...
 def _run(save_dir: Path, name: str) -> Run:
     try:
         return search.find(save_dir, name)
-    except UsageError as error:
-        near = get_close_matches(name, [*PARTS, *presets.names()], n=1)
-        raise UsageError(
-            f"{name}: no part, preset or run of this name",
-            hint=f"did you mean {near[0]}?" if near else error.hint,
-        ) from None
+    except NoRun as error:
+        message = f"{name}: no part, preset or run of this name"
+        if near := get_close_matches(name, [*PARTS, *presets.names()], n=1):
+            raise UsageError(message, hint=f"did you mean {near[0]}?") from None
+        raise NoRun(message, save_dir=error.save_dir, wanted=error.wanted) from None
 
 
 def verify(scope: Scope, places: Places, *, full: bool = False) -> list[Finding]:
@@ -258,7 +258,8 @@ def _checkpoints(run: Run) -> Finding | None:
     intact = [checkpoint for checkpoint in found if checkpoint.update is not None]
     newest = max(intact, key=lambda checkpoint: checkpoint.written, default=None)
     message = "a damaged checkpoint cannot be repaired"
-    error = DamagedCheckpoints(message, intact=newest.name if newest else None, folder=run.checkpoints)
+    known = (newest.name, newest.update) if newest else (None, None)
+    error = DamagedCheckpoints(message, intact=known[0], update=known[1], folder=run.checkpoints)
     problems = tuple(f"{checkpoint.name}: {checkpoint.problem}" for checkpoint in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.cli import main
 from mmf_win.paths import Places
 from tests.worlds import hostile
-from tests.worlds.memes import memes, without_images
+from tests.worlds.memes import image, lay_out, memes, without_images
+from tests.worlds.tools import typed
 
 PASSWORD = "пароль 密码"
 
@@ -45,6 +47,22 @@ def test_a_table_of_splits_and_what_to_do_next(
     assert "mmfw train" in said.err
     assert "SHA-256" in said.err  # nobody has published this archive
     assert PASSWORD not in said.out + said.err
+
+
+def test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_says(
+    user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, table = user_dir / "own", b"image,text,label\n1.png,a,1\n2.png,b,0\n"
+    lay_out({"train.csv": table, "1.png": image(1), "2.png": image(2)}, own)
+    assert run(own, data_dir) == 0
+    noted = capsys.readouterr().err
+    assert "no validation split" in noted and "mmfw train" not in noted
+    assert main(["train", "demo", "--data-dir", str(data_dir)]) == 3
+    [command] = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
+    assert f"`mmfw {command}`" in noted
+    (own / "dev.csv").write_bytes(table)
+    assert main([{"ARCHIVE": str(own)}.get(word, word) for word in typed(command)]) == 0
+    assert "mmfw train" in capsys.readouterr().err
 
 
 def test_json_for_scripts(archive: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,8 +100,10 @@ ELSEWHERE = {
     "::test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again",
     "FeaturesConflict": "commands/test_features_add.py::test_another_lmdb_may_be_built",
     "DamagedCheckpoints": "endtoend/test_checkpoints.py"
-    "::test_a_run_whose_checkpoint_is_damaged_is_the_one_that_hints_resume",
+    "::test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
     "NoDataset": "commands/test_mistakes.py::test_the_dataset_is_made_where_it_was_missed",
+    "NoValidation": "commands/test_convert.py"
+    "::test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_says",
     "NoOwnCode": "endtoend/test_own_code.py"
     "::test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its_code_has_moved",
     "NoOwnFeatures": "endtoend/test_own_memes.py"

@@ -74,11 +74,10 @@ def test_a_damaged_one_is_shown_with_the_reason(capsys: pytest.CaptureFixture[st
     table, note = told(capsys, run)
     assert table.splitlines()[1].endswith("damaged")
     assert "best.ckpt: it is damaged at model/data/0" in note
-    assert "train --resume last --save-dir" in note
+    assert "mmfw predict a/2026-01-01T00-00-00 --save-dir" in note, "it is at its end"
     later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
-    assert f"train --resume {run.id} --save-dir" in told(capsys, run, "a")[1]
     (later.checkpoints / "best.ckpt").write_bytes(b"cut off")
-    assert "--resume" not in told(capsys, later, "b")[1], "nothing is left to resume from"
+    assert "what is intact" not in told(capsys, later, "b")[1], "nothing is"
 
 
 def test_the_table_names_what_a_script_gets_too(capsys: pytest.CaptureFixture[str], run: Run) -> None:
@@ -86,7 +85,7 @@ def test_the_table_names_what_a_script_gets_too(capsys: pytest.CaptureFixture[st
     header, best, *_ = table.splitlines()
     assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
     assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
-    assert "on disk" in note and "--resume" not in note
+    assert "on disk" in note and "what is intact" not in note
 
 
 def test_a_run_without_checkpoints_is_no_error(capsys: pytest.CaptureFixture[str], user_dir: Path) -> None:

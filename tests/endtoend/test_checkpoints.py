@@ -96,7 +96,7 @@ def test_a_run_whose_best_is_gone_finds_a_new_one(tool: Tool) -> None:
     assert known(run, "best.ckpt").update == 3
 
 
-def test_a_run_whose_checkpoint_is_damaged_is_the_one_that_hints_resume(tool: Tool) -> None:
+def test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say(tool: Tool) -> None:
     words = ("--seed", "1", "optimizer.params.lr=0.0", "--updates", "2")
     old, _ = (tool.run_of(tool("train", tool.preset("vilbert"), "--name", name, *words)) for name in "ab")
     hostile.cut(old.checkpoints / "current.ckpt")
@@ -108,6 +108,11 @@ def test_a_run_whose_checkpoint_is_damaged_is_the_one_that_hints_resume(tool: To
     assert f"`mmfw {command}`" in tool.errors
     assert main(typed(command)) == 0
     assert tool.code("verify", "runs") == 0
+    hostile.cut(old.checkpoints / "best.ckpt")
+    assert tool.code("verify", "runs") == 3
+    [command] = re.findall("`mmfw (.*?)`", tool.errors)
+    assert command.startswith(f"predict {old.id} "), "the intact one is at the run's end"
+    assert main(typed(command)) == 0
 
 
 def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: Tool, small_disk: Path) -> None:
