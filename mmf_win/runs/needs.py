@@ -25,7 +25,7 @@ from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from mmf_win.upstream.config import resolve
-from mmf_win.upstream.install import Installed, usable_mmf
+from mmf_win.upstream.install import Installed, usable_mmf, verify
 from mmf_win.upstream.versions import config_path
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 def mmf_for(request: RunRequest) -> Installed:
     """The installed MMF, once it is sure that it has the configuration that is asked for."""
     mmf = usable_mmf()
+    if changed := verify(mmf):
+        _log.warning("changed or missing files of MMF: %d", len(changed))
     if request.config is not None:
         try:
             config_path(mmf.root, request.config)

@@ -158,6 +158,13 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
     assert verified(capsys) == {}
 
 
+@pytest.mark.torch
+def test_a_changed_mmf_is_noted_before_it_trains(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
+    find().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
+    assert main(["train", "mmbt_grid"]) != 0, "this MMF is a fake"
+    assert "changed or missing files of MMF: 1" in capsys.readouterr().err
+
+
 def test_a_damaged_list_of_hashes_is_said_so(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
     sums = world.dataset.features / "SHA256SUMS"
     sums.write_text("nonsense\n", encoding="utf-8")
