@@ -195,4 +195,6 @@ def _system_error(error: OSError) -> MmfwError:
     if error.errno in NO_ROOM:
         full = "the disk is full" if error.errno == errno.ENOSPC else what
         return ResourceError(f"{where}{full}", hint="free some space and run the same command again")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DataError(f"{where}{what}", hint="see who may read and write there, or name another folder")
     return DataError(f"{where}{what}")

@@ -171,7 +171,7 @@ def _fetch(models: Sequence[Need], places: Places, *, offline: bool, words: Sequ
     """
     try:
         for need in models:
-            _log.warning("%s is missing, and is fetched now", need.title)
+            _log.warning("%s is missing; looking for it", need.title)
             Fetcher(places, offline=offline).fetch([need])
     except MmfError as error:
         raise NotFetched(str(error), hint=error.hint, words=words, data_dir=places.data_dir) from error

@@ -134,7 +134,7 @@ def _require_registered(root: Path, kind: str, key: str, value: Any) -> None:
             continue
         near = _like(name, known)
         hint = f"did you mean {', '.join(near)}?" if near else f"it has {first_few(sorted(known), 20)};"
-        hint += f" env.user_dir=FOLDER names code that brings a {kind} of your own"
+        hint += f" env.user_dir=FOLDER names code of your own that brings such a {kind}"
         raise UsageError(f"{key}: MMF has no {kind} {name!r}", hint=hint)
 
 
