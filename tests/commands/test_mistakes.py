@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -99,3 +100,15 @@ def test_the_dataset_is_made_where_it_was_missed(here: Path, capsys: pytest.Capt
     assert main([{"ARCHIVE": "unpacked"}.get(word, word) for word in typed(made[0])[1:]]) == 0
     main(["doctor", *where])
     assert "mmfw convert" not in capsys.readouterr().out
+
+
+def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_refusal(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(here / "data"))
+
+    monkeypatch.setattr("mmf_win.commands.convert.convert", refused)
+    assert main(["convert", "--zip", "unpacked"]) == 3
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {here / 'data'}: Permission denied" and "name another folder" in hint
