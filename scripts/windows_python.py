@@ -122,8 +122,8 @@ def _install_python(python: Path, wheels: Path) -> None:
     library = Path(os.__file__).parent
     shutil.copytree(library, python / "Lib", ignore=shutil.ignore_patterns(*_FOREIGN))
     (python / "Lib" / "site-packages").mkdir()
-    shutil.copy(_HERE / "no_links.py", python / "Lib")
-    (python / "Lib" / "site-packages" / "no_links.pth").write_text("import no_links\n", encoding="ascii")
+    shutil.copy(_HERE / "wine_mends.py", python / "Lib")
+    (python / "Lib" / "site-packages" / "wine_mends.pth").write_text("import wine_mends\n", encoding="ascii")
     compile_ = [COMPILER, "-O2"]
     define = f'-DPYDLL=L"python{_SHORT}.dll"'
     sources = [str(_HERE / name) for name in ("python.c", "file_information.c")]

@@ -233,6 +233,26 @@ def test_under_wine_python_learns_of_a_file_what_wine_says(file: str) -> None:
     assert stat.st_mtime_ns == modified
 
 
+@pytest.mark.skipif(not is_wine(), reason="only a Windows Python under Wine starts processes again")
+def test_under_wine_a_process_that_did_not_start_is_started_again_with_a_fake_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import wine_mends
+
+    start, codes = wine_mends._create_process, [1359, 1359]
+
+    def fails(*words: object) -> object:
+        if codes:
+            raise OSError(22, "Internal error", None, codes.pop())
+        return start(*words)
+
+    monkeypatch.setattr(wine_mends, "_create_process", fails)
+    assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
+    codes.append(2)
+    with pytest.raises(FileNotFoundError):
+        subprocess.run([sys.executable])
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="other tests try the same on Windows, and Wine is slow")
 @pytest.mark.parametrize(("kind", "cases"), [("archives", "12"), ("kills", "2"), ("runs", "2")])
 def test_fuzzing_finds_nothing(kind: str, cases: str) -> None:
