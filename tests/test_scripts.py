@@ -120,13 +120,23 @@ def test_a_command_that_fails_ends_the_script_with_a_message(
         scripts.run(command)
 
 
-def test_the_demos_help_installs_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--help"], 0, "python scripts/demo.py"),
+        (["--setup-only", "--seed", "2"], 1, "--setup-only runs no demo"),
+    ],
+    ids=["help", "dropped"],
+)
+def test_the_demo_script_says_what_it_takes_and_installs_nothing(
+    tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
     for name in ("demo.py", "_venv.py"):
         (tmp_path / "scripts").mkdir(exist_ok=True)
         (tmp_path / "scripts" / name).write_bytes((SCRIPTS / name).read_bytes())
-    asked = [sys.executable, str(tmp_path / "scripts" / "demo.py"), "--help"]
-    ended = subprocess.run(asked, capture_output=True, encoding="utf-8", check=True)
-    assert "python scripts/demo.py" in ended.stdout
+    asked = [sys.executable, str(tmp_path / "scripts" / "demo.py"), *words]
+    ended = subprocess.run(asked, capture_output=True, encoding="utf-8", check=False)
+    assert ended.returncode == code and said in ended.stdout + ended.stderr
     assert not (tmp_path / ".venv").exists()
 
 

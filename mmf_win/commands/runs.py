@@ -19,7 +19,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
 from mmf_win.results import record
 from mmf_win.runs import presets
-from mmf_win.runs.checkpoints import SavedCheckpoint, listed
+from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
 from mmf_win.runs.folder import remove, require_idle
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
 from mmf_win.runs.search import all_runs, find
@@ -201,9 +201,8 @@ def checkpoints(run: str | None, save_dir: Path, as_json: bool) -> None:
         damaged = [checkpoint for checkpoint in found if checkpoint.problem]
         for checkpoint in damaged:
             say(f"{checkpoint.name}: {checkpoint.problem}")
-        intact = [c.update for c in found if c.update is not None]
-        if damaged and intact:
-            say(use_intact(chosen, max(intact)))
+        if damaged and (newest := newest_intact(found)) is not None:
+            say(use_intact(chosen, newest.update))
 
 
 def _state(checkpoint: SavedCheckpoint) -> str:

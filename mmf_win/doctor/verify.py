@@ -33,7 +33,7 @@ from mmf_win.integrity.manifest import SUMS, noted
 from mmf_win.integrity.verify import verify as verify_files
 from mmf_win.paths import Places, tool_home
 from mmf_win.runs import presets, search
-from mmf_win.runs.checkpoints import listed
+from mmf_win.runs.checkpoints import listed, newest_intact
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import needs_of_presets
 from mmf_win.unpacking.staging import finish_installation
@@ -254,12 +254,11 @@ def _checkpoints(run: Run) -> Finding | None:
     damaged = [checkpoint for checkpoint in found if checkpoint.problem]
     if not damaged:
         return finding
-    # Those with weights alone cannot be resumed.
-    intact = [checkpoint for checkpoint in found if checkpoint.update is not None]
-    newest = max(intact, key=lambda checkpoint: checkpoint.written, default=None)
+    newest = newest_intact(found)
     message = "a damaged checkpoint cannot be repaired"
-    known = (newest.name, newest.update) if newest else (None, None)
-    error = DamagedCheckpoints(message, intact=known[0], update=known[1], folder=run.checkpoints)
+    error = DamagedCheckpoints(
+        message, intact=newest and newest.name, update=newest and newest.update, folder=run.checkpoints
+    )
     problems = tuple(f"{checkpoint.name}: {checkpoint.problem}" for checkpoint in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from os import stat_result
@@ -161,6 +161,12 @@ def listed(run: Run) -> list[SavedCheckpoint]:
                     problem=problem,
                 )
     return [found[path] for path in stats if found[path].problem is None or path.exists()]
+
+
+def newest_intact(found: Iterable[SavedCheckpoint]) -> SavedCheckpoint | None:
+    """The newest of those that a run can be resumed from, which weights alone are not."""
+    resumable = (checkpoint for checkpoint in found if checkpoint.update is not None)
+    return max(resumable, key=lambda checkpoint: checkpoint.written, default=None)
 
 
 def _existing(folder: Path) -> Iterator[tuple[Path, stat_result]]:

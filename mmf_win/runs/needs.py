@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,20 @@ _log = logging.getLogger(__name__)
 def mmf_for(request: RunRequest) -> Installed:
     """The installed MMF, once it is sure that it has the configuration that is asked for."""
     mmf = usable_mmf()
-    if changed := verify(mmf):
-        _log.warning("changed or missing files of MMF: %d", len(changed))
+    _note_changes(mmf)
     if request.config is not None:
         try:
             config_path(mmf.root, request.config)
         except MmfError as error:
             raise UsageError(f"preset {request.preset}: {error}", hint=error.hint) from None
     return mmf
+
+
+@cache
+def _note_changes(mmf: Installed) -> None:
+    """Say once, however many predictions follow, that MMF is not as it was published."""
+    if changed := verify(mmf):
+        _log.warning("changed or missing files of MMF: %d", len(changed))
 
 
 def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -> Inputs:

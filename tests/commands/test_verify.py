@@ -163,6 +163,8 @@ def test_a_changed_mmf_is_noted_before_it_trains(world: Places, capsys: pytest.C
     find().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
     assert main(["train", "mmbt_grid"]) != 0, "this MMF is a fake"
     assert "changed or missing files of MMF: 1" in capsys.readouterr().err
+    assert main(["train", "mmbt_grid"]) != 0
+    assert "changed or missing" not in capsys.readouterr().err, "a process says it once"
 
 
 def test_a_damaged_list_of_hashes_is_said_so(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
