@@ -8,10 +8,12 @@ import io
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from types import FrameType
 
 import click
@@ -22,6 +24,7 @@ from mmf_win.console import colour, harmless, log_shown, say, without_secrets
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
 
+_GLANCE = 0.2  # seconds
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
 _HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
@@ -39,6 +42,7 @@ COMMANDS = {
     "predict": "Predict splits with trained runs, alone or blended.",
     "check-submission": "Check a prediction file against a split.",
     "report": "Make a page about a run, or compare several.",
+    "sweep": "Run many experiments: grids, seeds and searches.",
     "runs": "List what ran and how well.",
     "demo": "Run the whole workflow on a small synthetic set, on a CPU.",
     "bug-report": "Write a zip for a bug report, without known secrets and texts.",
@@ -116,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         with _signals_as_interrupts():
+            if stop_file := os.environ.get("MMFW_STOP_FILE"):
+                _interrupt_when_there_is(Path(stop_file))
             result = cli.main(args=arguments, prog_name="mmfw", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MmfwError as error:
@@ -168,6 +174,18 @@ def _signals_as_interrupts() -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, before[number])
+
+
+def _interrupt_when_there_is(file: Path) -> None:
+    """Act as after Ctrl+C as soon as the file exists: how a program asks for an end where signals cannot."""
+    from threading import Thread
+
+    def watch() -> None:
+        while not file.exists():
+            time.sleep(_GLANCE)
+        signal.raise_signal(signal.SIGINT)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _report(error: MmfwError) -> int:

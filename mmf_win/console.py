@@ -25,7 +25,7 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 _ADDRESS = re.compile(r"(?i)((?<=[a-z]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
 _HOST_AND_PORT = re.compile(r"[\w-]+\.[\w.-]+:\d+/")
 _OF_CMD = re.compile(r"[&|<>^()%]")
-Unit = Literal["B", "file", "update", "image"]
+Unit = Literal["B", "file", "update", "image", "task"]
 _NARROWEST = 7
 """Letters that a column of text keeps on a narrow terminal."""
 
@@ -213,13 +213,16 @@ class Progress:
         total: how much there is to do, in ``unit``; None when that is not known.
         unit: ``B`` is shown in powers of 1024.
         initial: how much was done before.
+        leave: whether a finished bar stays on the terminal.
     """
 
     _PLAIN_INTERVAL = 10.0
 
-    def __init__(self, title: str, total: int | None, unit: Unit = "B", initial: int = 0) -> None:
+    def __init__(
+        self, title: str, total: int | None, unit: Unit = "B", initial: int = 0, *, leave: bool = True
+    ) -> None:
         self.done = initial
-        self._title = title
+        self._title, self._leave = title, leave
         self._note = ""
         self._bar: tqdm[Any] | None = None
         self._scale: dict[str, Any] = {
@@ -236,7 +239,9 @@ class Progress:
         if _stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(desc=self._title, dynamic_ncols=True, file=_stderr, **self._scale)
+            self._bar = tqdm(
+                desc=self._title, dynamic_ncols=True, leave=self._leave, file=_stderr, **self._scale
+            )
             _bars.append(self._bar)
         return self
 

@@ -119,6 +119,21 @@ class NotPredicted(UsageError):
     data_dir: Path | None
 
 
+class NoSweep(UsageError):
+    """There is no such sweep below ``save_dir``; ``wanted`` is None for the newest."""
+
+    save_dir: Path
+    wanted: str | None
+
+
+class OtherTask(UsageError):
+    """The folder of a task has the results of another one."""
+
+
+class NoSuchGpu(UsageError):
+    """A task is to run on a GPU that this machine does not have."""
+
+
 class NoDrive(UsageError):
     """A folder is on a Windows drive that does not exist."""
 
@@ -334,6 +349,12 @@ class TrainingError(MmfwError):
     """Training failed."""
 
     exit_code = 7
+
+
+class FailedTasks(TrainingError):
+    """Tasks of a sweep failed; ``folder`` is the sweep's."""
+
+    folder: Path
 
 
 class Interrupted(MmfwError):

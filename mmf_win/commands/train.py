@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from mmf_win.commands import completion, options
 from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
@@ -23,6 +24,8 @@ from mmf_win.runs.presets import Preset
 from mmf_win.runs.published_weights import need_of
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.install import find
+
+_OF_ONE_COMMAND = ("trust", "retry", "remembered", "detect_anomaly", "stop_timeout", "data_dir")
 
 
 class _BatchSize(click.IntRange):
@@ -165,6 +168,21 @@ def command(
         run = training.start(asked, name, places, init=init, source=source, display=RunDisplay)
     _print_result(run, as_json)
     return run
+
+
+def resumed(words: Sequence[str], run: Run) -> list[str]:
+    """The words that resume a run which ``mmfw train …`` has begun.
+
+    The run remembers what it was asked for; only options of one command are repeated.
+    """
+    context = command.make_context("train", list(words[2:]))
+    again = ["mmfw", "train", "--resume", str(run.path)]
+    for option in command.params:
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if given and option.name in _OF_ONE_COMMAND:
+            is_flag = isinstance(option, click.Option) and option.is_flag
+            again += [option.opts[0], *([] if is_flag else [str(context.params[option.name])])]
+    return again
 
 
 def _print_presets(as_json: bool) -> None:

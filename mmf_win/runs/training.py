@@ -69,6 +69,23 @@ def start(
     )
 
 
+def check(asked: RunRequest, places: Places) -> None:
+    """See to it that a preset could be trained, as far as that is known without training it.
+
+    Args:
+        asked: what the user chose, the preset among it.
+        places: MMF's folders.
+
+    Raises:
+        MmfwError: it could not.
+    """
+    request = _of_preset(asked, places)
+    mmf = needs.mmf_for(request)
+    request = with_own_code(request, asked.overrides, mmf.root, f"preset {request.preset}")
+    first = plan.training(mmf, request, places, None, weights_alone=False)
+    needs.check_training(first, request, places)
+
+
 def resume(
     wanted: str,
     asked: RunRequest,

@@ -80,6 +80,11 @@ class Tree:
         except ConnectionError:
             return True
 
+    def terminate(self) -> None:
+        """Ask what is in the session to leave, by SIGTERM; the keeper stays until it has."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+
     def close(self) -> int:
         """End what is left of the tree, without waiting long for what the system cannot end yet.
 

@@ -150,6 +150,9 @@ class Tree:
             self.process.wait(within)
         return self.process.returncode is not None
 
+    def terminate(self) -> None:
+        """Nothing: Windows has no such signal for a program with a console of its own."""
+
     def close(self) -> int:
         """End what is left of the tree, without waiting long for what the system cannot end yet.
 

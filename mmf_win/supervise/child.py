@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -47,12 +47,15 @@ def run_child(
     log: Path,
     environment: Mapping[str, str],
     stop_file: Path,
-    exit_file: Path,
+    exit_file: Path | None,
     watch: Callable[[], bool],
     on_stop: Callable[[], None],
     patience: float,
     farewell: float = _FAREWELL,
+    orphaned: float | None = None,
+    terminate: bool = False,
     held: Sequence[int] = (),
+    stops: Callable[[], int] | None = None,
 ) -> Ended:
     """Run ``command`` to its end, with the user's Ctrl+C made graceful.
 
@@ -60,51 +63,52 @@ def run_child(
     seconds without progress after the first, kills the child and its descendants. A child that has written
     ``exit_file`` has nothing left to do, and is killed when it has not left ``farewell`` seconds later.
 
-    When this process is killed, the child is asked to leave, too, and is killed after ten times ``patience``;
-    on Windows it ends immediately.
+    When this process is killed, the child is asked to leave, too, and is killed ``orphaned`` seconds later; on
+    Windows it ends immediately.
 
     Args:
         command: the program and its arguments.
         log: the child's output is appended here.
         environment: the child's environment.
         stop_file: the file that asks the child to leave.
-        exit_file: the file by which it says how it ended.
+        exit_file: the file by which it says how it ended; None for a child that has none.
         watch: called several times a second; True when the child made progress since the last call.
         on_stop: called once, when the user asked for a stop.
         patience: seconds.
         farewell: seconds.
+        orphaned: seconds; None for ten times ``patience``.
+        terminate: also send SIGTERM for the first stop, to a child that knows no stop file. Windows has none.
         held: descriptors, of a lock for example, that stay open until the child has ended, even when this
             process is killed.
+        stops: how often an end was asked for so far, as :func:`stop_requests` counts it; None to count here.
 
     Returns:
         How it ended.
     """
     for of_earlier in (stop_file, exit_file):
-        remove(of_earlier)
-    presses = 0
+        if of_earlier is not None:
+            remove(of_earlier)
     killed = False
-
-    def press(_signal: int | None = None, _frame: FrameType | None = None) -> None:
-        nonlocal presses
-        presses += 1
-
-    with log.open("ab") as output, _signals_to(press), window_closed(press):
-        grace = patience * _ORPHANS_PATIENCE
+    with log.open("ab") as output, stop_requests() if stops is None else nullcontext(stops) as presses:
+        grace = patience * _ORPHANS_PATIENCE if orphaned is None else orphaned
         tree = Tree(command, stop_file=stop_file, grace=grace, output=output, held=held, env=environment)
         try:
             deadline = float("inf")
             asked = False
             while not tree.ended(within=_POLL):
                 progressed = watch()
-                if exit_file.exists():
+                pressed = presses()
+                if exit_file is not None and exit_file.exists():
                     deadline = min(deadline, time.monotonic() + farewell)
-                elif presses and (progressed or not asked):
+                elif pressed and (progressed or not asked):
                     deadline = time.monotonic() + patience
-                if presses and not asked:
+                if pressed and not asked:
                     asked = True
                     stop_file.touch()
+                    if terminate:
+                        tree.terminate()
                     on_stop()
-                if presses > 1 or time.monotonic() > deadline:
+                if pressed > 1 or time.monotonic() > deadline:
                     killed = True
                     break
         finally:
@@ -112,7 +116,24 @@ def run_child(
             code = tree.close()
             remove(stop_file)
         watch()
-    return Ended(code, presses > 0, killed)
+        return Ended(code, presses() > 0, killed)
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], int]]:
+    """Count how often the user asks for an end, by Ctrl+C, a kill or by closing the terminal.
+
+    Yields:
+        How often that was so far.
+    """
+    presses = 0
+
+    def press(_signal: int | None = None, _frame: FrameType | None = None) -> None:
+        nonlocal presses
+        presses += 1
+
+    with _signals_to(press), window_closed(press):
+        yield lambda: presses
 
 
 @contextmanager

@@ -1,0 +1,316 @@
+"""``mmfw sweep``."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mmf_win.commands import completion, options
+from mmf_win.commands.overrides import require_trainable, split_words
+from mmf_win.commands.sweep_display import SweepDisplay
+from mmf_win.commands.sweep_show import print_lines, print_plan, status, table
+from mmf_win.commands.train import resumed
+from mmf_win.console import as_typed, print_json, say
+from mmf_win.errors import FailedTasks, Interrupted, OtherTask, UsageError
+from mmf_win.files import write_bytes
+from mmf_win.paths import Places, name_part
+from mmf_win.runs import presets, training
+from mmf_win.runs.request import RunRequest
+from mmf_win.sweeps import grid, job, slots, specification
+from mmf_win.sweeps.driver import Driver
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.found import SWEEPS
+from mmf_win.sweeps.search import OptunaSearch
+from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.specification import Specification, read_text
+from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.table import flat, lines
+from mmf_win.sweeps.tasks import plan
+
+_SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class _Seeds(click.ParamType[Any]):
+    """Numbers and ranges of them, such as ``1-3,7``."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seeds: list[int] = []
+        for part in str(value).split(","):
+            found = _SEEDS.fullmatch(part.strip())
+            first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+            if not 0 < first <= last:
+                self.fail(f"{value} is no list of numbers above 0, such as 1-5 or 1,2,7", param, ctx)
+            seeds += range(first, last + 1)
+        return tuple(dict.fromkeys(seeds))
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  mmfw sweep run mmbt_grid --seeds 1-5 optimizer.params.lr=1e-5,5e-5
+  mmfw sweep run params.yaml --dry-run
+  mmfw sweep status
+  mmfw sweep table --baseline lr=1e-05"""
+)
+def command() -> None:
+    """Run many experiments: grids, seeds and searches, a process a GPU."""
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mmfw sweep run mmbt_grid --seeds 1-5      five seeds, one process a GPU
+  mmfw sweep run mmbt_grid --seeds 1-3 optimizer.params.lr=1e-5,5e-5 training.batch_size=16,32
+  mmfw sweep run demo --slots 2 --dry-run optimizer.params.lr=1e-4,7e-4
+  mmfw sweep run params.yaml                what a file says; mlrunner's files will do
+  mmfw sweep run params.yaml -t norm -c test -r 0,1 -r 2,3
+  mmfw sweep run save/sweeps/mmbt_grid      what is left of an earlier sweep
+  mmfw sweep run save/sweeps/mmbt_grid --failed"""
+)
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]",
+    shell_complete=completion.completed_by(completion.presets),
+)
+@click.option("--seeds", type=_Seeds(), metavar="N-M", default=(), help="Seeds, for each combination.")
+@click.option(
+    "--updates", type=click.IntRange(1), metavar="N", help="The total of each training of a preset."
+)
+@click.option(
+    "--slots",
+    "count",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many tasks run at a time; they share the GPUs in turn.  [default: one a GPU]",
+)
+@click.option(
+    "-r",
+    "--resource",
+    "resources",
+    multiple=True,
+    metavar="GPUS",
+    help="What a slot has: a GPU, several as 0,1, or cpu; once for each slot.  [default: the file's]",
+)
+@click.option("-t", "--title", metavar="TITLE", help="Only the choices with this _title.")
+@click.option(
+    "-c", "--command", "commands", multiple=True, metavar="NAME", help="Only this command of a task."
+)
+@click.option("-f", "--force", is_flag=True, help="Run again, from the beginning, what ended well.")
+@click.option("--failed", is_flag=True, help="Only the tasks that failed.")
+@click.option(
+    "--sample",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Only N combinations of each choice, drawn at random.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the tasks, and what they will take; run nothing.")
+@click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The sweep's folder.  [default: sweeps/NAME in the save dir]",
+)
+@options.stop_timeout
+@options.data_dir
+@options.runs_dir
+@options.as_json
+def run(
+    words: tuple[str, ...],
+    seeds: tuple[int, ...],
+    updates: int | None,
+    count: int | None,
+    resources: tuple[str, ...],
+    title: str | None,
+    commands: tuple[str, ...],
+    force: bool,
+    failed: bool,
+    sample: int | None,
+    dry_run: bool,
+    debug: bool,
+    output: Path | None,
+    stop_timeout: float,
+    data_dir: Path | None,
+    save_dir: Path,
+    as_json: bool,
+) -> None:
+    """Run a sweep, or what is left of one.
+
+    A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, with
+    which values; see docs/sweeps.md. The tasks' folders are named by their parameters. What ended well is not
+    run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and leave.
+    """
+    if not words:
+        raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
+    typed = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir, "KEY=VALUE": words[1:]}
+    asked = _read(words[0], typed, output, save_dir)
+    planned = plan(asked.specification, title=title, commands=commands, sample=sample)
+    tasks = planned.tasks[:1] if debug else planned.tasks
+    if asked.preset and not failed:
+        _require_trainable(asked.preset, words[1:], updates, Places.resolve(data_dir, save_dir))
+    given = resources or asked.specification.resource
+    store = Store(asked.folder)
+    if dry_run:
+        print_plan(store, asked.specification, planned, save_dir, count or len(given or "x"), as_json)
+        return
+    places = slots.local(given, count)
+    store.create()
+    write_bytes(store.folder.specification, asked.text.encode())
+    whole = not (asked.preset or title or commands or sample or debug)
+    wanted = store.enter(tasks, whole=whole, force=force or debug, failed=failed)
+    if planned.orphans:
+        say(f"note: no command uses {', '.join(planned.orphans)}; they only name folders")
+    stopped = _drive(asked.specification, store, wanted, places, stop_timeout, aloud=debug)
+    again = [*(["--slots", count] if count else []), *(word for name in resources for word in ("-r", name))]
+    _report(store, wanted, again, stopped=stopped, as_json=as_json)
+
+
+command.add_command(status)
+command.add_command(table)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be run.
+
+    Attributes:
+        specification: what was asked for now.
+        text: of the file that says so, with what was asked for before in the same folder.
+        folder: the sweep's.
+        preset: the one that was typed, if any.
+    """
+
+    specification: Specification
+    text: str
+    folder: SweepFolder
+    preset: str | None = None
+
+
+def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Path) -> _Asked:
+    """What a preset, a file or an earlier sweep stands for.
+
+    ``typed`` are the options and overrides that only a preset takes.
+    """
+    path = Path(what).expanduser()
+    earlier = SweepFolder(path) if path.is_dir() else SweepFolder(save_dir / SWEEPS / what)
+    is_earlier = earlier.specification.is_file() and (path.is_dir() or what not in presets.names())
+    if is_earlier or _is_specification(path):
+        given = next((name for name, value in typed.items() if value), None)
+        if given is not None:
+            raise UsageError(f"{given} is for a preset; {what} says which values to combine")
+        file = earlier.specification if is_earlier else path
+        if is_earlier and output is not None:
+            raise UsageError(f"{what} is a sweep, which goes on in its own folder, not in {output}")
+        text = read_text(file)
+        folder = earlier if is_earlier else SweepFolder(output or save_dir / SWEEPS / name_part(path.stem))
+        return _Asked(specification.parse(text, file), text, folder)
+    preset = presets.load(what)
+    _, overrides = split_words(typed["KEY=VALUE"], names=0)
+    options_of_train = [
+        *(["--updates", str(typed["--updates"])] if typed["--updates"] else []),
+        *(["--data-dir", str(typed["--data-dir"].absolute())] if typed["--data-dir"] else []),
+    ]
+    name = str(Path(preset.file)) if preset.file else preset.name
+    asked = grid.of_preset(name, typed["--seeds"], overrides, options_of_train)
+    folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
+    return _Asked(asked, specification.dump(_joined(asked, folder)), folder, what)
+
+
+def _is_specification(path: Path) -> bool:
+    """Whether a file is one of a sweep, and no preset."""
+    if not path.is_file():
+        return False
+    text = read_text(path)
+    return bool(re.search(r"^template\s*:", text, re.MULTILINE))
+
+
+def _joined(asked: Specification, folder: SweepFolder) -> Specification:
+    """What is asked for now, and what was before in the same folder."""
+    if not folder.specification.is_file():
+        return asked
+    before = specification.parse(read_text(folder.specification), folder.specification)
+    if before.template != asked.template:
+        raise OtherTask(f"{folder.path} has another sweep: {' '.join(before.template.values())}")
+    new = [choice for choice in asked.choices if choice not in before.choices]
+    return replace(before, choices=(*before.choices, *new))
+
+
+def _require_trainable(preset: str, words: Sequence[str], updates: int | None, places: Places) -> None:
+    """See to it that each value could be trained with: one error now instead of one a task."""
+    _, typed = split_words(words, names=0)
+    listed = [[f"{key}={value}" for value in values] for key, values in grid.values_of(typed).items()]
+    first = [values[0] for values in listed]
+    checked = [
+        first,
+        *([*first[:n], value, *first[n + 1 :]] for n, values in enumerate(listed) for value in values[1:]),
+    ]
+    for overrides in checked:
+        require_trainable(overrides, {}, resumes=False)
+        training.check(RunRequest(preset=preset, overrides=overrides, updates=updates), places)
+
+
+def _drive(
+    asked: Specification,
+    store: Store,
+    wanted: Sequence[Row],
+    places: Sequence[Slot],
+    patience: float,
+    *,
+    aloud: bool,
+) -> bool:
+    """Run the tasks; return whether the user stopped that."""
+    search = OptunaSearch(asked, store) if asked.search is not None and not aloud else None
+    more = 0 if asked.search is None else asked.search.trials
+    began = time.strftime("%Y%m%d.%H%M%S")
+
+    def job_of(row: Row, slot: Slot) -> job.Job:
+        return job.Job(
+            output=str(store.folder.path),
+            name=row.name,
+            full_name=row.full_name,
+            templates={name: asked.template[name] for name in row.left if name in asked.template},
+            values=row.values,
+            shell=asked.shell,
+            began=row.began,
+            time=began,
+            environment={**slot.environment, "MMFW_STOP_TIMEOUT": str(patience)},
+            patience=2 * patience,  # the command's own comes first
+        )
+
+    def execute(todo: job.Job, slot: Slot, watcher: job.Watcher, stops: Callable[[], int]) -> job.Ending:
+        return job.run(todo, resumed, watcher, stops)
+
+    left = sum(row.state == "queued" for row in wanted)
+    with SweepDisplay(left + more, aloud=aloud) as display:
+        return Driver(store, places, job_of, execute, display, search).run(wanted)
+
+
+def _report(
+    store: Store, wanted: Sequence[Row], again: Sequence[object], *, stopped: bool, as_json: bool
+) -> None:
+    """Print the table, and end with an error where not all went well."""
+    folder, ids = store.folder, {row.id for row in wanted}
+    rows = [row for row in store.rows() if row.id in ids or row.trial is not None]
+    states = Counter(row.state for row in rows)
+    if as_json:
+        print_json({"sweep": folder.path, "states": states, "table": [flat(line) for line in lines(folder)]})
+    elif states["success"]:
+        print_lines(folder)
+    told = ", ".join(f"{count} {state}" for state, count in states.items())
+    go_on = ("mmfw", "sweep", "run", folder.path, *again)
+    if stopped:
+        raise Interrupted(f"stopped: {told}", hint=f"go on with: {as_typed(*go_on)}")
+    say(f"{len(rows)} tasks in {folder.path}: {told}")
+    if failed := states["failed"]:
+        raise FailedTasks(f"{failed} of {len(rows)} tasks failed", folder=folder.path)

@@ -1,0 +1,96 @@
+"""Shows the tasks of a sweep while they run: a bar a slot on a terminal, elsewhere a line a task."""
+
+from __future__ import annotations
+
+import time
+
+from mmf_win.console import Progress, duration, say
+from mmf_win.protocol import Event
+from mmf_win.runs.history import val_auroc
+from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.store import Row, State
+
+
+class SweepDisplay:
+    """What a driver tells, for people; see :class:`mmf_win.sweeps.driver.Display`.
+
+    Args:
+        total: how many tasks there are to run.
+        aloud: show what the commands print, too.
+    """
+
+    def __init__(self, total: int | None, *, aloud: bool = False) -> None:
+        self._aloud = aloud
+        self._all = Progress("all tasks", total, "task")
+        self._slots: dict[int, _SlotDisplay] = {}
+
+    def __enter__(self) -> SweepDisplay:
+        self._all.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for shown in self._slots.values():
+            shown.close()
+        self._all.__exit__()
+
+    def begins(self, slot: Slot, row: Row) -> None:
+        """Say which task runs where."""
+        self._slots[slot.number] = _SlotDisplay(f"{slot.resource}: {row.name}")
+        say(f"started on {slot.resource}: {row.name}")
+
+    def event(self, slot: Slot, event: Event) -> None:
+        """Move the slot's bar."""
+        self._slots[slot.number].show(event)
+
+    def output(self, slot: Slot, text: str) -> None:
+        """Show what a command prints, where that is wanted."""
+        if self._aloud:
+            say(text.rstrip("\n"))
+
+    def ends(self, slot: Slot, row: Row, state: State, message: str | None) -> None:
+        """Say how a task ended."""
+        shown = self._slots.pop(slot.number)
+        shown.close()
+        score = f", best AUROC {shown.best:.4f}" if shown.best is not None else ""
+        told = f": {message}" if message else score
+        words = {"queued": "stopped, to go on later"}
+        say(f"{words.get(state, state)}: {row.name}, {duration(time.monotonic() - shown.began)}{told}")
+        if state != "queued":
+            self._all.advance(1)
+
+    def stopping(self) -> None:
+        """Say what happens after Ctrl+C."""
+        say("\nthe running tasks save and leave, the others stay queued; press Ctrl+C again to end at once")
+
+
+class _SlotDisplay:
+    """The task in a slot."""
+
+    def __init__(self, title: str) -> None:
+        self.best: float | None = None
+        self.began = time.monotonic()
+        self._title = title
+        self._notes: dict[str, str] = {}
+        self._bar: Progress | None = None
+
+    def show(self, event: Event) -> None:
+        """Show how far a training is."""
+        kind = event["kind"]
+        if kind == "train_started":
+            self.close()
+            self._bar = Progress(self._title, event["max_updates"], "update", event["update"], leave=False)
+            self._bar.__enter__()
+        elif kind == "train" and event["loss"] is not None:
+            self._notes["loss"] = f"{event['loss']:.4f}"
+        elif (auroc := val_auroc(event)) is not None:
+            self.best = max(auroc, self.best or 0.0)
+            self._notes["AUROC"] = f"{self.best:.4f}"
+        if self._bar is not None and kind in ("train", "val") and not event.get("final"):
+            self._bar.annotate(", ".join(f"{name} {value}" for name, value in self._notes.items()))
+            self._bar.advance(max(0, event["update"] - self._bar.done))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.__exit__()
+            self._bar = None

@@ -1,0 +1,211 @@
+"""What ``mmfw sweep`` shows: what would run, how far it is, and what came of it."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.console import as_typed, duration, print_json, say, size
+from mmf_win.console import table as aligned
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.found import cost, find, position
+from mmf_win.sweeps.specification import Specification
+from mmf_win.sweeps.store import State, Store
+from mmf_win.sweeps.table import AUROC, Line, Spread, flat, lines
+from mmf_win.sweeps.tasks import Plan
+from mmf_win.sweeps.templates import words
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw sweep status                         of the newest sweep
+  mmfw sweep status mmbt_grid --state failed"""
+)
+@click.argument("sweep", required=False)
+@click.option("--state", type=click.Choice(get_args(State)), help="Only tasks in this state.")
+@options.runs_dir
+@options.as_json
+def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) -> None:
+    """Show how far the tasks of a sweep are.
+
+    SWEEP is its folder, or its name in the save dir; the newest one there is the default.
+    """
+    folder = find(save_dir, sweep)
+    rows = Store(folder).rows()
+    counts = Counter(row.state for row in rows)
+    shown = [(row, position(folder.task(row.name))) for row in rows if state in (None, row.state)]
+    if as_json:
+        tasks = [{**asdict(row), **asdict(where)} for row, where in shown]
+        print_json({"sweep": folder.path, "states": counts, "tasks": tasks})
+        return
+    say(f"{folder.path}: {len(rows)} tasks, {', '.join(f'{n} {name}' for name, n in counts.items())}")
+    header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "left", "time", "why")
+    table = [
+        (
+            *(row.name, row.state, row.slot, row.command),
+            None if where.update is None else f"{where.update}/{where.max_updates or '?'}",
+            *(where.loss, where.auroc),
+            duration(where.left) if where.left and row.state == "running" else None,
+            duration(row.seconds) if row.seconds else None,
+            row.message,
+        )
+        for row, where in shown
+    ]
+    kept = [n for n, _ in enumerate(header) if n < 2 or any(line[n] is not None for line in table)]
+    print(
+        aligned(
+            [header[n] for n in kept],
+            [[line[n] for n in kept] for line in table],
+            optional=("slot", "time", "at"),
+        )
+    )
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw sweep table                          of the newest sweep, the best combination first
+  mmfw sweep table mmbt_grid --baseline lr=1e-05 --baseline batch_size=32
+  mmfw sweep table --metric accuracy --format csv > table.csv"""
+)
+@click.argument("sweep", required=False)
+@click.option(
+    "--metric", default=AUROC, show_default=True, metavar="NAME", help="The validation metric to rank by."
+)
+@click.option(
+    "--baseline",
+    multiple=True,
+    metavar="PARAMETER=VALUE",
+    help="Compare the others with this combination, by a paired t-test over the seeds; may be repeated.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "tsv", "csv", "markdown"]),
+    default="text",
+    show_default=True,
+    help="How to print it; tsv and csv have means and deviations in columns of their own.",
+)
+@options.runs_dir
+@options.as_json
+def table(
+    sweep: str | None, metric: str, baseline: tuple[str, ...], form: str, save_dir: Path, as_json: bool
+) -> None:
+    """Show what came of a sweep: the parameters that differ, and metrics as mean ± sd over the seeds.
+
+    Only tasks that ended well count. The metrics are those of the validation with the best AUROC. Nothing is
+    ranked by a test set. SWEEP is as for `mmfw sweep status`.
+    """
+    folder = find(save_dir, sweep)
+    if as_json:
+        found = lines(folder, metric=metric, baseline=baseline)
+        print_json([flat(line, compared=bool(baseline)) for line in found])
+        return
+    print_lines(folder, metric=metric, baseline=baseline, form=form)
+
+
+def print_lines(
+    folder: SweepFolder, *, metric: str = AUROC, baseline: Sequence[str] = (), form: str = "text"
+) -> None:
+    """Print the table of a sweep."""
+    found = lines(folder, metric=metric, baseline=baseline)
+    if not found:
+        say(f"{folder.path}: no task has ended well so far")
+        return
+    if form in ("csv", "tsv"):
+        rows = [flat(line, compared=bool(baseline)) for line in found]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        delimiter = "," if form == "csv" else "\t"
+        writer = csv.DictWriter(sys.stdout, names, delimiter=delimiter, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return
+    metrics = sorted(
+        {name for line in found for name in line.metrics}, key=lambda name: (name != metric, name)
+    )
+    header = [*found[0].parameters, "runs", *metrics, *(("difference", "p") if baseline else ())]
+    rows_of_text = [_texts(line, metrics, compared=bool(baseline)) for line in found]
+    if form == "text":
+        print(aligned(header, rows_of_text))
+        return
+    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
+    for cells in rows_of_text:
+        print(
+            "| " + " | ".join("" if cell is None else str(cell).replace("|", r"\|") for cell in cells) + " |"
+        )
+
+
+def _texts(line: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
+    cells = [None if value is None else str(value) for value in line.parameters.values()]
+    spreads = [_spread(line.metrics.get(name)) for name in metrics]
+    ends = [
+        None if line.difference is None else f"{line.difference:+.4f}",
+        None if line.p is None else f"{line.p:.3g}",
+    ]
+    return [*cells, len(line.tasks), *spreads, *(ends if compared else ())]
+
+
+def _spread(spread: Spread | None) -> str | None:
+    if spread is None:
+        return None
+    return f"{spread.mean:.4f}" + ("" if spread.sd is None else f" ± {spread.sd:.4f}")
+
+
+def print_plan(
+    store: Store, asked: Specification, planned: Plan, save_dir: Path, slots: int, as_json: bool
+) -> None:
+    """Print what would run, and what it will take by what earlier tasks or runs took."""
+    rows = {row.key: row for row in (store.rows() if store.folder.state.is_file() else [])}
+    plans: list[dict[str, Any]] = []
+    for task in planned.tasks:
+        known = rows.get(task.key)
+        folder = store.folder.task(task.name)
+        values: Mapping[str, Any] = {
+            **task.values,
+            **{"_output": str(folder.path), "_name": task.name, "_time": "TIME"},
+        }
+        left = [name for name in task.commands if known is None or name not in known.done]
+        plans.append(
+            {
+                "task": task.name,
+                "state": known.state if known else "queued",
+                "commands": {name: as_typed(*words(asked.template[name], values)) for name in left},
+            }
+        )
+    left_over = sum(bool(entry["commands"]) for entry in plans)
+    known_rows = list(rows.values())
+    expected = cost(store.folder, known_rows, _preset_of(asked), save_dir)
+    seconds = None if expected is None else expected.seconds * -(-left_over // slots)
+    if as_json:
+        space = None if expected is None else expected.size * left_over
+        print_json(
+            {"tasks": plans, "orphans": planned.orphans, "slots": slots, "seconds": seconds, "bytes": space}
+        )
+        return
+    for entry in plans:
+        print(f"{entry['task']}  ({entry['state']})")
+        for name, line in entry["commands"].items():
+            print(f"  {name}: {line}")
+    say(f"{len(plans)} tasks, of which {left_over} have something left to run, {slots} at a time")
+    if planned.orphans:
+        say(f"note: no command uses {', '.join(planned.orphans)}; they only name folders")
+    if expected is None or seconds is None:
+        say("how long they take is not known: nothing like them has run so far")
+        return
+    told = f"about {duration(seconds)} and {size(expected.size * left_over)}"
+    say(f"{told}, by {expected.tasks} that ended well before")
+
+
+def _preset_of(asked: Specification) -> str | None:
+    """The preset that the first command trains, if it does."""
+    first = next(iter(asked.template.values())).split()
+    return Path(first[2]).stem if first[:2] == ["mmfw", "train"] and len(first) > 2 else None

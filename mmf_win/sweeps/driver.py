@@ -1,0 +1,214 @@
+"""Works through the tasks of a sweep: claims them, runs them in slots, and notes how they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from mmf_win.errors import MmfwError
+from mmf_win.protocol import Event
+from mmf_win.supervise import stop_requests
+from mmf_win.sweeps.job import Ending, Job, Watcher
+from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.store import BEAT, Row, State, Store
+
+_TICK = 0.2
+
+Execute = Callable[[Job, Slot, Watcher, Callable[[], int]], Ending]
+"""Runs a job in a slot to its end; its arguments are those of :func:`mmf_win.sweeps.job.run`."""
+
+
+class Display(Protocol):
+    """Shows how the tasks go on."""
+
+    def begins(self, slot: Slot, row: Row) -> None:
+        """A task was claimed."""
+
+    def event(self, slot: Slot, event: Event) -> None:
+        """Its training wrote an event."""
+
+    def output(self, slot: Slot, text: str) -> None:
+        """Its command printed something."""
+
+    def ends(self, slot: Slot, row: Row, state: State, message: str | None) -> None:
+        """It is over, for now where the state is ``queued``."""
+
+    def stopping(self) -> None:
+        """The user asked for an end."""
+
+
+class Search(Protocol):
+    """What chooses further tasks."""
+
+    def propose(self) -> Row | None:
+        """Queue one more task; None where there are enough."""
+
+    def is_hopeless(self, row: Row, event: Event) -> bool:
+        """Whether a task is to be stopped after what its training wrote."""
+
+    def tell(self, row: Row, state: State) -> None:
+        """Learn how a task ended."""
+
+
+@dataclass
+class _Running:
+    """A task in a slot."""
+
+    row: Row
+    slot: Slot
+    future: Future[Ending]
+    pruned: bool = False
+    lost: bool = False
+
+
+@dataclass
+class Driver:
+    """Runs tasks until none is left to claim.
+
+    Attributes:
+        store: the state.
+        slots: where tasks run, one at a time in each.
+        job_of: makes the job of a task.
+        execute: runs it.
+        display: shows it.
+        search: proposes more tasks; None where there is no search.
+    """
+
+    store: Store
+    slots: Sequence[Slot]
+    job_of: Callable[[Row, Slot], Job]
+    execute: Execute
+    display: Display
+    search: Search | None = None
+    _running: dict[int, _Running] = field(default_factory=dict)
+    _news: SimpleQueue[tuple[Slot, Event | str]] = field(default_factory=SimpleQueue)
+    _killed: bool = False
+
+    def run(self, wanted: Sequence[Row]) -> bool:
+        """Run tasks.
+
+        Args:
+            wanted: their rows; others are left to other drivers.
+
+        Returns:
+            Whether the user stopped it.
+
+        Raises:
+            MmfwError: the state cannot be read or written; what ran is killed then.
+        """
+        ids = {row.id for row in wanted}
+        with self.store.alive(), stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
+            try:
+                beat, said = 0.0, False
+                look = True  # whether there may be something to claim
+                while True:
+                    if time.monotonic() > beat:
+                        beat, look = time.monotonic() + BEAT, True
+                        self._beat()
+                    if stops() and not said:
+                        said = True
+                        self.display.stopping()
+                    if look and not stops():
+                        self._fill(pool, ids, stops)
+                    if not self._running:
+                        return said
+                    look = self._listen()
+            finally:
+                self._killed = True  # what still runs where an error ended this
+
+    def _beat(self) -> None:
+        mine = self.store.beat()
+        for running in self._running.values():
+            running.lost = running.row.id not in mine
+        self.store.requeue_dead()
+
+    def _fill(self, pool: ThreadPoolExecutor, ids: set[int], stops: Callable[[], int]) -> None:
+        """Give each free slot a task, as long as there are some."""
+        for slot in self.slots:
+            if slot.number in self._running:
+                continue
+            row = self.store.claim(ids, slot.resource)
+            if row is None and self.search is not None and (more := self.search.propose()) is not None:
+                ids.add(more.id)
+                row = self.store.claim(ids, slot.resource)
+            if row is None:
+                return
+            self.display.begins(slot, row)
+            job, watcher = self.job_of(row, slot), _Noting(self.store, row, slot, self._news)
+            asked = self._asked(slot, stops)
+            self._running[slot.number] = _Running(
+                row, slot, pool.submit(self.execute, job, slot, watcher, asked)
+            )
+
+    def _asked(self, slot: Slot, stops: Callable[[], int]) -> Callable[[], int]:
+        """How often the task in a slot was asked to end, by the user or for a reason of its own."""
+
+        def asked() -> int:
+            running = self._running.get(slot.number)
+            if self._killed or (running is not None and running.lost):
+                return 2
+            return max(stops(), running is not None and running.pruned)
+
+        return asked
+
+    def _listen(self) -> bool:
+        """Wait a moment for news; return whether a slot has become free."""
+        try:
+            news = self._news.get(timeout=_TICK)
+            while True:
+                self._show(*news)
+                news = self._news.get_nowait()
+        except Empty:
+            pass
+        ended = [running for running in self._running.values() if running.future.done()]
+        for running in ended:
+            del self._running[running.slot.number]
+            self._end(running)
+        return bool(ended)
+
+    def _show(self, slot: Slot, news: Event | str) -> None:
+        if isinstance(news, str):
+            self.display.output(slot, news)
+            return
+        self.display.event(slot, news)
+        running = self._running.get(slot.number)
+        if running is not None and self.search is not None and not running.pruned:
+            running.pruned = self.search.is_hopeless(running.row, news)
+
+    def _end(self, running: _Running) -> None:
+        try:
+            ending = running.future.result()
+        except (MmfwError, OSError) as error:
+            ending = Ending("failed", str(error))
+        states: Mapping[str, State] = {"stopped": "pruned" if running.pruned else "queued"}
+        state = states.get(ending.state, "failed" if ending.state == "failed" else "success")
+        if not running.lost:
+            self.store.end(running.row, state, ending.message)
+            if self.search is not None and state != "queued":
+                self.search.tell(running.row, state)
+        self.display.ends(running.slot, running.row, state, ending.message)
+
+
+class _Noting(Watcher):
+    """Notes in the state what a task does, and hands on the rest."""
+
+    def __init__(
+        self, store: Store, row: Row, slot: Slot, news: SimpleQueue[tuple[Slot, Event | str]]
+    ) -> None:
+        self._store, self._row, self._slot, self._news = store, row, slot, news
+
+    def begins(self, command: str, *, anew: bool) -> None:
+        self._store.begin(self._row, command, anew=anew)
+
+    def finished(self, command: str) -> None:
+        self._store.finish(self._row, command)
+
+    def event(self, event: Event) -> None:
+        self._news.put((self._slot, event))
+
+    def output(self, text: str) -> None:
+        self._news.put((self._slot, text))

@@ -1,0 +1,105 @@
+"""Finds sweeps on disk, and says what their tasks took and how far they are."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmf_win.errors import DataError, NoSweep
+from mmf_win.protocol import read_events
+from mmf_win.runs.history import summaries, val_auroc
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder
+from mmf_win.sweeps.store import Row
+
+_SAMPLE = 20  # tasks whose files are counted
+SWEEPS = "sweeps"
+"""Where sweeps lie in the save dir."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a task takes, by earlier ones.
+
+    Attributes:
+        tasks: how many earlier ones.
+        seconds, size: their means, of time and of bytes on disk.
+    """
+
+    tasks: int
+    seconds: float
+    size: float
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a task's newest training is; None where that is not known.
+
+    Attributes:
+        update, max_updates: of its training.
+        loss: the last one.
+        auroc: the best of its validations.
+        left: seconds to its end.
+    """
+
+    update: int | None = None
+    max_updates: int | None = None
+    loss: float | None = None
+    auroc: float | None = None
+    left: float | None = None
+
+
+def find(save_dir: Path, wanted: str | None) -> SweepFolder:
+    """A sweep by its folder or its name in the save dir; without one, the newest there.
+
+    Raises:
+        NoSweep: there is none.
+    """
+    places = [Path(wanted).expanduser(), save_dir / SWEEPS / wanted] if wanted else []
+    found = [SweepFolder(path) for path in places or sorted((save_dir / SWEEPS).glob("*"))]
+    found = [sweep for sweep in found if sweep.state.is_file()]
+    if not found:
+        missing = (
+            f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
+        )
+        raise NoSweep(missing, save_dir=save_dir, wanted=wanted)
+    return found[0] if wanted else max(found, key=lambda sweep: sweep.state.stat().st_mtime)
+
+
+def position(folder: TaskFolder) -> Position:
+    """How far a task is."""
+    try:
+        run = folder.newest_run()
+        events = [] if run is None else read_events(run.events)
+    except (DataError, OSError):
+        return Position()
+    trained = [event for event in events if event["kind"] == "train"]
+    scores = [score for event in events if (score := val_auroc(event)) is not None]
+    if not trained:
+        return Position(auroc=max(scores, default=None))
+    last = trained[-1]
+    update, total, speed = last["update"], last.get("max_updates"), last.get("updates_per_s")
+    left = (total - update) / speed if total and speed else None
+    return Position(update, total, last.get("loss"), max(scores, default=None), left)
+
+
+def cost(sweep: SweepFolder, rows: Sequence[Row], preset: str | None, save_dir: Path) -> Cost | None:
+    """What one more task will take: by those of the sweep that ended well, else by earlier runs of the preset.
+
+    None where there is neither.
+    """
+    done = [row for row in rows if row.state == "success"]
+    if done:
+        sizes = [_size(sweep.task(row.name).path) for row in done[:_SAMPLE]]
+        return Cost(len(done), statistics.mean(row.seconds for row in done), statistics.mean(sizes))
+    runs = summaries(save_dir, preset=preset, state="done") if preset else []
+    if not runs:
+        return None
+    return Cost(
+        len(runs), statistics.mean(run.seconds for run in runs), statistics.mean(run.size for run in runs)
+    )
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

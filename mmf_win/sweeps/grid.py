@@ -1,0 +1,100 @@
+"""The specification of a sweep that is typed: a preset, seeds, and lists of values."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from mmf_win.errors import UsageError
+from mmf_win.sweeps.specification import Choice, Specification
+
+SEED = "seed"
+SEEDS = (SEED, "training_seed", "training.seed", "random_seed")
+"""The parameters over whose values results are averaged."""
+
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+
+
+def of_preset(
+    preset: str, seeds: Sequence[int], overrides: Sequence[str], options: Sequence[str]
+) -> Specification:
+    """Train a preset with every combination.
+
+    Args:
+        preset: its name or file.
+        seeds: one training of each combination with each; without any, one with a random seed.
+        overrides: ``KEY=VALUE,VALUE``; a comma within brackets or quotes is part of a value.
+        options: more words for each training.
+
+    Raises:
+        UsageError: a list has an empty value.
+    """
+    listed = values_of(overrides)
+    words = [shlex.join(["mmfw", "train", preset, *options])]
+    values: dict[str, list[Any]] = {}
+    for (key, choices), name in zip(listed.items(), _short(list(listed)), strict=True):
+        words.append(f"{key}={{{name}}}")
+        values[name] = choices
+    if seeds:
+        words.append(f"[{SEED}]")
+        values[SEED] = list(seeds)
+    return Specification({"train": " ".join(words)}, (Choice(values),))
+
+
+def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:
+    """The keys and values of ``KEY=VALUE,VALUE``.
+
+    Raises:
+        UsageError: a list has an empty value.
+    """
+    return {key: _values(key, text) for key, _, text in (word.partition("=") for word in overrides)}
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """As few of each key's last fields as tell the keys apart, as a parameter's name."""
+    plain = [re.sub(r"[^\w.]", "_", key) for key in keys]
+    names = []
+    for key in plain:
+        fields = key.split(".")
+        endings = [".".join(fields[-n:]) for n in range(1, len(fields) + 1)]
+        alone = [
+            end
+            for end in endings
+            if end != SEED and sum(f".{other}".endswith(f".{end}") for other in plain) == 1
+        ]
+        names.append((alone or endings)[0 if alone else -1].replace(".", "_"))
+    return names
+
+
+def _values(key: str, text: str) -> list[Any]:
+    values = [_number(part) for part in _parts(text)]
+    if not all(value != "" for value in values):
+        raise UsageError(f"{key}={text}: there is an empty value in the list", hint=f"{key}=VALUE,VALUE")
+    return list(dict.fromkeys(values))
+
+
+def _parts(text: str) -> list[str]:
+    """The text at its commas, but for those within brackets and quotes."""
+    parts, awaited = [""], ""
+    for letter in text:
+        if awaited and letter == awaited[-1]:
+            awaited = awaited[:-1]
+        elif not awaited or awaited[-1] not in "'\"":
+            awaited += _CLOSING.get(letter, letter if letter in "'\"" else "")
+        if letter == "," and not awaited:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _number(text: str) -> Any:
+    """A number where MMF would read one, else the text."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else text

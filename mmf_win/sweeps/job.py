@@ -1,0 +1,245 @@
+"""Runs the commands of one task in order, here or on another machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mmf_win.console import as_typed
+from mmf_win.errors import DataError
+from mmf_win.locking import locked
+from mmf_win.paths import module_command
+from mmf_win.protocol import Event, EventReader
+from mmf_win.runs import checkpoints, history
+from mmf_win.runs.folder import Run
+from mmf_win.supervise import run_child
+from mmf_win.sweeps import templates
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
+
+_TAIL = 4096  # bytes of a log in which the error is looked for
+_AFTER_A_KILL = 60.0  # seconds that another process may still hold the task
+
+Resume = Callable[[Sequence[str], Run], list[str]]
+"""Makes of the words of ``mmfw train …`` those that resume a run that they began."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that it takes to run a task, in values that can be sent to another machine.
+
+    Attributes:
+        output: the sweep's folder, as it was named.
+        name, full_name: of the task; see :class:`mmf_win.sweeps.tasks.Task`.
+        templates: the commands to run, in order.
+        values: what fills them.
+        shell: give them to a shell.
+        began: command → when it first began, in seconds since the epoch; its training since then is resumed.
+        time: when the sweep was started, for the names of logs.
+        environment: variables for the commands.
+        patience: seconds without progress after which a command that was asked to leave is killed.
+    """
+
+    output: str
+    name: str
+    full_name: str
+    templates: dict[str, str]
+    values: dict[str, Any]
+    shell: bool
+    began: dict[str, float]
+    time: str
+    environment: dict[str, str] = field(default_factory=dict)
+    patience: float = 60.0
+
+    @property
+    def folder(self) -> TaskFolder:
+        """The task's folder."""
+        return SweepFolder(Path(self.output)).task(self.name)
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """The placeholders that are no parameters."""
+        return {"_output": str(self.folder.path), "_name": self.name, "_time": self.time}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a task ended.
+
+    Attributes:
+        state: ``stopped`` where it is to go on later.
+        message: at which command it failed, and why.
+    """
+
+    state: Literal["success", "failed", "stopped"]
+    message: str | None = None
+
+
+@dataclass
+class Watcher:
+    """What wants to know how a task goes on; each method does nothing here."""
+
+    def begins(self, command: str, *, anew: bool) -> None:
+        """A command is started; not ``anew`` where it resumes a training."""
+
+    def finished(self, command: str) -> None:
+        """A command ended well."""
+
+    def event(self, event: Event) -> None:
+        """A training of mmfw's wrote an event."""
+
+    def output(self, text: str) -> None:
+        """A command printed something."""
+
+
+def run(job: Job, resume: Resume, watcher: Watcher, stops: Callable[[], int] = lambda: 0) -> Ending:
+    """Run a task's commands until one fails.
+
+    Args:
+        job: the task.
+        resume: how a training goes on.
+        watcher: is told what happens.
+        stops: how often an end was asked for: once lets the command save and leave, twice kills it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder = job.folder
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with locked(folder.lock, _AFTER_A_KILL) as held:
+        filled = {name: _fill(template, job) for name, template in job.templates.items()}
+        scripts = read_yaml(folder.param).get("_scripts", {}) | {
+            name: words[0] if job.shell else as_typed(*words) for name, words in filled.items()
+        }
+        meta = {**job.meta, "_name": job.full_name, "_scripts": scripts}
+        write_yaml(folder.param, {**job.values, **meta})
+        for name, words in filled.items():
+            if stops():
+                return Ending("stopped")
+            begun = _begun(words, folder, job.began.get(name))
+            if begun is None or history.state(begun) != "done":  # the driver may have died just after its end
+                going_on = begun is not None and checkpoints.can_resume(begun)
+                watcher.begins(name, anew=not going_on)
+                words = resume(words, begun) if begun is not None and going_on else words
+                ending = _run_command(job, name, words, held, watcher, stops)
+                if ending.state != "success":
+                    return ending
+            watcher.finished(name)
+    return Ending("success")
+
+
+def _run_command(
+    job: Job, name: str, words: Sequence[str], held: int, watcher: Watcher, stops: Callable[[], int]
+) -> Ending:
+    folder, log = job.folder, job.folder.log(name, job.time)
+    _note(folder, name, "running")
+    ours = not job.shell and words[0] == "mmfw"
+    try:
+        ended = run_child(
+            _program(words, job.shell),
+            log=log,
+            environment=_environment(job),
+            stop_file=folder.stop.absolute(),
+            exit_file=None,
+            watch=_Watch(folder, log, watcher),
+            on_stop=lambda: None,
+            patience=job.patience,
+            orphaned=None if ours else 0.0,
+            terminate=not ours,
+            held=[held],
+            stops=stops,
+        )
+    except FileNotFoundError as error:  # on Linux a process that mmfw starts first finds that out
+        log.write_text(f"{words[0]}: {error.strerror}\n", encoding="utf-8")
+        ended = None
+    if ended is not None and ended.code == 0 and not ended.killed:
+        _note(folder, name, "finished")
+        return Ending("success")
+    if ended is not None and ended.stop_requested:
+        _note(folder, name, "stopped")
+        return Ending("stopped")
+    _note(folder, name, "failed")
+    return Ending("failed", f"{name}: {_last_words(log) or f'exit code {ended and ended.code}'}")
+
+
+class _Watch:
+    """Hands on what a command does; called several times a second, it says whether there was progress."""
+
+    def __init__(self, folder: TaskFolder, log: Path, watcher: Watcher) -> None:
+        self._folder, self._log, self._watcher = folder, log, watcher
+        self._since, self._read = time.time(), log.stat().st_size if log.exists() else 0
+        before = folder.newest_run()
+        self._readers = {} if before is None else {before.path: EventReader(before.events, from_end=True)}
+
+    def __call__(self) -> bool:
+        with suppress(DataError):
+            run = self._folder.newest_run()
+            if run is not None and run.path not in self._readers:
+                self._readers[run.path] = EventReader(run.events)
+        events = [event for reader in self._readers.values() for event in reader.poll()]
+        for event in events:
+            self._watcher.event(event)
+        with suppress(OSError), self._log.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+            self._read += len(new)
+            if new:
+                self._watcher.output(new.decode(errors="replace"))
+        return bool(events)
+
+
+def _fill(template: str, job: Job) -> list[str]:
+    values = {**job.values, **job.meta}
+    return [templates.line(template, values)] if job.shell else templates.words(template, values)
+
+
+def _begun(words: Sequence[str], folder: TaskFolder, began: float | None) -> Run | None:
+    """The run that an earlier start of a command has begun; None where there is none."""
+    if began is None or list(words[:2]) != ["mmfw", "train"]:
+        return None
+    with suppress(DataError):
+        run = folder.newest_run(began)
+        return run if run is not None and history.state(run) else None
+    return None
+
+
+def _program(words: Sequence[str], shell: bool) -> Sequence[str]:
+    if shell and sys.platform == "win32":
+        return f'{os.environ.get("COMSPEC", "cmd.exe")} /d /s /c "{words[0]}"'
+    if shell:
+        return [shutil.which("bash") or "/bin/sh", "-c", words[0]]
+    return module_command("mmf_win", *words[1:]) if words[0] == "mmfw" else words
+
+
+def _environment(job: Job) -> dict[str, str]:
+    folder = job.folder
+    return {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        **job.environment,
+        "MMF_SAVE_DIR": str(folder.path.absolute()),
+        "MMFW_STOP_FILE": str(folder.stop.absolute()),
+    }
+
+
+def _note(folder: TaskFolder, command: str, state: str) -> None:
+    write_yaml(folder.stat, read_yaml(folder.stat) | {command: state})
+
+
+def _last_words(log: Path) -> str:
+    """The error in a log: its last line that says so, else its last line."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    lines = [line for line in lines if line]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]

@@ -1,0 +1,275 @@
+"""What a sweep runs: commands with placeholders, and the values of their parameters to combine.
+
+The file is that of mlrunner 0.5.9 (https://pypi.org/project/mlrunner), with ``shell`` and ``search`` added. Its
+first document has the keys
+
+``template``   name of a command → the command, with placeholders; see :mod:`mmf_win.sweeps.templates`,
+``default``    values of parameters that a choice does not set,
+``alias``      parameter → case → the values that it stands for; a case may set another alias,
+``resource``   one entry a slot: a GPU, several as ``"0,1"``, or ``cpu``; all GPUs where it is missing,
+``shell``      true to give the commands to a shell,
+``search``     what Optuna chooses, as in :class:`Search`.
+
+Each further document is a choice: parameter → the values to combine with those of the others. Its ``_title``
+names it, and ``_cmd`` limits the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from mmf_win.errors import UsageError
+
+Values = dict[str, Any]
+Sampler = Literal["tpe", "random"]
+Pruner = Literal["none", "median", "hyperband"]
+Direction = Literal["maximize", "minimize"]
+CPU = "cpu"
+"""The resource that is no GPU."""
+
+_KEYS = ("template", "default", "alias", "resource", "shell", "search")
+_OF_RANGE = {"low", "high", "log", "step"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values to combine.
+
+    Attributes:
+        values: parameter → its values, in the order of the file.
+        title: what ``--title`` calls it.
+        commands: of the templates; None for all of them.
+    """
+
+    values: dict[str, list[Any]]
+    title: str | None = None
+    commands: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """What Optuna chooses.
+
+    Attributes:
+        parameters: parameter → a list of categories, or ``{low, high}`` with ``log: true`` or a ``step``;
+            whole numbers where both ends are whole.
+        trials: how many tasks.
+        metric: of the validations, such as ``auroc`` or ``accuracy``, where the best one counts; or
+            ``FILE.json:KEY.KEY``, a number in a file of the task's folder.
+        direction: whether a larger or a smaller metric is better.
+        sampler: how the next values are chosen.
+        pruner: which trainings are stopped early, by their validations.
+        seed: of the sampler.
+    """
+
+    parameters: dict[str, Any]
+    trials: int
+    metric: str = "auroc"
+    direction: Direction = "maximize"
+    sampler: Sampler = "tpe"
+    pruner: Pruner = "none"
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Specification:
+    """A whole sweep; the attributes are the keys of the file."""
+
+    template: dict[str, str]
+    choices: tuple[Choice, ...]
+    default: Values = field(default_factory=dict)
+    alias: dict[str, dict[Hashable, Values]] = field(default_factory=dict)
+    resource: tuple[str, ...] | None = None
+    shell: bool = False
+    search: Search | None = None
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise _wrong(f"{path}: not a text file in UTF-8") from None
+
+
+def parse(text: str, path: Path) -> Specification:
+    """Read a file's text.
+
+    Args:
+        text: the YAML.
+        path: the file's name, for errors.
+
+    Raises:
+        UsageError: it is no specification; the message names the file and the place.
+    """
+    first, *rest = _documents(text, path) or [None]
+    head = _mapping(first, f"{path}: the first document")
+    unknown = [key for key in head if key not in _KEYS]
+    if unknown:
+        message = f"{path}: the first document has the unknown key {unknown[0]!r}"
+        raise _wrong(message, f"its keys are {', '.join(_KEYS)}")
+    template = _mapping(head.get("template"), f"{path}: 'template'")
+    if not template or not all(isinstance(command, str) and command.strip() for command in template.values()):
+        raise _wrong(f"{path}: 'template' must name at least one command, each a text")
+    resource = head.get("resource")
+    if resource is not None and (not isinstance(resource, list) or not resource):
+        raise _wrong(f"{path}: 'resource' must be a list, such as [0, 1] or [cpu]")
+    alias = {
+        name: {
+            case: _mapping(values, f"{path}: 'alias', case {case!r} of {name}", empty=False)
+            for case, values in _nonempty(cases, f"{path}: 'alias' {name}").items()
+        }
+        for name, cases in _mapping(head.get("alias") or {}, f"{path}: 'alias'").items()
+    }
+    _require_alike(alias, path)
+    search = head.get("search")
+    choices = tuple(_choice(document, n, template, path) for n, document in enumerate(rest, 2))
+    if not choices and search is None:
+        hint = "a second document after a line with --- says which values to combine"
+        raise _wrong(f"{path}: there is nothing to combine", hint)
+    return Specification(
+        template={name: str(command) for name, command in template.items()},
+        choices=choices,
+        default=_mapping(head.get("default") or {}, f"{path}: 'default'"),
+        alias=alias,
+        resource=None if resource is None else tuple(str(entry) for entry in resource),
+        shell=_bool(head.get("shell", False), path),
+        search=None if search is None else _search(search, path),
+    )
+
+
+def dump(specification: Specification) -> str:
+    """The text of a file that says the same.
+
+    Only for what :func:`mmf_win.sweeps.grid.of_preset` makes: templates, choices and resources.
+    """
+    import yaml
+
+    head: dict[str, Any] = {"template": specification.template}
+    if specification.resource is not None:
+        head["resource"] = list(specification.resource)
+    documents = [head, *(dict(choice.values) for choice in specification.choices)]
+    return yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _documents(text: str, path: Path) -> list[Any]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is there twice, of which YAML's own keeps the last."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            for key in keys:
+                if isinstance(key, str) and keys.count(key) > 1:
+                    mark = node.start_mark
+                    raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", mark)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return [document for document in yaml.load_all(text, Loader) if document is not None]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        tab = "\t" in text and "\\t" in problem
+        raise _wrong(f"{path}{where}: {problem}", "YAML is indented by spaces" if tab else None) from None
+
+
+def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path) -> Choice:
+    where = f"{path}: document {number}"
+    values = _mapping(document, where)
+    commands = values.pop("_cmd", None)
+    if commands is not None:
+        commands = tuple(str(name) for name in (commands if isinstance(commands, list) else [commands]))
+        unknown = [name for name in commands if name not in template]
+        if unknown:
+            raise _wrong(f"{where}: _cmd names {unknown[0]}", f"the templates are {', '.join(template)}")
+    title = values.pop("_title", None)
+    lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    empty = next((name for name, choices in lists.items() if not choices), None)
+    if empty is not None:
+        raise _wrong(f"{where}: {empty} has no value")
+    return Choice(lists, None if title is None else str(title), commands)
+
+
+def _require_alike(alias: Mapping[str, Mapping[Hashable, Values]], path: Path) -> None:
+    """Refuse an alias whose cases set different parameters, or that comes back to itself."""
+    for name, cases in alias.items():
+        first, *others = (set(values) for values in cases.values())
+        for other in others:
+            if other != first:
+                apart = ", ".join(sorted(first ^ other))
+                raise _wrong(f"{path}: the cases of the alias {name} set different parameters: {apart}")
+        seen, following = [name], first
+        while nested := [key for key in following if key in alias]:
+            if nested[0] in seen:
+                cycle = " → ".join([*seen[seen.index(nested[0]) :], nested[0]])
+                raise _wrong(f"{path}: the alias {nested[0]} leads back to itself: {cycle}")
+            seen.append(nested[0])
+            following = {key for values in alias[nested[0]].values() for key in values}
+
+
+def _search(document: Any, path: Path) -> Search:
+    where = f"{path}: 'search'"
+    values = _mapping(document, where)
+    hints = get_type_hints(Search)
+    unknown = [key for key in values if key not in hints]
+    if unknown:
+        known = ", ".join(entry.name for entry in fields(Search))
+        raise _wrong(f"{where} has the unknown key {unknown[0]!r}", f"it has {known}")
+    for key in ("direction", "sampler", "pruner"):
+        if key in values and values[key] not in get_args(hints[key]):
+            raise _wrong(f"{where}: {key} is one of {', '.join(get_args(hints[key]))}")
+    if type(values.get("trials")) is not int or values["trials"] < 1:
+        raise _wrong(f"{where}: 'trials' must be a number above 0")
+    parameters = _mapping(values.get("parameters"), f"{where}: 'parameters'", empty=False)
+    for name, domain in parameters.items():
+        _require_domain(domain, f"{where}: {name}")
+    return Search(**values)
+
+
+def _require_domain(domain: Any, where: str) -> None:
+    if isinstance(domain, list) and domain:
+        return
+    ends = [domain.get("low"), domain.get("high")] if isinstance(domain, dict) else []
+    numbers = [end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)]
+    if len(numbers) != 2 or not set(domain) <= _OF_RANGE:
+        hint = (
+            "for example {low: 1.0e-6, high: 1.0e-3, log: true}; YAML takes 1e-6, without a dot, for a text"
+        )
+        raise _wrong(f"{where} must be a list of values or a range of numbers", hint)
+    low, high = numbers
+    if low > high or (domain.get("log") and low <= 0):
+        raise _wrong(f"{where}: low must be below high, and above 0 for log")
+    if domain.get("log") and domain.get("step"):
+        raise _wrong(f"{where}: log and step exclude each other")
+
+
+def _mapping(value: Any, where: str, *, empty: bool = True) -> dict[str, Any]:
+    if empty and value == {}:
+        return {}
+    return {str(key): entry for key, entry in _nonempty(value, where).items()}
+
+
+def _nonempty(value: Any, where: str) -> dict[Hashable, Any]:
+    if not isinstance(value, dict) or not value:
+        raise _wrong(f"{where} must be a mapping of keys")
+    return value
+
+
+def _bool(value: Any, path: Path) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(f"{path}: 'shell' must be true or false")
+    return value
+
+
+def _wrong(message: str, hint: str | None = None) -> UsageError:
+    return UsageError(message, hint=hint)

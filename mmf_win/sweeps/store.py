@@ -1,0 +1,350 @@
+"""The state of a sweep: one SQLite table, a row a task.
+
+::
+
+    queued ──claim──▶ running ──▶ success | failed | pruned
+       ▲                 │
+       └── stopped, or its worker died
+
+A claim is one conditional UPDATE, so of several drivers exactly one gets a task. A driver holds a lock for as
+long as it lives, and marks its rows with the time every few seconds, by which other machines know that it
+lives. What a dead one had claimed is queued again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mmf_win.errors import DataError, OtherTask, ResourceError
+from mmf_win.files import remove
+from mmf_win.locking import is_locked, locked
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.tasks import Task, key_of
+
+_log = logging.getLogger(__name__)
+
+State = Literal["queued", "running", "success", "failed", "pruned"]
+BEAT = 10.0
+"""Seconds between two marks of a driver that lives."""
+
+_LAST = 1 << 40  # the position of what is no longer asked for
+_DEAD = 180.0  # seconds without a mark, of a driver on another machine
+_BUSY = 5.0
+_PATIENCE = 120.0  # seconds that another program may keep the file for itself
+_TABLE = """
+CREATE TABLE IF NOT EXISTS tasks (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,        -- of its folder
+    position INTEGER NOT NULL,        -- in the order to run them
+    title TEXT,
+    parameters TEXT NOT NULL,         -- JSON: what was chosen
+    "values" TEXT NOT NULL UNIQUE,    -- JSON: what its commands use
+    full_name TEXT NOT NULL,
+    commands TEXT NOT NULL,           -- JSON: which to run
+    done TEXT NOT NULL DEFAULT '{}',  -- JSON: command → when it ended well, in seconds since the epoch
+    began TEXT NOT NULL DEFAULT '{}', -- JSON: command → when it began from the beginning
+    state TEXT NOT NULL,
+    command TEXT,                     -- that runs, or that failed
+    message TEXT,                     -- why
+    worker TEXT,                      -- the driver that has it
+    slot TEXT,
+    beat REAL,                        -- when that driver last marked it
+    starts INTEGER NOT NULL DEFAULT 0,
+    started REAL,
+    seconds REAL NOT NULL DEFAULT 0,  -- spent so far
+    trial INTEGER                     -- Optuna's number
+)"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task and its state; the attributes are the columns."""
+
+    id: int
+    name: str
+    position: int
+    title: str | None
+    parameters: dict[str, Any]
+    values: dict[str, Any]
+    full_name: str
+    commands: list[str]
+    done: dict[str, float]
+    began: dict[str, float]
+    state: State
+    command: str | None
+    message: str | None
+    worker: str | None
+    slot: str | None
+    beat: float | None
+    starts: int
+    started: float | None
+    seconds: float
+    trial: int | None
+
+    @property
+    def key(self) -> str:
+        """What tells it from other tasks: its values."""
+        return key_of(self.values)
+
+    @property
+    def left(self) -> list[str]:
+        """The commands that have not ended well."""
+        return [name for name in self.commands if name not in self.done]
+
+
+_JSON = ("parameters", "values", "commands", "done", "began")
+
+
+@dataclass(frozen=True)
+class Store:
+    """The table of one sweep; threads may share one, since each call opens the file for itself.
+
+    Args:
+        folder: the sweep's.
+        worker: who claims tasks.
+    """
+
+    folder: SweepFolder
+    worker: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
+
+    def create(self) -> None:
+        """Make the table where there is none.
+
+        Raises:
+            DataError: the file cannot be written, or is something else.
+        """
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        with self._open() as db:
+            db.execute(_TABLE)
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Be the driver that claims tasks, until the block ends."""
+        self.folder.drivers.mkdir(exist_ok=True)
+        lock = self._lock(self.worker)
+        with locked(lock):
+            yield
+        remove(lock)
+
+    def rows(self) -> list[Row]:
+        """All tasks in their order; those of a search come last.
+
+        Raises:
+            DataError: the file is not the state of a sweep.
+        """
+        with self._open(write=False) as db:
+            return [_row(row) for row in db.execute("SELECT * FROM tasks ORDER BY position, id")]
+
+    def enter(
+        self, tasks: Sequence[Task], *, whole: bool = True, force: bool = False, failed: bool = False
+    ) -> list[Row]:
+        """Queue tasks that have something left to run.
+
+        Args:
+            tasks: in the order to run them.
+            whole: they are all of the sweep, so what never ran and is none of them is removed.
+            force: run their commands again from the beginning.
+            failed: leave out all but those that failed.
+
+        Returns:
+            The rows of these tasks, in their order.
+
+        Raises:
+            OtherTask: the folder of one of them has the results of another.
+        """
+        with self._open() as db:
+            before = {row["values"]: _row(row) for row in db.execute("SELECT * FROM tasks")}
+            names = {row.name.casefold(): row for row in before.values()}
+            if whole:
+                db.execute("UPDATE tasks SET position = ? WHERE trial IS NULL", (_LAST,))
+            for position, task in enumerate(tasks):
+                known, other = before.get(task.key), names.get(task.name.casefold())
+                if known is not None:
+                    if not failed or known.state == "failed":
+                        _queue(db, known, task, position, force=force)
+                    continue
+                if other is not None and other.starts:
+                    raise _other(self.folder.task(other.name).path, other, task)
+                if other is not None:
+                    db.execute("DELETE FROM tasks WHERE id = ?", (other.id,))
+                if not failed:
+                    _insert(db, task, position)
+            if whole:
+                db.execute("DELETE FROM tasks WHERE position = ? AND starts = 0", (_LAST,))
+            after = {row["values"]: _row(row) for row in db.execute("SELECT * FROM tasks")}
+            found = [after[task.key] for task in tasks if task.key in after]
+            return [row for row in found if row.state == "queued"] if failed else found
+
+    def add_trial(self, task: Task, number: int) -> Row:
+        """Queue a task that a search has proposed; there must be no other with its values."""
+        with self._open() as db:
+            _insert(db, task, _LAST + 1 + number, number)
+            row = db.execute("SELECT * FROM tasks WHERE trial = ?", (number,)).fetchone()
+            return _row(row)
+
+    def claim(self, wanted: Collection[int], slot: str) -> Row | None:
+        """Take the first queued task of ``wanted``, which no other driver gets then; None where none is left."""
+        with self._open() as db:
+            for (number,) in db.execute("SELECT id FROM tasks WHERE state = 'queued' ORDER BY position, id"):
+                if number not in wanted:
+                    continue
+                now = time.time()
+                changed = db.execute(
+                    "UPDATE tasks SET state = 'running', worker = ?, slot = ?, beat = ?, started = ?, "
+                    "starts = starts + 1, command = NULL, message = NULL WHERE id = ? AND state = 'queued'",
+                    (self.worker, slot, now, now, number),
+                )
+                if changed.rowcount:
+                    return _row(db.execute("SELECT * FROM tasks WHERE id = ?", (number,)).fetchone())
+        return None
+
+    def beat(self) -> set[int]:
+        """Mark this driver's tasks with the time; return which they still are."""
+        with self._open() as db:
+            mine = "worker = ? AND state = 'running'"
+            db.execute(f"UPDATE tasks SET beat = ? WHERE {mine}", (time.time(), self.worker))
+            return {row["id"] for row in db.execute(f"SELECT id FROM tasks WHERE {mine}", (self.worker,))}
+
+    def begin(self, row: Row, command: str, *, anew: bool) -> None:
+        """Note that a command runs; ``anew`` where it does not go on with what it left."""
+        if anew:
+            row.began[command] = time.time()
+        self._update(row, "command = ?, began = ?", command, json.dumps(row.began))
+
+    def finish(self, row: Row, command: str) -> None:
+        """Note that a command ended well, and is not to run again."""
+        row.done[command] = time.time()
+        self._update(row, "done = ?", json.dumps(row.done))
+
+    def end(self, row: Row, state: State, message: str | None = None) -> None:
+        """Let go of a task.
+
+        Args:
+            row: of this driver.
+            state: ``queued`` where it was stopped and is to go on later.
+            message: why it failed.
+        """
+        seconds = row.seconds + time.time() - (row.started or time.time())
+        command = "command" if state == "failed" else "NULL"
+        change = f"state = ?, message = ?, seconds = ?, command = {command}, worker = NULL, slot = NULL"
+        self._update(row, change, state, message, seconds)
+
+    def requeue_dead(self) -> list[str]:
+        """Queue the tasks of drivers that died; return their names."""
+        dead = [row for row in self.rows() if row.state == "running" and self._is_dead(row)]
+        with self._open() if dead else nullcontext() as db:
+            return [
+                row.name
+                for row in dead
+                if db is not None
+                and db.execute(
+                    "UPDATE tasks SET state = 'queued', worker = NULL, slot = NULL "
+                    "WHERE id = ? AND worker = ? AND state = 'running'",
+                    (row.id, row.worker),
+                ).rowcount
+            ]
+
+    def _is_dead(self, row: Row) -> bool:
+        """Whether nobody works on a task any more; what a killed driver left may still be saving."""
+        worker = row.worker or ""
+        if worker.rsplit("-", 2)[0] != socket.gethostname():
+            return time.time() - (row.beat or 0.0) > _DEAD
+        return not is_locked(self._lock(worker)) and not is_locked(self.folder.task(row.name).lock)
+
+    def _lock(self, worker: str) -> Path:
+        return self.folder.drivers / f"{worker}.lock"
+
+    def _update(self, row: Row, change: str, *values: object) -> None:
+        with self._open() as db:
+            sql = f"UPDATE tasks SET {change} WHERE id = ? AND worker = ? AND state = 'running'"
+            db.execute(sql, (*values, row.id, self.worker))
+
+    @contextmanager
+    def _open(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction."""
+        path = self.folder.state
+        try:
+            db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
+            with closing(db):
+                db.row_factory = sqlite3.Row
+                _begin(db, path, "BEGIN IMMEDIATE" if write else "BEGIN")
+                yield db
+                db.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            if "full" in str(error):
+                raise ResourceError(f"{path}: {error}", hint="free some space") from None
+            raise DataError(
+                f"{path}: {error}", hint="see who may write there, and whether it is a sweep's"
+            ) from None
+
+
+def _begin(db: sqlite3.Connection, path: Path, how: str) -> None:
+    """Begin a transaction as soon as no other program keeps the file for itself."""
+    deadline, said = time.monotonic() + _PATIENCE, False
+    while True:
+        try:
+            db.execute(how)
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # a mere BEGIN locks nothing
+            return
+        except sqlite3.OperationalError as error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            if not said:
+                _log.warning("%s is locked by another program; waiting for it …", path)
+                said = True
+
+
+def _insert(db: sqlite3.Connection, task: Task, position: int, trial: int | None = None) -> None:
+    values = (
+        *(task.name, position, task.title, json.dumps(task.parameters, default=str), task.key),
+        *(task.full_name, json.dumps(task.commands), trial),
+    )
+    db.execute(
+        'INSERT INTO tasks (name, position, title, parameters, "values", full_name, commands, trial, state) '
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued')",
+        values,
+    )
+
+
+def _queue(db: sqlite3.Connection, known: Row, task: Task, position: int, *, force: bool) -> None:
+    """Let a row be run again, as far as there is something to run; what runs at this moment is left alone."""
+    forgotten = set(task.commands) if force else set()
+    done, began = (
+        {name: when for name, when in noted.items() if name not in forgotten}
+        for noted in (known.done, known.began)
+    )
+    state = known.state
+    if state != "pruned" or force:
+        state = "queued" if any(name not in done for name in task.commands) else "success"
+    db.execute(
+        "UPDATE tasks SET position = ?, title = ?, commands = ?, done = ?, began = ?, state = ? "
+        "WHERE id = ? AND state != 'running'",
+        (
+            *(position, task.title, json.dumps(task.commands)),
+            *(json.dumps(done), json.dumps(began), state, known.id),
+        ),
+    )
+
+
+def _other(folder: Path, row: Row, task: Task) -> OtherTask:
+    apart = [key for key in {**row.values, **task.values} if row.values.get(key) != task.values.get(key)]
+    had, has = (
+        ", ".join(f"{key}={values.get(key)}" for key in apart) for values in (row.values, task.values)
+    )
+    return OtherTask(f"{folder} has the results of {had}, and would now be for {has}")
+
+
+def _row(row: sqlite3.Row) -> Row:
+    return Row(**{key: json.loads(row[key]) if key in _JSON else row[key] for key in row.keys()})  # noqa: SIM118

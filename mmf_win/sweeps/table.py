@@ -1,0 +1,213 @@
+"""What came of a sweep: one line a combination, with means and standard deviations over its seeds."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.protocol import Event, read_events
+from mmf_win.runs.history import summarize, val_auroc
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder
+from mmf_win.sweeps.grid import SEEDS
+from mmf_win.sweeps.store import Row, Store
+
+if TYPE_CHECKING:
+    import pandas
+
+AUROC = "auroc"
+TEST = "test_"
+"""How the metrics of predicted splits begin; nothing is ranked by them."""
+
+_NAMES = {"roc_auc": AUROC, "total_loss": "loss"}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric of a combination.
+
+    Attributes:
+        mean: over the seeds.
+        sd: the standard deviation of a sample; None for one seed.
+        values: seed → value.
+    """
+
+    mean: float
+    sd: float | None
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One combination.
+
+    Attributes:
+        parameters: those that differ within the sweep, but for the seed.
+        tasks: the names of its tasks that ended well.
+        metrics: by their names; those of the validation with the best AUROC, and ``test_auroc``.
+        difference: of the mean metric from the baseline's, over the seeds that both have.
+        p: two-sided p-value of a paired t-test of that; None with fewer than two seeds in common.
+    """
+
+    parameters: dict[str, Any]
+    tasks: list[str]
+    metrics: dict[str, Spread] = field(default_factory=dict)
+    difference: float | None = None
+    p: float | None = None
+
+
+def lines(folder: SweepFolder, *, metric: str = AUROC, baseline: Sequence[str] = ()) -> list[Line]:
+    """The combinations of a sweep, the best first; those without the metric come last.
+
+    Args:
+        folder: of the sweep.
+        metric: what they are ranked by; the smaller the better where it is a loss.
+        baseline: ``PARAMETER=VALUE`` of the one to compare the others with.
+
+    Raises:
+        UsageError: the metric is one of a test set, or is not there, or ``baseline`` names not one line.
+        DataError: the state cannot be read.
+    """
+    if metric.startswith(TEST):
+        raise UsageError(
+            f"{metric} is measured on a test set, which must not choose a model",
+            hint="rank by a validation metric",
+        )
+    done = [row for row in Store(folder).rows() if row.state == "success"]
+    differing = differing_parameters(done)
+    groups: dict[str, list[Row]] = {}
+    for row in done:
+        shown = {name: row.values.get(name) for name in differing}
+        groups.setdefault(json.dumps(shown, default=str), []).append(row)
+    found = [_line(folder, rows, differing) for rows in groups.values()]
+    known = {name for line in found for name in line.metrics}
+    if known and metric not in known:
+        raise UsageError(f"there is no metric {metric}", hint=f"there are {', '.join(sorted(known))}")
+    if baseline:
+        found = _compared(found, metric, baseline)
+    sign = 1 if "loss" in metric or "entropy" in metric else -1
+
+    def rank(line: Line) -> tuple[bool, float]:
+        return metric not in line.metrics, sign * line.metrics[metric].mean if metric in line.metrics else 0.0
+
+    return sorted(found, key=rank)
+
+
+def frame(sweep: str, *, metric: str = AUROC, baseline: Sequence[str] = ()) -> pandas.DataFrame:
+    """The same as a table: the parameters, ``runs``, and of each metric the mean and ``<metric>_sd``.
+
+    Args:
+        sweep: its folder.
+        metric, baseline: as for :func:`lines`.
+
+    Raises:
+        MmfError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise MmfError("a table for notebooks needs pandas", hint="pip install pandas") from None
+    found = lines(SweepFolder(Path(sweep)), metric=metric, baseline=baseline)
+    return pandas.DataFrame([flat(line, compared=bool(baseline)) for line in found])
+
+
+def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
+    """A line's values by the names of columns."""
+    columns: dict[str, Any] = {**line.parameters, "runs": len(line.tasks)}
+    for name, spread in line.metrics.items():
+        columns |= {name: spread.mean, f"{name}_sd": spread.sd}
+    return columns | ({"difference": line.difference, "p": line.p} if compared else {})
+
+
+def differing_parameters(rows: Sequence[Row]) -> list[str]:
+    """The parameters that not all tasks have alike, but for seeds and those that begin with ``_``."""
+    names = dict.fromkeys(name for row in rows for name in (*row.parameters, *row.values))
+    return [
+        name
+        for name in names
+        if name not in SEEDS
+        and not name.startswith("_")
+        and any(name in row.values for row in rows)
+        and len({json.dumps(row.values.get(name), default=str) for row in rows}) > 1
+    ]
+
+
+def metrics_of(folder: TaskFolder) -> dict[str, float]:
+    """The metrics of a task's newest run: of its validation with the best AUROC, and of its newest prediction."""
+    with suppress(DataError, OSError):
+        run = folder.newest_run()
+        if run is not None:
+            best = max(
+                (event for event in read_events(run.events) if val_auroc(event) is not None),
+                key=lambda event: val_auroc(event) or 0.0,
+                default=None,
+            )
+            found = {} if best is None else validation(best)
+            test = summarize(run).test_auroc
+            return found if test is None else {**found, f"{TEST}{AUROC}": test}
+    return {}
+
+
+def validation(event: Event) -> dict[str, float]:
+    """The metrics of a validation, by the names that they have here."""
+    metrics = event.get("metrics") or {}
+    named = ((name.rpartition("/")[2], value) for name, value in metrics.items())
+    return {_NAMES.get(name, name): float(v) for name, v in named if isinstance(v, (int, float))}
+
+
+def _line(folder: SweepFolder, rows: Sequence[Row], differing: Sequence[str]) -> Line:
+    measured: dict[str, dict[str, float]] = {}
+    for row in rows:
+        seed = next((str(row.values[name]) for name in SEEDS if name in row.values), row.name)
+        for name, value in metrics_of(folder.task(row.name)).items():
+            measured.setdefault(name, {})[seed] = value
+    metrics = {
+        name: Spread(
+            statistics.mean(values.values()),
+            statistics.stdev(values.values()) if len(values) > 1 else None,
+            values,
+        )
+        for name, values in measured.items()
+    }
+    parameters = {name: rows[0].values.get(name) for name in differing}
+    return Line(parameters, [row.name for row in rows], metrics)
+
+
+def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:
+    asked = dict(word.split("=", 1) for word in baseline if "=" in word)
+    fit = [
+        line
+        for line in found
+        if all(str(line.parameters.get(name)) == value for name, value in asked.items())
+    ]
+    if len(fit) != 1 or len(asked) != len(baseline):
+        there = "; ".join(" ".join(f"{k}={v}" for k, v in line.parameters.items()) for line in found[:5])
+        raise UsageError(f"{' '.join(baseline)}: {len(fit)} combinations are that", hint=f"there are {there}")
+    return [line if line is fit[0] else _against(line, fit[0], metric) for line in found]
+
+
+def _against(line: Line, base: Line, metric: str) -> Line:
+    if metric not in line.metrics or metric not in base.metrics:
+        return line
+    ours, theirs = line.metrics[metric].values, base.metrics[metric].values
+    common = [seed for seed in ours if seed in theirs]
+    if not common:
+        return line
+    differences = [ours[seed] - theirs[seed] for seed in common]
+    return replace(line, difference=statistics.mean(differences), p=_paired_p(differences))
+
+
+def _paired_p(differences: Sequence[float]) -> float | None:
+    """The p-value of a paired t-test; None where there is nothing to tell it from."""
+    if len(differences) < 2 or len(set(differences)) == 1:
+        return None
+    try:
+        from scipy.stats import ttest_1samp
+    except ImportError:
+        raise MmfError("a paired test needs scipy", hint="pip install scipy") from None
+    return float(ttest_1samp(differences, 0.0).pvalue)

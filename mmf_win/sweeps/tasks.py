@@ -1,0 +1,207 @@
+"""The tasks of a sweep: the combinations of its choices, each with a name of its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from mmf_win.errors import UsageError
+from mmf_win.paths import portable_name
+from mmf_win.sweeps.specification import Choice, Specification, Values
+from mmf_win.sweeps.templates import RESERVED, placeholders
+
+LONGEST_NAME = 80
+"""Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
+
+_LETTERS_OF_A_VALUE = 100
+
+
+@dataclass(frozen=True)
+class Task:
+    """One combination.
+
+    Attributes:
+        name: of its folder.
+        full_name: the same before it was cut and made portable.
+        title: of its choice.
+        parameters: what was chosen: parameter → value.
+        values: what the commands may use: aliases replaced, defaults added.
+        commands: which templates to run, in their order.
+    """
+
+    name: str
+    full_name: str
+    title: str | None
+    parameters: Values
+    values: Values
+    commands: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """What tells it from other tasks: its values."""
+        return key_of(self.values)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a specification comes to.
+
+    Attributes:
+        tasks: in the order of the choices, and within one in that of its values, the last changing fastest.
+        orphans: parameters that no template uses; they only name the folder.
+    """
+
+    tasks: tuple[Task, ...]
+    orphans: tuple[str, ...]
+
+
+def key_of(values: Values) -> str:
+    """What tells tasks apart, whatever the order of their parameters."""
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+def plan(
+    specification: Specification,
+    *,
+    title: str | None = None,
+    commands: Collection[str] = (),
+    sample: int | None = None,
+) -> Plan:
+    """Combine the choices.
+
+    Args:
+        specification: what to combine.
+        title: only choices of this title.
+        commands: only these commands, instead of those that the choices name.
+        sample: only so many of each choice, drawn at random, always the same ones.
+
+    Raises:
+        UsageError: a template needs a parameter that nothing sets, or a name is not known.
+    """
+    _require_known(commands, specification.template)
+    tasks: dict[str, Task] = {}
+    taken: dict[str, str] = {}
+    used: set[str] = set()
+    given: set[str] = set()
+    for choice in _titled(specification, title):
+        for parameters in _combinations(choice, sample):
+            task = task_of(specification, parameters, commands or choice.commands, choice.title)
+            given |= task.values.keys()
+            used |= _used(specification, task)
+            if (known := tasks.get(task.key)) is not None:
+                both = {*known.commands, *task.commands}
+                task = replace(known, commands=tuple(name for name in specification.template if name in both))
+            elif taken.setdefault(task.name.casefold(), task.key) != task.key:
+                task = replace(task, name=_told_apart(task.name, task.key))
+            tasks[task.key] = task
+    return Plan(tuple(tasks.values()), tuple(sorted(given - used)))
+
+
+def task_of(
+    specification: Specification,
+    parameters: Values,
+    commands: Collection[str] | None = None,
+    title: str | None = None,
+) -> Task:
+    """The task of one combination; ``commands`` None for all.
+
+    Raises:
+        UsageError: a template needs a parameter that nothing sets, or an alias has no such case.
+    """
+    values = {**_resolved(parameters, specification.alias)}
+    values = {**values, **{k: v for k, v in specification.default.items() if k not in values}}
+    full_name = "-".join(f"{_camel(name)}_{_named(value)}" for name, value in parameters.items()) or "default"
+    chosen = tuple(name for name in specification.template if commands is None or name in commands)
+    return Task(portable_name(full_name, LONGEST_NAME), full_name, title, parameters, values, chosen)
+
+
+def _titled(specification: Specification, title: str | None) -> Iterator[Choice]:
+    found = [choice for choice in specification.choices if title in (None, choice.title)]
+    if title is not None and not found:
+        titles = list(dict.fromkeys(choice.title for choice in specification.choices if choice.title))
+        raise UsageError(
+            f"there is no choice with the title {title}",
+            hint=f"the titles are {', '.join(titles)}" if titles else "no choice has a _title",
+        )
+    yield from found
+
+
+def _require_known(commands: Collection[str], template: Mapping[str, str]) -> None:
+    for name in commands:
+        if name not in template:
+            raise UsageError(f"there is no command {name}", hint=f"the templates are {', '.join(template)}")
+
+
+def _combinations(choice: Choice, sample: int | None) -> Sequence[Values]:
+    found = [dict(zip(choice.values, values, strict=True)) for values in product(*choice.values.values())]
+    if sample is None or sample >= len(found):
+        return found
+    drawn = sorted(random.Random(0).sample(range(len(found)), sample))
+    return [found[index] for index in drawn]
+
+
+def _resolved(parameters: Mapping[str, Any], alias: Mapping[str, Mapping[Any, Values]]) -> Values:
+    """The parameters with every alias replaced by what its case sets."""
+    values: Values = {}
+    for name, value in parameters.items():
+        if name not in alias:
+            values[name] = value
+            continue
+        cases = alias[name]
+        if isinstance(value, (list, dict)) or value not in cases:
+            raise UsageError(
+                f"the alias {name} has no case {value}", hint=f"its cases are {', '.join(map(str, cases))}"
+            )
+        values.update(_resolved(cases[value], alias))
+    return values
+
+
+def _used(specification: Specification, task: Task) -> set[str]:
+    """The parameters that the task's templates use.
+
+    Raises:
+        UsageError: one of them has no value.
+    """
+    used: set[str] = set()
+    for command in task.commands:
+        for name in placeholders(specification.template[command]):
+            if name in specification.alias:
+                raise UsageError(f"template {command}: {name} is an alias; use the parameters that it sets")
+            if name not in task.values and name not in RESERVED:
+                message = f"template {command}: nothing sets {name}"
+                raise UsageError(message, hint="set it in 'default' or in each choice")
+            used.add(name)
+    return used
+
+
+def _told_apart(name: str, key: str) -> str:
+    """The name with a few digits of what it stands for: two values may be written alike."""
+    ending = f"-{sha256(key.encode()).hexdigest()[:6]}"
+    return portable_name(name, LONGEST_NAME - len(ending)) + ending
+
+
+def _camel(name: str) -> str:
+    """A parameter in a folder's name, as mlrunner writes it: ``batch_size`` is ``BaSize``."""
+    *first, last = name.split("-") if "-" in name else name.split("_")
+    return "".join(part[:2].title() if len(part) > 2 else part for part in first) + last.title()
+
+
+def _named(value: Any) -> str:
+    """A value in a folder's name, as mlrunner writes it."""
+    if isinstance(value, bool):
+        return "T" if value else "F"
+    if isinstance(value, (int, float)):
+        return f"{value:g}"
+    text = str(value)
+    if not isinstance(value, str):
+        return text
+    if "/" in text and Path(text).exists():
+        return Path(text).name
+    return re.sub("^[/.]*", "", text).replace("/", "_")[-_LETTERS_OF_A_VALUE:]

@@ -1,0 +1,88 @@
+"""Fills the placeholders of a command.
+
+``{param}`` becomes the value, ``[param]`` becomes ``--param value``, or for true ``--param`` and for false
+nothing. ``{_output}`` is the task's folder, ``{_name}`` its name, ``{_time}`` when the sweep was started.
+
+Without a shell, the command is split into words as a POSIX shell does it, and then filled, so that a value is
+one word whatever is in it. For a shell, values are quoted.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from mmf_win.console import as_typed
+from mmf_win.errors import UsageError
+
+RESERVED = ("_output", "_name", "_time")
+"""Placeholders that are no parameters."""
+
+_PLACE = re.compile(r"\{([\w-]+)\}|\[([\w-]+)\]")
+
+
+@cache
+def placeholders(template: str) -> frozenset[str]:
+    """The names that a template needs values for, those of :data:`RESERVED` among them.
+
+    Raises:
+        UsageError: one stands in both forms, or the template cannot be split into words.
+    """
+    _split(template)
+    braces = {found[1] for found in _PLACE.finditer(template) if found[1]}
+    brackets = {found[2] for found in _PLACE.finditer(template) if found[2]}
+    if both := braces & brackets:
+        raise UsageError(f"{template}: {min(both)} stands in braces and in brackets; use one of them")
+    return frozenset(braces | brackets)
+
+
+def words(template: str, values: Mapping[str, Any]) -> list[str]:
+    """The words of a command.
+
+    Args:
+        template: the command with its placeholders.
+        values: one for each of :func:`placeholders`.
+    """
+    filled: list[str] = []
+    for word in _split(template):
+        alone = _PLACE.fullmatch(word)
+        if alone and alone[2]:
+            filled += _option(alone[2], values)
+        else:
+            filled.append(_PLACE.sub(lambda found: _inside(found, values), word))
+    return filled
+
+
+def line(template: str, values: Mapping[str, Any]) -> str:
+    """The line for a shell; arguments as for :func:`words`."""
+
+    def fill(found: re.Match[str]) -> str:
+        return as_typed(*([_text(values[found[1]])] if found[1] else _option(found[2], values)))
+
+    return _PLACE.sub(fill, re.sub(r"\s*\n\s*", " ", template)).strip()
+
+
+def _inside(found: re.Match[str], values: Mapping[str, Any]) -> str:
+    return _text(values[found[1]]) if found[1] else " ".join(_option(found[2], values))
+
+
+def _option(name: str, values: Mapping[str, Any]) -> list[str]:
+    value = values[name]
+    if isinstance(value, bool):
+        return [f"--{name}"] if value else []
+    return [f"--{name}", _text(value)]
+
+
+def _text(value: Any) -> str:
+    return str(value)
+
+
+@cache
+def _split(template: str) -> list[str]:
+    try:
+        return shlex.split(template)
+    except ValueError as error:
+        raise UsageError(f"{template.strip()}: {error}", hint="quote as a POSIX shell does") from None
