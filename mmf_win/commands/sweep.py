@@ -82,7 +82,7 @@ Examples:
     metavar="PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]",
     shell_complete=completion.completed_by(completion.presets),
 )
-@click.option("--seeds", type=_Seeds(), metavar="N-M", default=(), help="Seeds, for each combination.")
+@click.option("--seeds", type=_Seeds(), metavar="N-M", help="Seeds, for each combination.")
 @click.option(
     "--updates", type=click.IntRange(1), metavar="N", help="The total of each training of a preset."
 )
@@ -128,7 +128,7 @@ Examples:
 @options.as_json
 def run(
     words: tuple[str, ...],
-    seeds: tuple[int, ...],
+    seeds: tuple[int, ...] | None,
     updates: int | None,
     count: int | None,
     resources: tuple[str, ...],
@@ -147,9 +147,9 @@ def run(
 ) -> None:
     """Run a sweep, or what is left of one.
 
-    A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, with
-    which values; see docs/sweeps.md. The tasks' folders are named by their parameters. What ended well is not
-    run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and leave.
+    A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, and
+    with which values; see docs/sweeps.md. The tasks' folders are named by their parameters. What ended well is
+    not run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and leave.
     """
     if not words:
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
@@ -222,7 +222,7 @@ def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Pa
         *(["--data-dir", str(typed["--data-dir"].absolute())] if typed["--data-dir"] else []),
     ]
     name = str(Path(preset.file)) if preset.file else preset.name
-    asked = grid.of_preset(name, typed["--seeds"], overrides, options_of_train)
+    asked = grid.of_preset(name, typed["--seeds"] or (), overrides, options_of_train)
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
     return _Asked(asked, specification.dump(_joined(asked, folder)), folder, what)
 

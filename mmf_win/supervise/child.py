@@ -63,8 +63,8 @@ def run_child(
     seconds without progress after the first, kills the child and its descendants. A child that has written
     ``exit_file`` has nothing left to do, and is killed when it has not left ``farewell`` seconds later.
 
-    When this process is killed, the child is asked to leave, too, and is killed ``orphaned`` seconds later; on
-    Windows it ends immediately.
+    When this process is killed, the child is asked to leave, too, and is killed ``orphaned`` seconds later;
+    on Windows it ends immediately.
 
     Args:
         command: the program and its arguments.

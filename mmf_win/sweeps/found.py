@@ -85,7 +85,7 @@ def position(folder: TaskFolder) -> Position:
 
 
 def cost(sweep: SweepFolder, rows: Sequence[Row], preset: str | None, save_dir: Path) -> Cost | None:
-    """What one more task will take: by those of the sweep that ended well, else by earlier runs of the preset.
+    """What one more task will take: by those of the sweep that ended well, else by runs of the preset.
 
     None where there is neither.
     """

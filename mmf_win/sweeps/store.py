@@ -193,7 +193,7 @@ class Store:
             return _row(row)
 
     def claim(self, wanted: Collection[int], slot: str) -> Row | None:
-        """Take the first queued task of ``wanted``, which no other driver gets then; None where none is left."""
+        """Take the first queued task of ``wanted``, which no other driver gets; None where none is left."""
         with self._open() as db:
             for (number,) in db.execute("SELECT id FROM tasks WHERE state = 'queued' ORDER BY position, id"):
                 if number not in wanted:

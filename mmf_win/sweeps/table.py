@@ -138,7 +138,7 @@ def differing_parameters(rows: Sequence[Row]) -> list[str]:
 
 
 def metrics_of(folder: TaskFolder) -> dict[str, float]:
-    """The metrics of a task's newest run: of its validation with the best AUROC, and of its newest prediction."""
+    """The metrics of a task's newest run: of its best validation, by AUROC, and of its newest prediction."""
     with suppress(DataError, OSError):
         run = folder.newest_run()
         if run is not None:
