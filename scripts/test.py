@@ -35,7 +35,7 @@ _NOT_ON_WINDOWS = {
     *("zipp",),
     *("babel", "backrefs", "ghp-import", "mergedeep", "mkdocs", "mkdocs-get-deps", "mkdocs-material"),
     *("mkdocs-material-extensions", "paginate", "platformdirs", "pymdown-extensions", "pyyaml_env_tag"),
-    "watchdog",
+    *("watchdog", "dill", "ilock", "mlrunner", "multiprocess", "tabulate"),
 }
 WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),

@@ -1,0 +1,224 @@
+"""Tables of experiments: what mlrunner's own Examiner says of the same folders, and what it leaves open."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.sweeps import Examiner, Experiment, latest_log
+from tests.worlds import experiments
+
+pandas = pytest.importorskip("pandas")
+
+only_where_mlrunner_runs = pytest.mark.skipif(
+    sys.platform == "win32", reason="mlrunner does not run on Windows"
+)
+WITHOUT_LOG = "lr_0.01-seed_1"
+
+
+@pytest.fixture
+def output(user_dir: Path) -> Path:
+    """Six tasks as mlrunner leaves them, one of them without a log, and a folder of something else."""
+    folder = user_dir / "output"
+    for rate in (0.1, 0.01):
+        for seed in (2, 0, 1):
+            name = f"lr_{rate}-seed_{seed}"
+            accuracies = [] if name == WITHOUT_LOG else [[0.25, 0.5], [0.5, rate + seed / 100]]
+            experiments.task(folder, name, {"data": "memes", "lr": rate, "seed": seed}, accuracies)
+    (folder / "figures").mkdir()
+    return folder
+
+
+def last_accuracy(path: Path, experiment: Any, caches: dict[str, Any]) -> None:
+    """As the parser of mlrunner's example reads its logs."""
+    log = latest_log("train", path)
+    if log is not None:
+        last = log.read_text(encoding="utf-8").splitlines()[-1]
+        experiment.metric["acc"] = float(re.findall("(?<=test_acc=).+?(?=, )", last)[0])
+        experiment.cache["log"] = log.name
+        caches[path.name] = log.name
+
+
+def examined(output: Path, *parsers: Any, **options: Any) -> Examiner:
+    examiner = Examiner()
+    for parser in parsers or [last_accuracy]:
+        examiner.add(parser)
+    examiner.exam(output, **options)
+    return examiner
+
+
+def sorted_table(examiner: Any, **options: Any) -> Any:
+    """Mlrunner's order is that in which the system lists folders."""
+    return examiner.table(**options).sort_values(["lr", "seed"]).reset_index(drop=True)
+
+
+@only_where_mlrunner_runs
+@pytest.mark.parametrize("options", [{}, {"concise": False}])
+@pytest.mark.parametrize("regex", [".*", "lr_0.1-", "seed_[01]$"])
+def test_the_table_is_that_of_mlrunner(output: Path, regex: str, options: dict[str, Any]) -> None:
+    from mlrunner.examine import Examiner as Theirs
+
+    theirs = Theirs()
+    theirs.add(last_accuracy)
+    theirs.exam(str(output), regex)
+    ours = examined(output, regex=regex)
+    pandas.testing.assert_frame_equal(sorted_table(theirs, concise=False), sorted_table(ours, concise=False))
+    assert list(theirs.table(**options).columns) == list(ours.table(**options).columns)
+    assert theirs.caches == ours.caches
+    assert {name: tuple(one) for name, one in theirs.experiments.items()} == {
+        name: tuple(one) for name, one in ours.experiments.items()
+    }
+
+
+@only_where_mlrunner_runs
+def test_mlrunner_finds_the_same_logs(output: Path) -> None:
+    from mlrunner.examine import latest_log as theirs
+
+    for folder in (output / "lr_0.1-seed_0", output / WITHOUT_LOG, output / "nowhere"):
+        for index in (-3, -2, -1, 0, 1, 2):
+            assert latest_log("train", folder, index) == theirs("train", folder, index)
+            assert latest_log("test", str(folder), index) is None
+
+
+@only_where_mlrunner_runs
+def test_the_printed_table_is_that_of_mlrunner(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mlrunner.examine import Examiner as Theirs
+
+    printed = []
+    for examiner in (Theirs(), Examiner()):
+        examiner.add(last_accuracy)
+        examiner.exam(str(output), "lr_0.1-seed_0")
+        examiner.exam(str(output), "lr_0.01-seed_0")
+        capsys.readouterr()
+        examiner.table(print_tsv=True)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] == "lr\tacc\n0.1\t0.1\n0.01\t0.01\n"
+
+
+def test_rows_are_in_the_order_of_the_folders_and_parameters_before_metrics(output: Path) -> None:
+    def metrics(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
+        experiment.metric.update({"a metric": path.name, "another": len(caches)})
+
+    table = examined(output, metrics).table()
+    assert list(table.columns) == ["lr", "seed", "a metric", "another"]
+    assert list(table["a metric"]) == sorted(path.name for path in output.iterdir() if path.name != "figures")
+
+
+def test_lists_are_parameters_like_others(output: Path) -> None:
+    experiments.task(output, "layers", {"lr": 0.1, "layers": [1, 2], "same": [3]})
+    experiments.task(output, "more layers", {"lr": 0.1, "layers": [1, 2, 3], "same": [3]})
+    examiner = examined(output, regex="layers")
+    assert list(examiner.table().columns) == ["layers"]
+    assert list(examiner.table()["layers"]) == [[1, 2], [1, 2, 3]]
+    assert set(examiner.table(concise=False).columns) == {"layers", "lr", "same"}
+
+
+def test_parsers_run_once_in_the_order_in_which_they_were_added(output: Path) -> None:
+    examiner, ran = Examiner(), []
+
+    @examiner.add
+    def first(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
+        ran.append("first")
+
+    @examiner.add
+    def second(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
+        ran.append("second")
+
+    assert examiner.add(first) is first
+    examiner.exam(output, regex="lr_0.1-seed_0")
+    assert ran == ["first", "second"]
+
+
+def test_a_second_examination_adds_to_the_first(output: Path) -> None:
+    examiner = examined(output, regex="seed_0")
+    examiner.exam(output, regex="seed_2")
+    assert list(examiner.experiments) == [f"lr_{rate}-seed_{seed}" for seed in (0, 2) for rate in (0.01, 0.1)]
+
+
+def test_threads_find_what_one_finds(output: Path) -> None:
+    alone, together = examined(output), examined(output, workers=3)
+    pandas.testing.assert_frame_equal(alone.table(), together.table())
+    assert alone.caches == together.caches and list(alone.caches) == list(together.caches)
+
+
+def test_threads_read_folders_at_the_same_time_into_caches_of_their_own(output: Path) -> None:
+    met = Barrier(6)
+
+    def parser(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
+        assert caches == {}
+        caches["last"] = path.name
+        met.wait(60)
+        experiment.metric["last"] = caches["last"]
+
+    examiner = examined(output, parser, workers=6)
+    assert all(one.metric == {"last": name} for name, one in examiner.experiments.items())
+    assert examiner.caches == {"last": "lr_0.1-seed_2"}, "in the order of the folders"
+
+
+def test_folders_without_parameters_are_skipped_with_a_warning(
+    output: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (output / "begun").mkdir()
+    (output / "begun" / "param").touch()
+    assert len(examined(output).experiments) == 6
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [str(output / name) in line for name, line in zip(("begun", "figures"), told, strict=True)]
+
+
+def test_names_are_printed_when_asked_for(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    examined(output, regex="seed_0", verbose=True)
+    assert capsys.readouterr().out == "lr_0.01-seed_0\nlr_0.1-seed_0\n"
+
+
+@pytest.mark.parametrize("workers", [-1, 2])
+def test_a_parser_that_fails_names_the_folder_and_keeps_its_traceback(output: Path, workers: int) -> None:
+    def broken(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
+        if path.name == "lr_0.1-seed_0":
+            raise KeyError("accuracy")
+
+    with pytest.raises(DataError) as caught:
+        examined(output, broken, workers=workers)
+    assert str(caught.value) == f"{output / 'lr_0.1-seed_0'}: the parser broken failed: KeyError: 'accuracy'"
+    assert isinstance(caught.value.__cause__, KeyError) and caught.value.__cause__.__traceback__ is not None
+
+
+@pytest.mark.parametrize(
+    "content", ["- a\n- list", "lr: [1", "!!python/object/apply:os.getcwd []", "[" * 5000]
+)
+def test_invalid_parameters_are_an_error_that_names_the_file(output: Path, content: str) -> None:
+    param = output / "lr_0.1-seed_0" / "param"
+    param.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        examined(output)
+    assert str(caught.value).startswith(f"{param}: ")
+
+
+def test_what_cannot_be_examined_is_an_error(output: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        Examiner().exam(output / "nowhere")
+    with pytest.raises(UsageError, match="regular expression '\\*'"):
+        Examiner().exam(output, regex="*")
+
+
+def test_nothing_examined_is_an_empty_table() -> None:
+    assert Examiner().table().empty
+
+
+def test_without_pandas_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MmfError, match="needs pandas") as caught:
+        Examiner().table()
+    assert caught.value.hint == "pip install pandas"
+
+
+def test_importing_it_imports_neither_pandas_nor_yaml() -> None:
+    code = "import sys, mmf_win.sweeps; print(*{'pandas', 'yaml'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, encoding="utf-8")
+    assert done.stdout.split() == []
