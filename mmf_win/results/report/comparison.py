@@ -185,7 +185,7 @@ def coloured(groups: Sequence[Group]) -> dict[str, str]:
 def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
     """The runs with those that they may be averaged with, in the order in which they were named."""
     groups: list[Group] = []
-    for entry in entries:
+    for entry in _told_apart(entries):
         group = next((group for group in groups if group.takes(entry)), None)
         if group is None:
             groups.append(Group(entry.preset, [entry]))
@@ -197,6 +197,23 @@ def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
         replace(group, name=name if names.count(name) == 1 else f"{name} ({group.entries[0].run.id})")
         for group, name in zip(groups, names, strict=True)
     ]
+
+
+def _told_apart(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """The runs without the traits that all have in common: every two of many are compared.
+
+    One of MMF's keys stays, so that :func:`history.differing` still knows which runs have its configuration.
+    """
+    resolved = [entry for entry in entries if any(key.startswith("mmf.") for key in entry.traits)]
+
+    def differs(key: str) -> bool:
+        having = resolved if key.startswith("mmf.") else entries
+        return any(entry.traits.get(key) != having[0].traits.get(key) for entry in having)
+
+    keys = {key for entry in entries for key in entry.traits}
+    apart = {key for key in keys if differs(key)}
+    apart.update(sorted(key for key in keys - apart if key.startswith("mmf."))[:1])
+    return [replace(e, traits={key: e.traits[key] for key in e.traits if key in apart}) for e in entries]
 
 
 def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
