@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
@@ -14,13 +15,17 @@ from mmf_win.protocol import read_events
 from mmf_win.results.metrics import SAMPLES, AurocDifference, auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
+from mmf_win.results.report.parallel import parallel
 from mmf_win.results.report.scored import Scored
-from mmf_win.results.report.svg import SERIES
+from mmf_win.results.report.svg import SERIES, Plot
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.overrides import key_of
 from mmf_win.runs.paper import PAPER, Published, published, why_none
 from mmf_win.runs.request import RunRequest
+
+BEST = len(SERIES)
+"""Of how many runs of a sweep the curves and differences are shown."""
 
 _WORDS = 4  # of a group's name
 _LONGEST = 60  # characters of each
@@ -129,19 +134,32 @@ class Contrast:
     difference: AurocDifference | None
 
 
-def of_runs(runs: Sequence[tuple[Run, Scored | None]], split: str | None) -> dict[str, Any]:
+def of_runs(
+    runs: Sequence[tuple[Run, Scored | None]],
+    split: str | None,
+    settings: Mapping[Path, Mapping[str, object]] | None = None,
+) -> dict[str, Any]:
     """What the page shows.
 
     Args:
         runs: each with its predictions of ``split``.
         split: what the runs are compared on; None where none of them has predicted anything.
+        settings: the folder of a run → the parameters in which runs of a sweep differ. With them, curves and
+            differences are those of the :data:`BEST` runs alone, since a sweep may have hundreds.
 
     Raises:
         DataError: a run's request cannot be read.
     """
     entries = [entry_of(run, scored) for run, scored in runs]
     groups = grouped(entries)
-    colours = coloured(groups)
+    predicted = [entry for entry in entries if entry.scored is not None]
+    shown, contrasted = entries, predicted
+    if settings is not None:
+        shown, contrasted = best(entries), best(predicted)
+    chosen = {entry.run for entry in shown}
+    parts = [replace(group, entries=[e for e in group.entries if e.run in chosen]) for group in groups]
+    parts = [group for group in parts if group.entries]
+    colours = coloured(parts)
     published_of = {group.name: group.entries[0].request.published for group in groups}
     papers = {name: split and published(of, split, "auroc") for name, of in published_of.items()}
     curves = (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss"))
@@ -152,23 +170,51 @@ def of_runs(runs: Sequence[tuple[Run, Scored | None]], split: str | None) -> dic
         "papers": papers if any(papers.values()) else {},
         "paper": PAPER,
         "why_none": why_none(split) if split and any(entry.request.published for entry in entries) else None,
-        "contrasts": contrasts(entries),
+        "contrasts": contrasts(contrasted),
         "samples": SAMPLES,
+        "best": BEST,
+        "all_predicted": len(contrasted) == len(predicted),
+        "all_shown": len(shown) == len(entries),
+        "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
+        "settings": _settings(entries, settings or {}),
         "plots": [
             plots.overlaid(
                 name,
                 title,
                 [
                     (entry.curves.series(key), colours.get(entry.run.id) or colours[group.name])
-                    for group in groups
+                    for group in parts
                     for entry in group.entries
                 ],
             )
             for name, title, key in curves
-            if any(e.curves.series(key) for e in entries)
+            if any(e.curves.series(key) for e in shown)
         ],
         "colours": colours,
     }
+
+
+def best(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Those with the best validation AUROC, in their order; a test set is not for choosing."""
+    ranked = sorted(entries, key=lambda entry: -1.0 if entry.best is None else entry.best, reverse=True)
+    chosen = {entry.run for entry in ranked[:BEST]}
+    return [entry for entry in entries if entry.run in chosen]
+
+
+def _settings(entries: Sequence[ComparedRun], settings: Mapping[Path, Mapping[str, object]]) -> Plot | None:
+    """Which settings gave which validation AUROC; None where nothing is known of either."""
+    rows = [(settings.get(entry.run.path, {}), entry.best) for entry in entries]
+    axes = list(dict.fromkeys(key for row, _ in rows for key in row))
+    if not axes or all(score is None for _, score in rows):
+        return None
+    score = "validation AUROC"
+    return parallel(
+        "settings",
+        "Settings and validation AUROC",
+        axes,
+        [{**row, score: reached} for row, reached in rows],
+        score,
+    )
 
 
 def coloured(groups: Sequence[Group]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -103,6 +103,7 @@ def of_runs(
     split: str | None = None,
     data_dir: Path | None = None,
     output: Path | None = None,
+    settings: Mapping[Path, Mapping[str, object]] | None = None,
 ) -> Path:
     """Write the page that compares runs and return it.
 
@@ -112,6 +113,8 @@ def of_runs(
         split: what to compare them on; None for the one that most of them have predicted.
         data_dir: MMF's data folder; None for each run's own.
         output: the page.
+        settings: the folder of a run → the parameters in which runs of a sweep differ, which are then shown
+            with what came of them; None for runs of no sweep.
 
     Raises:
         UsageError: fewer than two different runs are named, or none of them has predicted ``split``.
@@ -127,7 +130,7 @@ def of_runs(
         raise NotPredicted(message, split=split, runs=paths, data_dir=data_dir)
     from mmf_win.results.report import comparison, page
 
-    about = comparison.of_runs(scored, chosen)
+    about = comparison.of_runs(scored, chosen, settings)
     with nullcontext(output) if output else new_file(save_dir, "comparison_", ".html") as made:
         return page.write("compare.html", made, about)
 

@@ -22,7 +22,9 @@ _ROLES = ("ink", "muted", "rule", "hateful", "benign", "accent", *SERIES)
 COLOURS = {role: f"#{0xC0DE00 + n:06x}" for n, role in enumerate(_ROLES)}
 """The roles that a colour of a plot can have."""
 
-_SIZE = (3.5, 2.5)  # inches; about as wide as a phone, so that letters keep their size there
+SIZE = (3.5, 2.5)
+"""Inches of a plot; about as wide as a phone, so that letters keep their size there."""
+
 # Left, bottom, width, height as shares; fixed, since measuring every letter first takes twice as long.
 _AREA = (0.15, 0.17, 0.83, 0.78)
 _STYLE: Any = {
@@ -63,6 +65,7 @@ class Plot:
         caption: below it, in a sentence.
         legend: what its colours mean: label → the role of the colour.
         svg: what :meth:`drawing` drew; its text alternative is the title and the caption.
+        size: width and height in inches.
     """
 
     name: str
@@ -70,13 +73,14 @@ class Plot:
     caption: str
     legend: dict[str, str] = field(default_factory=dict)
     svg: str = ""
+    size: tuple[float, float] = SIZE
 
     @contextmanager
-    def drawing(self) -> Iterator[Axes]:
-        """Axes to draw on; afterwards, :attr:`svg` is the drawing."""
+    def drawing(self, area: tuple[float, float, float, float] = _AREA) -> Iterator[Axes]:
+        """Axes to draw on, which take this area; afterwards, :attr:`svg` is the drawing."""
         with matplotlib.rc_context(_STYLE):
-            figure = Figure(figsize=_SIZE)
-            yield figure.add_axes(_AREA)
+            figure = Figure(figsize=self.size)
+            yield figure.add_axes(area)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg")
         self.svg = _themed(buffer.getvalue(), self.name, f"{self.title}: {self.caption}")
