@@ -175,6 +175,15 @@ def _remove(error: errors.UnreadableRun) -> str:
     return f"`{as_typed('mmfw', 'runs', 'rm', error.folder)}` removes this run"
 
 
+def _run_failed(error: errors.FailedTasks) -> str:
+    status = as_typed("mmfw", "sweep", "status", error.folder, "--state", "failed")
+    return f"`{status}` shows why; `{as_typed('mmfw', 'sweep', 'run', error.folder, '--failed')}` runs them again"
+
+
+def _make_sweep(error: errors.NoSweep) -> str:
+    return f"`{as_typed('mmfw', 'sweep', 'run', 'PRESET', '--seeds', '1-3', '--save-dir', error.save_dir)}` makes one"
+
+
 def _get_version(error: errors.UnknownKey) -> str | None:
     origin = next((source.name for source in SOURCES if source.version == error.version), None)
     return origin and f"run `mmfw setup --mmf {origin}`"
@@ -214,6 +223,10 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.NoOwnCode: "name its folder with env.user_dir=FOLDER",
     errors.TotalReached: _train_longer,
     errors.UnreadableRun: _remove,
+    errors.FailedTasks: _run_failed,
+    errors.NoSweep: _make_sweep,
+    errors.OtherTask: "-o chooses another folder",
+    errors.NoSuchGpu: "-r cpu goes without a GPU, and -r GPU names another",
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     errors.NoRoom: "choose a folder on another disk with --data-dir",
     errors.ReservedKey: lambda error: RESERVED.get(error.key),

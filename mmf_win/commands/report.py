@@ -10,6 +10,8 @@ from mmf_win.commands import completion, options
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.runs import search
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.found import trained
 from mmf_win.upstream.install import require_packages
 
 
@@ -19,7 +21,8 @@ Examples:
   mmfw report                               the newest run, with its newest predictions
   mmfw report mmbt_grid --split dev_seen --open
   mmfw report mmbt_grid --no-images --output for-the-group.html
-  mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them"""
+  mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them
+  mmfw report save/sweeps/mmbt_grid         compare the runs of a sweep"""
 )
 @click.argument(
     "runs", nargs=-1, metavar="[RUN ...]", shell_complete=completion.completed_by(completion.runs)
@@ -54,7 +57,8 @@ def command(
     that it shows, under their name, or into the run's reports as report.html where there are none: curves,
     scores, the published ones where the split is one of the paper's, and the worst mistakes, their pictures
     blurred until they are clicked. For several it goes into the save dir under a new name. RUN is a run's
-    id, its name (the newest run of that name) or its folder.
+    id, its name (the newest run of that name) or its folder; a sweep's folder stands for its runs, and its
+    page, which also shows what their parameters came to, goes there.
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     from mmf_win.results.report import pages
@@ -63,14 +67,23 @@ def command(
         output = output.expanduser().absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file, so the page cannot take its place")
-    if runs:
+    sweep = SweepFolder(Path(runs[0]).expanduser().absolute()) if len(runs) == 1 else None
+    settings = trained(sweep) if sweep is not None and sweep.state.is_file() else None
+    if sweep is not None and settings is not None:
+        if len(settings) < 2:
+            raise UsageError(f"{sweep.path}: fewer than two of its tasks have trained, so far")
+        found, save_dir = list(settings), sweep.path
+    elif runs:
         found = [search.find(save_dir, wanted) for wanted in runs]
     else:
         found = [search.newest(save_dir, None, pages.with_something_to_show)]
     if len(found) == 1:
         page = pages.of_run(found[0], split=split, data_dir=data_dir, output=output, images=images)
     else:
-        page = pages.of_runs(found, save_dir, split=split, data_dir=data_dir, output=output)
+        by_folder = None if settings is None else {run.path: values for run, values in settings.items()}
+        page = pages.of_runs(
+            found, save_dir, split=split, data_dir=data_dir, output=output, settings=by_folder
+        )
     if as_json:
         print_json({"report": page, "runs": [run.id for run in found]})
     else:

@@ -6,12 +6,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mmf_win.errors import DataError, NoSweep
 from mmf_win.protocol import read_events
+from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summaries, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
-from mmf_win.sweeps.store import Row
+from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.table import differing_parameters
 
 _SAMPLE = 20  # tasks whose files are counted
 SWEEPS = "sweeps"
@@ -65,6 +68,18 @@ def find(save_dir: Path, wanted: str | None) -> SweepFolder:
         )
         raise NoSweep(missing, save_dir=save_dir, wanted=wanted)
     return found[0] if wanted else max(found, key=lambda sweep: sweep.state.stat().st_mtime)
+
+
+def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
+    """The newest run of each task that ended well or was pruned, with the parameters that differ.
+
+    Raises:
+        DataError: the state, or a run's request, cannot be read.
+    """
+    rows = [row for row in Store(sweep).rows() if row.state in ("success", "pruned")]
+    differing = differing_parameters(rows)
+    found = [(sweep.task(row.name).newest_run(), row) for row in rows]
+    return {run: {name: row.values.get(name) for name in differing} for run, row in found if run is not None}
 
 
 def position(folder: TaskFolder) -> Position:

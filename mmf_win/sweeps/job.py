@@ -220,8 +220,9 @@ def _program(words: Sequence[str], shell: bool) -> Sequence[str]:
 def _environment(job: Job) -> dict[str, str]:
     folder = job.folder
     return {
-        **os.environ,
+        "PYTHONIOENCODING": "utf-8",  # or Python writes a log in the code page of Windows
         "PYTHONUNBUFFERED": "1",
+        **os.environ,
         **job.environment,
         "MMF_SAVE_DIR": str(folder.path.absolute()),
         "MMFW_STOP_FILE": str(folder.stop.absolute()),

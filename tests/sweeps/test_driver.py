@@ -1,0 +1,226 @@
+"""Sweeps of real processes: killed drivers, rival drivers, stops, and what is run again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmf_win.sweeps.slots import local
+from tests.worlds.sweeping import gated, journal, mmfw, python, rows
+
+KILLS, TASKS = (20, 40) if sys.platform != "win32" else (3, 8)  # some seconds a start under Wine
+_PATIENCE = 60
+
+requires_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for a process")
+
+
+class Sweep:
+    """A sweep of programs, and the processes that drive it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.output, self.file = folder, folder / "output", folder / "params.yaml"
+        self.drivers: list[subprocess.Popen[str]] = []
+
+    def write(self, choice: int | dict[str, list[Any]], *templates: str) -> None:
+        """Write the specification of a choice, or of so many tasks."""
+        values = choice if isinstance(choice, dict) else {"n": list(range(choice))}
+        head = {"template": {f"c{n}": text for n, text in enumerate(templates)}, "resource": ["cpu", "cpu"]}
+        self.file.write_text(yaml.safe_dump_all([head, values], allow_unicode=True), encoding="utf-8")
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a driver."""
+        driver = mmfw("run", self.file, "-o", self.output, *words)
+        self.drivers.append(driver)
+        return driver
+
+    def run(self, *words: str) -> tuple[int, str]:
+        """Run a driver to its end: its exit code, and what it said."""
+        driver = self.start(*words)
+        said, _ = driver.communicate(timeout=_PATIENCE)
+        return driver.returncode, said
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often something began or ended: of each task, and of all."""
+        lines = journal(self.folder)
+        return Counter([*lines, *(line.split()[0] for line in lines)])
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The states of the tasks."""
+        return {name: row.state for name, row in rows(self.output).items()}
+
+    def open(self, name: object = None) -> None:
+        """Let the command of a task go on, or all."""
+        (self.folder / ("open" if name is None else f"open-{name}")).touch()
+
+    def until_begun(self, count: int) -> None:
+        """Wait until so many commands have begun in all."""
+        _until(lambda: self.counts["begin"] >= count)
+
+
+def _until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def sweep(user_dir: Path) -> Iterator[Sweep]:
+    """A sweep; its drivers end with the test."""
+    made = Sweep(user_dir)
+    yield made
+    for driver in made.drivers:
+        driver.kill()
+        driver.communicate()
+
+
+def test_each_task_ends_once_however_often_the_driver_is_killed(sweep: Sweep) -> None:
+    sweep.write(TASKS, gated(sweep.folder))
+    for kill in range(KILLS):
+        before = sweep.counts["begin"]
+        driver = sweep.start()
+        sweep.until_begun(before + 2)
+        first = next(name for name, state in sweep.states.items() if state == "running")
+        sweep.open(first.removeprefix("N_"))
+        _until(lambda name=first: sweep.states[name] == "success")  # type: ignore[misc]
+        driver.kill()  # the other slot's task is in the middle
+        driver.wait()
+        assert Counter(sweep.states.values())["success"] == kill + 1
+    sweep.open()
+    assert sweep.run()[0] == 0
+    assert [sweep.counts[f"end {n}"] for n in range(TASKS)] == [1] * TASKS
+    assert set(sweep.states.values()) == {"success"}
+    assert sweep.counts["begin"] > TASKS
+
+
+def test_two_drivers_never_run_a_task_twice(sweep: Sweep) -> None:
+    sweep.write(TASKS, gated(sweep.folder))
+    sweep.start()
+    sweep.start()
+    sweep.until_begun(4)  # two of each
+    sweep.open()
+    for driver in sweep.drivers:
+        driver.communicate(timeout=_PATIENCE)
+    assert [sweep.counts[f"begin {n}"] for n in range(TASKS)] == [1] * TASKS
+    assert sweep.counts["end"] == TASKS
+
+
+def test_a_failed_task_goes_on_at_the_command_that_failed(sweep: Sweep) -> None:
+    fails = (
+        "import pathlib, sys\n"
+        "sys.exit(0 if (pathlib.Path(sys.argv[1]) / 'luck').exists() else 'no luck today')\n"
+    )
+    sweep.open()
+    unlucky = python(sweep.folder, fails, shlex.quote(sweep.folder.as_posix()))
+    sweep.write(2, gated(sweep.folder), unlucky)
+    code, said = sweep.run()
+    assert code == 7
+    assert "c1: no luck today" in said and "--failed" in said
+    assert set(sweep.states.values()) == {"failed"}
+    (sweep.folder / "luck").touch()
+    assert sweep.run("--failed")[0] == 0
+    assert sweep.counts["begin"] == 2  # the first command did not run again
+    assert sweep.run("--force")[0] == 0
+    assert sweep.counts["begin"] == 4
+
+
+def test_only_the_chosen_commands_run_and_the_rest_later(sweep: Sweep) -> None:
+    sweep.open()
+    sweep.write(2, gated(sweep.folder), python(sweep.folder, "print(3)"))
+    assert sweep.run("-c", "c1")[0] == 0
+    assert sweep.counts["begin"] == 0
+    assert sweep.run()[0] == 0
+    assert sweep.counts["begin"] == 2
+    assert len([*(sweep.output / "N_0").glob("log.c1.*")]) == 1
+
+
+@requires_signals
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_the_first_stop_lets_the_commands_leave_and_keeps_the_queue(sweep: Sweep, name: str) -> None:
+    leaves = """
+import signal, sys
+def leave(*_):
+    print("saved", flush=True)
+    sys.exit(9)
+signal.signal(signal.SIGTERM, leave)
+"""
+    sweep.write(4, gated(sweep.folder, leaves))
+    driver = sweep.start()
+    sweep.until_begun(2)
+    driver.send_signal(getattr(signal, name))
+    said, _ = driver.communicate(timeout=_PATIENCE)
+    assert driver.returncode == 130
+    assert "go on with: mmfw sweep run" in said
+    assert list(sweep.states.values()) == ["queued"] * 4
+    assert ["saved" in log.read_text(encoding="utf-8") for log in sweep.output.glob("*/log.*")] == [True] * 2
+
+
+@requires_signals
+def test_a_second_stop_ends_what_does_not_leave(sweep: Sweep) -> None:
+    sweep.write(2, gated(sweep.folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"))
+    driver = sweep.start()
+    sweep.until_begun(2)
+    driver.send_signal(signal.SIGINT)
+    assert driver.stdout is not None
+    while "stay queued" not in driver.stdout.readline():
+        pass
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=_PATIENCE)
+    assert driver.returncode == 130
+    sweep.open()
+    assert sweep.run()[0] == 0
+    assert (sweep.counts["begin"], sweep.counts["end"]) == (4, 2)  # nothing of the first two lived on
+
+
+def test_a_program_that_does_not_exist_fails_its_task(sweep: Sweep) -> None:
+    sweep.write(1, "there-is-no-such-program {n}")
+    code, said = sweep.run()
+    assert code == 7
+    assert "c0: " in said and "there-is-no-such-program" in said
+
+
+def test_values_reach_a_command_as_they_are(sweep: Sweep) -> None:
+    values = [
+        "two words",
+        "quote's",
+        'double "d"',
+        "$HOME `x`",
+        "back\\slash",
+        "Привет",
+        "[n]",
+        "{n}",
+        "%PATH%",
+    ]
+    program = "import sys, json; print(json.dumps(sys.argv[1:]))"
+    sweep.write({"v": values}, *(python(sweep.folder, program, word) for word in ("{v}", "[v]")))
+    assert sweep.run()[0] == 0
+    printed = [json.loads(log.read_text(encoding="utf-8")) for log in sweep.output.glob("*/log.*")]
+    assert sorted(printed) == sorted([*([value] for value in values), *(["--v", value] for value in values)])
+
+
+def test_slots_share_the_threads_of_the_machine() -> None:
+    slots = local(["cpu"], 2, {})
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["-1", "-1"]
+    assert all(int(slot.environment["OMP_NUM_THREADS"]) >= 1 for slot in slots)
+    assert "OMP_NUM_THREADS" not in local(["cpu"], 2, {"OMP_NUM_THREADS": "3"})[0].environment
+
+
+def test_an_output_that_is_a_file_is_one_error(sweep: Sweep) -> None:
+    sweep.write(1, "echo")
+    sweep.output.write_text("mine", encoding="utf-8")
+    code, said = sweep.run()
+    assert code in (2, 3) and "output" in said and "Traceback" not in said
+    assert sweep.output.read_text(encoding="utf-8") == "mine"

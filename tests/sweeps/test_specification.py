@@ -1,0 +1,83 @@
+"""What a sweep's file may say, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import UsageError
+from mmf_win.sweeps.specification import Choice, dump, parse, read_text
+from tests.worlds.sweeping import yaml
+
+HEAD = "template: {train: 'echo {lr}'}\n"
+
+
+def test_a_file_is_a_first_document_and_choices() -> None:
+    asked = yaml(
+        "template:\n  train: echo {lr}\n  test: echo\ndefault: {lr: 1}\nresource: [0, '1,2', cpu]\n"
+        "---\n_title: both\n_cmd: test\nlr: [1, 2]\nflag: true\n---\nlr: 3\n"
+    )
+    assert asked.template == {"train": "echo {lr}", "test": "echo"}
+    assert asked.resource == ("0", "1,2", "cpu")
+    assert asked.choices == (
+        Choice({"lr": [1, 2], "flag": [True]}, "both", ("test",)),
+        Choice({"lr": [3]}),
+    )
+
+
+WRONG = {
+    "nothing": ("", "the first document"),
+    "no template": ("a: 1\n", "unknown key 'a'"),
+    "an empty template": ("template: {}\n---\na: 1", "at least one command"),
+    "nothing to combine": (HEAD, "nothing to combine"),
+    "a tab": ("template:\n\ttrain: echo\n---\na: 1\n", "line 2"),
+    "a key twice": (HEAD + "---\nlr: 1\nlr: 2\n", "'lr' is there twice"),
+    "an unknown command": (HEAD + "---\n_cmd: tset\nlr: 1\n", "tset"),
+    "no value": (HEAD + "---\nlr: []\n", "lr has no value"),
+    "a list for a choice": (HEAD + "---\n- 1\n", "document 2"),
+    "one resource": (HEAD + "resource: 0\n---\nlr: 1\n", "'resource' must be a list"),
+    "an alias of itself": (HEAD + "alias: {a: {x: {a: 1}}}\n---\nlr: 1\n", "a → a"),
+    "aliases in a circle": (
+        HEAD + "alias: {a: {x: {b: 1}}, b: {1: {c: 1}}, c: {1: {a: x}}}\n---\nlr: 1\n",
+        "a → b → c → a",
+    ),
+    "cases that differ": (HEAD + "alias: {a: {x: {p: 1}, y: {q: 1}}}\n---\nlr: 1\n", "different parameters"),
+    "a shell of its own": (HEAD + "shell: bash\n---\nlr: 1\n", "true or false"),
+    "a search without trials": (HEAD + "search: {parameters: {lr: [1]}}\n", "'trials'"),
+    "a search for nothing": (HEAD + "search: {trials: 3}\n", "'parameters'"),
+    "a range of texts": (
+        HEAD + "search: {trials: 3, parameters: {lr: {low: 1e-6, high: 1e-3}}}\n",
+        "range of numbers",
+    ),
+    "an unknown sampler": (HEAD + "search: {trials: 3, sampler: x, parameters: {lr: [1]}}\n", "tpe, random"),
+    "a range upside down": (
+        HEAD + "search: {trials: 3, parameters: {lr: {low: 2, high: 1}}}\n",
+        "low must be below high",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_with_a_file_is_said_with_its_name(text: str, told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(text, Path("my params.yaml"))
+    assert "my params.yaml" in str(error.value) and told in str(error.value)
+
+
+def test_a_tab_has_a_hint() -> None:
+    with pytest.raises(UsageError) as error:
+        yaml("template:\n\ttrain: echo\n")
+    assert "spaces" in str(error.value.hint)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"x\.yaml"):
+        read_text(file)
+
+
+def test_what_was_typed_can_be_written_as_a_file() -> None:
+    asked = yaml("template: {train: 'mmfw train «a b» lr={lr}'}\n---\nlr: [1, 'two']\nseed: [3]\n")
+    assert yaml(dump(asked)) == asked

@@ -1,0 +1,225 @@
+"""The state of a sweep: who gets a task, what happens to those of the dead, and what a locked file costs."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from mmf_win.errors import DataError, OtherTask
+from mmf_win.locking import locked
+from mmf_win.sweeps import store as stores
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.specification import Specification
+from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.tasks import plan
+from tests.worlds.rivals import compete
+from tests.worlds.sweeping import yaml
+
+MANY = 40
+
+
+def _asked(values: str = "[1, 2, 3]", default: int = 0) -> Specification:
+    template = "{train: 'echo {a} {b}', test: 'echo {a}'}"
+    return yaml(f"template: {template}\ndefault: {{b: {default}}}\n---\na: {values}\n")
+
+
+@pytest.fixture
+def store(user_dir: Path) -> Store:
+    """An empty state."""
+    store = Store(SweepFolder(user_dir / "sweep"))
+    store.create()
+    return store
+
+
+def _entered(store: Store, asked: Specification | None = None, **how: bool) -> list[Row]:
+    return store.enter(plan(asked or _asked()).tasks, **how)
+
+
+def _claimed(store: Store) -> Row:
+    row = store.claim({row.id for row in store.rows()}, "cpu")
+    assert row is not None
+    return row
+
+
+def _take_all(folder: Path) -> list[str]:
+    store = Store(SweepFolder(folder))
+    wanted = {row.id for row in store.rows()}
+    names = []
+    while (row := store.claim(wanted, "cpu")) is not None:
+        names.append(row.name)
+    return names
+
+
+def test_of_several_processes_one_gets_a_task(store: Store) -> None:
+    _entered(store, _asked(str(list(range(MANY)))))
+    taken = compete(_take_all, store.folder.path)
+    assert sorted(taken) == sorted(f"A_{n}" for n in range(MANY))
+
+
+def test_tasks_are_claimed_in_their_order_and_only_those_that_are_wanted(store: Store) -> None:
+    first, second, third = _entered(store)
+    assert [store.claim({second.id, third.id}, "0").name for _ in range(2)] == [second.name, third.name]  # type: ignore[union-attr]
+    assert store.claim({second.id, third.id}, "0") is None
+    assert [row.state for row in store.rows()] == ["queued", "running", "running"]
+    assert first.state == "queued"
+
+
+def test_a_task_that_ended_well_has_nothing_left(store: Store) -> None:
+    _entered(store)
+    row = _claimed(store)
+    for command in ("train", "test"):
+        store.begin(row, command, anew=True)
+        store.finish(row, command)
+    store.end(row, "success")
+    again = _entered(store)
+    assert [row.state for row in again] == ["success", "queued", "queued"]
+    assert [row.left for row in again] == [[], ["train", "test"], ["train", "test"]]
+
+
+def test_a_finished_command_of_a_failed_task_is_not_left(store: Store) -> None:
+    _entered(store)
+    row = _claimed(store)
+    store.begin(row, "train", anew=True)
+    store.finish(row, "train")
+    store.begin(row, "test", anew=True)
+    store.end(row, "failed", "test: no")
+    failed = store.rows()[0]
+    assert (failed.state, failed.command, failed.message) == ("failed", "test", "test: no")
+    assert [row.name for row in _entered(store, failed=True)] == ["A_1"]
+    assert next((row.state, row.left) for row in store.rows()) == ("queued", ["test"])
+
+
+def test_force_forgets_what_was_done(store: Store) -> None:
+    _entered(store)
+    row = _claimed(store)
+    store.begin(row, "train", anew=True)
+    store.finish(row, "train")
+    store.end(row, "pruned")
+    assert _entered(store)[0].state == "pruned"
+    forced = _entered(store, force=True)[0]
+    assert (forced.state, forced.left, forced.began) == ("queued", ["train", "test"], {})
+
+
+def test_what_is_no_longer_asked_for_goes_where_it_never_ran(store: Store) -> None:
+    _entered(store)
+    store.end(_claimed(store), "failed")
+    _entered(store, _asked("[3, 4]"))
+    assert [row.name for row in store.rows()] == ["A_3", "A_4", "A_1"]
+
+
+def test_a_folder_is_not_taken_for_the_results_of_other_values(store: Store) -> None:
+    _entered(store)
+    store.end(_claimed(store), "success")
+    with pytest.raises(OtherTask, match=r"A_1 has the results of b=0, and would now be for b=5"):
+        _entered(store, _asked(default=5))
+    assert [row.values["b"] for row in store.rows()] == [0, 0, 0]
+
+
+def test_the_tasks_of_a_driver_that_died_are_queued_again(store: Store) -> None:
+    _entered(store)
+    with store.alive():
+        row = _claimed(store)
+        other = Store(store.folder)
+        assert other.requeue_dead() == []
+    assert other.requeue_dead() == [row.name]
+    assert other.rows()[0].state == "queued" and other.rows()[0].starts == 1
+
+
+def test_what_a_dead_driver_left_running_is_waited_for(store: Store) -> None:
+    _entered(store)
+    folder = store.folder.task(_claimed(store).name)
+    folder.path.mkdir()
+    with locked(folder.lock):
+        assert store.requeue_dead() == []
+    assert store.requeue_dead() == ["A_1"]
+
+
+def test_a_driver_on_another_machine_is_dead_when_it_is_silent(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = replace(store, worker="another-machine-17-abc")
+    _entered(store)
+    _claimed(far)
+    assert store.requeue_dead() == []
+    monkeypatch.setattr(stores, "_DEAD", -1.0)
+    assert store.requeue_dead() == ["A_1"]
+    assert far.beat() == set()  # by which it learns that it has lost the task
+
+
+def test_a_driver_that_lost_a_task_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    _entered(store)
+    row = _claimed(store)
+    store.requeue_dead()
+    store.end(row, "success")
+    assert store.rows()[0].state == "queued"
+
+
+@pytest.fixture
+def holder(store: Store) -> Iterator[sqlite3.Connection]:
+    """Another program that keeps the file for itself."""
+    with closing(sqlite3.connect(store.folder.state, isolation_level=None, check_same_thread=False)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        yield db
+
+
+def test_a_locked_file_is_waited_for(
+    store: Store,
+    holder: sqlite3.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(stores, "_BUSY", 0.01)
+
+    class Release(logging.Handler):
+        """Lets go of the file once the waiting is announced."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            holder.execute("COMMIT")
+
+    handler = Release()
+    logging.getLogger(stores.__name__).addHandler(handler)
+    try:
+        assert store.rows() == []
+    finally:
+        logging.getLogger(stores.__name__).removeHandler(handler)
+    assert "locked by another program" in caplog.text
+
+
+def test_a_file_that_stays_locked_is_an_error(
+    store: Store, holder: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "_BUSY", 0.01)
+    monkeypatch.setattr(stores, "_PATIENCE", 0.0)
+    with pytest.raises(DataError, match=r"sweep\.sqlite: database is locked"):
+        store.rows()
+
+
+def test_threads_share_a_store(store: Store) -> None:
+    _entered(store, _asked(str(list(range(MANY)))))
+    taken: list[str] = []
+    threads = [Thread(target=lambda: taken.extend(_take_all(store.folder.path))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == len(set(taken)) == MANY
+
+
+def test_a_file_that_is_something_else_is_named(store: Store) -> None:
+    store.folder.state.write_bytes(b"something else " * 100)
+    with pytest.raises(DataError, match=r"sweep\.sqlite"):
+        store.rows()
+    with pytest.raises(DataError, match=r"sweep\.sqlite"):
+        store.create()
+
+
+def test_ten_thousand_tasks_are_entered_and_listed(store: Store) -> None:
+    asked = _asked(str(list(range(10_000))))
+    assert len(_entered(store, asked)) == len(_entered(store, asked)) == len(store.rows()) == 10_000

@@ -1,0 +1,179 @@
+"""Which tasks a specification comes to, compared with mlrunner's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmf_win.errors import UsageError
+from mmf_win.paths import is_portable
+from mmf_win.sweeps.folder import read_yaml
+from mmf_win.sweeps.tasks import LONGEST_NAME, plan
+from mmf_win.sweeps.templates import line, words
+from tests.worlds.sweeping import yaml
+
+# Made for this test; it uses all that mlrunner 0.5.9 knows.
+EVERYTHING = """\
+template:
+  train: >
+    echo train data-bin/{data} --save-dir {_output} --norm {norm} [moment] [early-stop]
+    [batch_size] {lr}
+  avg: echo avg {_output}/avg.pt {_name}
+  test: >
+    echo test "{weights: {beam}}" [dropout]
+default:
+  {data: iwslt14, norm: batch, moment: 0.1, early-stop: false, batch_size: 32, lr: 0.5, beam: 5, dropout: 0}
+alias:
+  schedule:
+    slow: {lr: 1.0e-05, moment: 0.01}
+    fast: {lr: 0.25, moment: 0.9}
+resource: [cpu, cpu]
+---
+norm: [new, batch]
+moment: [0.1, 0.05]
+---
+_title: stop
+norm: batch
+early-stop: [true, false]
+---
+_title: stop
+_cmd: [train]
+schedule: [slow, fast]
+note: ["with a space", "a/path/name", "quote'd"]
+---
+{_cmd: test, batch_size: [16, 64], dropout: 0.30000000000000004, note: x}
+"""
+
+
+def test_choices_are_crossed_in_the_order_of_the_file() -> None:
+    planned = plan(yaml("template: {t: 'echo {a} {b}'}\n---\na: [1, 2]\nb: [x, y]\n---\na: 1\nb: [y, z]\n"))
+    assert [task.name for task in planned.tasks] == ["A_1-B_x", "A_1-B_y", "A_2-B_x", "A_2-B_y", "A_1-B_z"]
+
+
+def test_the_same_combination_is_one_task_with_the_commands_of_both() -> None:
+    head = "template: {train: 'echo {a}', test: 'echo {a}'}\ndefault: {a: 1}\n"
+    planned = plan(yaml(f"{head}---\na: 1\n_cmd: train\n---\n_cmd: test\na: 1\n---\na: 1\n_cmd: train\n"))
+    assert [(task.name, task.commands) for task in planned.tasks] == [("A_1", ("train", "test"))]
+
+
+def test_a_parameter_that_no_command_uses_only_names_the_folder() -> None:
+    planned = plan(yaml("template: {t: 'echo {a}'}\n---\na: 1\nnote: [x, y]\n"))
+    assert planned.orphans == ("note",)
+    assert [task.name for task in planned.tasks] == ["A_1-Note_x", "A_1-Note_y"]
+
+
+def test_values_that_are_written_alike_have_folders_of_their_own() -> None:
+    names = [
+        t.name
+        for t in plan(
+            yaml("template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n")
+        ).tasks
+    ]
+    assert len({name.casefold() for name in names}) == 5
+    assert names[0] == "A_x_y" and names[1].startswith("A_x_y-")
+
+
+def test_long_names_are_cut_and_stay_apart() -> None:
+    long = "x" * 300
+    tasks = plan(
+        yaml(f"template: {{t: 'echo {{a}} {{b}}'}}\n---\na: [{long}1, {long}2]\nb: [{long}, 'я{long}']\n")
+    ).tasks
+    assert len({task.name for task in tasks}) == 4
+    assert all(len(task.name.encode()) <= LONGEST_NAME and is_portable(task.name) for task in tasks)
+    assert all(task.full_name.startswith("A_") and len(task.full_name) > 200 for task in tasks)
+
+
+_VALUES = st.one_of(st.text(max_size=30), st.booleans(), st.integers(), st.floats(allow_nan=False))
+
+
+@given(st.lists(_VALUES, min_size=1, max_size=5))
+@settings(deadline=None, max_examples=50)
+def test_every_value_has_a_legal_folder_and_is_one_word(values: list[Any]) -> None:
+    from mmf_win.sweeps.specification import Choice, Specification
+
+    asked = Specification({"t": "echo {a} [a-b]"}, (Choice({"a": values}),), {"a-b": "x y"})
+    for task in plan(asked).tasks:
+        assert is_portable(task.name)
+        assert words("echo {a}", task.values) == ["echo", str(task.values["a"])]
+
+
+WRONG = {
+    "an unset parameter": ("template: {t: 'echo {b}'}\n---\na: 1\n", {}, "nothing sets b"),
+    "braces and brackets": ("template: {t: 'echo {a} [a]'}\n---\na: 1\n", {}, "braces and in brackets"),
+    "an open quote": ('template: {t: "echo \'x"}\n---\na: 1\n', {}, "quotation"),
+    "an alias in a template": (
+        "template: {t: 'echo {a}'}\nalias: {a: {x: {b: 1}}}\n---\na: x\n",
+        {},
+        "is an alias",
+    ),
+    "an unknown case": ("template: {t: echo}\nalias: {a: {x: {b: 1}}}\n---\na: y\n", {}, "no case y"),
+    "an unknown title": ("template: {t: echo}\n---\na: 1\n_title: one\n", {"title": "two"}, "title two"),
+    "an unknown command": ("template: {t: echo}\n---\na: 1\n", {"commands": ["u"]}, "no command u"),
+}
+
+
+@pytest.mark.parametrize(("text", "chosen", "told"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_run_is_refused_before_anything_runs(
+    text: str, chosen: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        plan(yaml(text), **chosen)
+
+
+def test_placeholders_take_the_forms_of_mlrunner() -> None:
+    values = {"s": "a 'b' \"c\"", "yes": True, "no": False, "n": 1.5, "_output": "out/x"}
+    assert words("run [s] {s}/x [yes] [no] [n] --n={n} {_output}", values) == [
+        *("run", "--s", "a 'b' \"c\"", "a 'b' \"c\"/x", "--yes", "--n", "1.5", "--n=1.5", "out/x")
+    ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another shell on Windows")
+def test_a_line_for_a_shell_has_its_values_quoted() -> None:
+    assert line("echo {a} |\n  cat", {"a": "x'y $z"}) == "echo 'x'\"'\"'y $z' | cat"
+
+
+def test_ten_thousand_tasks_are_planned() -> None:
+    many = ", ".join(map(str, range(100)))
+    tasks = plan(yaml(f"template: {{t: 'echo {{a}} {{b}}'}}\n---\na: [{many}]\nb: [{many}]\n")).tasks
+    assert len({task.name for task in tasks}) == 10_000
+
+
+def test_a_sample_is_the_same_each_time_and_in_order() -> None:
+    asked = yaml("template: {t: 'echo {a}'}\n---\na: [1, 2, 3, 4, 5, 6, 7, 8]\n")
+    first, again = (plan(asked, sample=3).tasks for _ in range(2))
+    assert len(first) == 3 and first == again
+    assert [task.parameters["a"] for task in first] == sorted(task.parameters["a"] for task in first)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="mlrunner needs /bin/bash, which Windows has not")
+@pytest.mark.parametrize("shell", [False, True], ids=["without a shell", "in a shell"])
+@pytest.mark.parametrize("chosen", [[], ["-t", "stop"], ["-c", "test"]], ids=["all", "a title", "a command"])
+def test_mlrunner_runs_the_same(tmp_path: Path, shell: bool, chosen: list[str]) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder in (theirs, ours):
+        folder.mkdir()
+        head = "shell: true\n" if shell and folder is ours else ""
+        (folder / "params.yaml").write_text(head + EVERYTHING, encoding="utf-8")
+    main = "from mlrunner.run import main; main()"
+    subprocess.run([sys.executable, "-c", main, *chosen], cwd=theirs, check=True, stdout=subprocess.DEVNULL)
+    root = str(Path(__file__).parents[2])
+    run = [sys.executable, "-m", "mmf_win", "sweep", "run", "params.yaml", "-o", "output", *chosen]
+    subprocess.run(run, cwd=ours, check=True, env={**os.environ, "PYTHONPATH": root}, capture_output=True)
+    assert _came_to(ours / "output") == _came_to(theirs / "output")
+
+
+def _came_to(output: Path) -> dict[str, Any]:
+    """The tasks' folders, with what each command printed, how it ended, and the parameters."""
+    came = {}
+    for folder in (file.parent for file in output.glob("*/param")):
+        logs = {log.name.split(".")[1]: log.read_text(encoding="utf-8") for log in folder.glob("log.*")}
+        param = {k: v for k, v in read_yaml(folder / "param").items() if k not in ("_scripts", "_time")}
+        came[folder.name] = (logs, read_yaml(folder / "stat"), param)
+    return came

@@ -1,0 +1,70 @@
+"""Sweeps of small real programs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.specification import Specification, parse
+from mmf_win.sweeps.store import Row, Store
+
+ROOT = Path(__file__).parents[2]
+
+# Notes when it begins and ends, and between the two waits for a file: the test decides how long.
+_GATED = """
+import pathlib, sys, time
+here, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+def note(what):
+    with (here / "journal").open("a") as journal:
+        journal.write(what + " " + name + chr(10))
+note("begin")
+while not ((here / "open").exists() or (here / ("open-" + name)).exists()):
+    time.sleep(0.01)
+note("end")
+"""
+
+
+def python(folder: Path, program: str, *words: str) -> str:
+    """A template that runs a Python program, kept in a folder, with words, which may be placeholders."""
+    file = folder / f"program-{sha256(program.encode()).hexdigest()[:6]}.py"
+    file.write_text(program, encoding="utf-8")
+    return " ".join([shlex.join([Path(sys.executable).as_posix(), file.as_posix()]), *words])
+
+
+def gated(folder: Path, before: str = "") -> str:
+    """The template of a command that waits, after what its program does before; see :func:`journal`."""
+    return python(folder, before + _GATED, shlex.quote(folder.as_posix()), "{n}")
+
+
+def journal(folder: Path) -> list[str]:
+    """What the gated commands in a folder have noted, as ``begin 3`` and ``end 3``."""
+    path = folder / "journal"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def yaml(text: str) -> Specification:
+    """A specification by its text."""
+    return parse(text, Path("params.yaml"))
+
+
+def rows(output: Path) -> dict[str, Row]:
+    """The tasks of a sweep by their names."""
+    return {row.name: row for row in Store(SweepFolder(output)).rows()}
+
+
+def mmfw(*words: object) -> subprocess.Popen[str]:
+    """``mmfw sweep …`` as a process of its own, whose output is read as one."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "mmf_win", "sweep", *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
