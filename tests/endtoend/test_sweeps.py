@@ -1,0 +1,166 @@
+"""Sweeps of real trainings: the table over seeds, what a stop leaves, what a pruned one has saved."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmf_win.commands.train import resumed
+from mmf_win.protocol import Event, read_events
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import state
+from mmf_win.runs.search import all_runs
+from mmf_win.sweeps import job
+from mmf_win.sweeps.driver import Driver
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.slots import Slot, local
+from mmf_win.sweeps.store import Row, State, Store
+from mmf_win.sweeps.tasks import plan
+from tests.endtoend.conftest import Tool
+from tests.worlds.sweeping import ROOT, rows, yaml
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+
+def _sweep(tool: Tool, *words: str) -> subprocess.Popen[str]:
+    """``mmfw sweep run`` of a preset, as a process of its own."""
+    return _process(*words, "--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
+
+
+def _process(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "mmf_win", "sweep", "run", *words],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def _runs(output: Path) -> list[Run]:
+    return [run for task in sorted(output.iterdir()) if task.is_dir() for run in all_runs(task)]
+
+
+def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
+    preset, output = tool.preset("text"), tool.save_dir / "sweeps" / "text"
+    words = [preset, "--seeds", "1-3", "--slots", "2", "--updates", "2", "optimizer.params.lr=1e-4,"]
+    assert tool.code("sweep", "run", *words) == 2  # an empty value, said before anything runs
+    assert not output.exists()
+    words[-1] = "optimizer.params.lr=1e-4"
+    with _sweep(tool, *words, "--json") as process:
+        printed, said = process.communicate()
+    assert process.returncode == 0, said
+    result = json.loads(printed)
+    [line] = result["table"]
+    assert line["runs"] == 3 and 0 <= line["auroc"] <= 1 and line["auroc_sd"] is not None
+    assert [run.request().seed for run in _runs(output)] == [1, 2, 3]
+    assert all(state(run) == "done" for run in _runs(output))
+    with _sweep(tool, *words) as process:  # there is nothing left to run
+        printed, said = process.communicate()
+    assert "±" in printed and len(_runs(output)) == 3
+    assert tool.code("report", str(output)) == 0
+    assert tool.errors == "" and Path(tool.output.strip()).parent == output
+
+
+def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> None:
+    preset = tool.preset("text")
+    for words, told in {
+        ("optimizer.params.lr=1,zwei",): "lr=zwei",
+        ("optimizer.params.lrr=1,2",): "lrr",
+        ("training.trainer=x,y",): "set by mmfw",
+        ("--seeds", "0-3"): "0-3",
+        ("--seeds", "3-1"): "3-1",
+    }.items():
+        assert tool.code("sweep", "run", preset, *words) == 2
+        assert told in tool.errors
+    assert not tool.save_dir.exists()
+
+
+def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
+    tool: Tool, faulty: Callable[..., None], tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    faulty({"at": "forward", "do": "wait", "update": 2, "once": str(here)})
+    preset, output = tool.preset("text"), tool.save_dir / "sweeps" / "text"
+    process = _sweep(tool, preset, "--seeds", "1-2", "--updates", "4", "--slots", "1")
+    while not here.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stay queued" not in process.stderr.readline():
+        pass
+    while not (output / "Seed_1" / "stop").exists():
+        time.sleep(0.02)
+    here.with_name("here.go").touch()
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert [row.state for row in rows(output).values()] == ["queued", "queued"]
+    assert f"mmfw sweep run {output} --slots 1" in said.replace("'", "")
+    with _process(str(output), "--slots", "1") as process:
+        process.communicate()
+    first, second = _runs(output)
+    assert state(first) == state(second) == "done"
+    begun = [event["update"] for event in read_events(first.events) if event["kind"] == "train_started"]
+    assert begun == [0, 2]
+
+
+class _PrunesAtOnce:
+    """A search, for this test, that stops a task at its first validation."""
+
+    def __init__(self) -> None:
+        self.told: list[State] = []
+
+    def propose(self) -> Row | None:
+        return None
+
+    def is_hopeless(self, row: Row, event: Event) -> bool:
+        return event["kind"] == "val"
+
+    def tell(self, row: Row, state: State) -> None:
+        self.told.append(state)
+
+
+class _Silent:
+    """A display that shows nothing."""
+
+    def begins(self, slot: Slot, row: Row) -> None: ...
+
+    def event(self, slot: Slot, event: Event) -> None: ...
+
+    def output(self, slot: Slot, text: str) -> None: ...
+
+    def ends(self, slot: Slot, row: Row, state: State, message: str | None) -> None: ...
+
+    def stopping(self) -> None: ...
+
+
+def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: Tool) -> None:
+    train = f"mmfw train '{tool.preset('text')}' --data-dir '{tool.world.data}' --updates 100000"
+    often = "training.evaluation_interval=2 training.log_interval=1"
+    asked = yaml(f"template: {{train: \"{train} {often}\", test: 'echo {{n}}'}}\n---\nn: [1, 2]\n")
+    store = Store(SweepFolder(tool.folder / "sweep"))
+    store.create()
+    search = _PrunesAtOnce()
+
+    def job_of(row: Row, slot: Slot) -> job.Job:
+        where = (str(store.folder.path), row.name, row.full_name)
+        return job.Job(*where, dict(asked.template), row.values, False, row.began, "now")
+
+    def execute(todo: job.Job, slot: Slot, watcher: job.Watcher, stops: Callable[[], int]) -> job.Ending:
+        return job.run(todo, resumed, watcher, stops)
+
+    driver = Driver(store, local(["cpu"], 1, {}), job_of, execute, _Silent(), search)
+    assert driver.run(store.enter(plan(asked).tasks)) is False
+    assert search.told == ["pruned", "pruned"]
+    assert [row.state for row in store.rows()] == ["pruned", "pruned"]
+    for run in _runs(store.folder.path):
+        assert state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()
