@@ -37,7 +37,7 @@ _PYTHON = """\
 
 The modules that programs and notebooks may use.
 """
-_MODULES = ("mmf_win.archives", "mmf_win.runs")
+_MODULES = ("mmf_win.archives", "mmf_win.runs", "mmf_win.sweeps")
 
 
 def commands(

@@ -176,12 +176,14 @@ def _remove(error: errors.UnreadableRun) -> str:
 
 
 def _run_failed(error: errors.FailedTasks) -> str:
-    status = as_typed("mmfw", "sweep", "status", error.folder, "--state", "failed")
-    return f"`{status}` shows why; `{as_typed('mmfw', 'sweep', 'run', error.folder, '--failed')}` runs them again"
+    show = as_typed("mmfw", "sweep", "status", error.folder, "--state", "failed")
+    again = as_typed("mmfw", "sweep", "run", error.folder, "--failed")
+    return f"`{show}` shows why; `{again}` runs them again"
 
 
 def _make_sweep(error: errors.NoSweep) -> str:
-    return f"`{as_typed('mmfw', 'sweep', 'run', 'PRESET', '--seeds', '1-3', '--save-dir', error.save_dir)}` makes one"
+    make = as_typed("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", error.save_dir)
+    return f"`{make}` makes one"
 
 
 def _get_version(error: errors.UnknownKey) -> str | None:

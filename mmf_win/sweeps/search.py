@@ -51,11 +51,14 @@ class OptunaSearch:
             storage=optuna.storages.RDBStorage(
                 URL.create("sqlite", database=str(store.folder.study)).render_as_string()
             ),
-            sampler=samplers[asked.sampler](seed=asked.seed),
             pruner=pruners[asked.pruner](),
             direction=asked.direction,
             load_if_exists=True,
         )
+        # A search that goes on must not draw again what it drew at first.
+        drawn = len(self._study.get_trials(deepcopy=False))
+        seed = None if asked.seed is None else asked.seed + drawn
+        self._study.sampler = samplers[asked.sampler](seed=seed)
 
     def propose(self) -> Row | None:
         """Queue the next trial that is no repetition; None where there are as many as were asked for."""

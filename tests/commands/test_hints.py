@@ -86,6 +86,12 @@ FOLLOWED = {
 _OF_REPAIR, _OF_PUBLISHED = "commands/test_repair.py", "endtoend/test_published.py"
 _DEMO = "endtoend/test_users_way.py::test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
 ELSEWHERE = {
+    "FailedTasks": "commands/test_sweep.py"
+    "::test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed",
+    "OtherTask": "commands/test_sweep.py::test_a_folder_with_other_results_is_left_alone",
+    "NoSuchGpu": "commands/test_sweep.py::test_a_gpu_that_is_not_there_is_refused_before_anything_runs",
+    "sweep: mmfw sweep": "endtoend/test_sweeps.py"
+    "::test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw bug-report": "commands/test_bug_report.py::test_without_any_run_it_is_about_the_machine",
     "UnusedGpu": "commands/test_setup.py::test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
     "DamagedInputs": f"{_OF_REPAIR}::test_the_command_that_verify_names_repairs_it",
@@ -152,6 +158,7 @@ NOT_RUN = {
     "overrides: mmfw train": _PRESET,
     "convert: mmfw train": _PRESET,
     "runs: mmfw train": _PRESET,
+    "NoSweep": _PRESET,
     "DownloadError": "the network is the user's; test_fetch.py takes archives from every kind of source",
     "NoDrive": "a Windows drive that does not exist; tests/unpacking/test_staging.py shows the message",
     "NoRoom": "another disk is the user's",

@@ -158,9 +158,12 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
 
     run = Run(next(demo.places.save_dir.glob(f"demo/{Path(result['run']).name}")))
     endless = ("--updates", "100000", "training.log_interval=1")
-    with demo.at_work("train", "--resume", run.id, *endless) as training:
+    stop = folder / "stop"
+    with demo.at_work(
+        "train", "--resume", run.id, *endless, environ={"MMFW_STOP_FILE": str(stop)}
+    ) as training:
         wait_for_updates(run, training, UPDATES + 2)
-        (max((run.path / "attempts").iterdir(), key=lambda path: int(path.name)) / "stop").touch()
+        stop.touch()
         assert training.wait() == 130
     stopped = demo.mmfw("runs", "show", run.id)
     assert stopped["state"] == "interrupted" and stopped["updates"] >= UPDATES + 2
@@ -189,6 +192,9 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     assert demo.mmfw("check-submission", again["csv"], "--split", "dev_seen")["usable"] is True
     demo.mmfw("report", run.id)
     demo.mmfw("doctor")
+    swept = demo.mmfw("sweep", "run", "demo", "--seeds", "1-2", "--slots", "2", "--updates", "4")
+    [line] = swept["table"]
+    assert line["runs"] == 2 and 0 <= line["auroc"] <= 1 and line["auroc_sd"] is not None
     assert list(tmp_path.iterdir()) == [folder], "nothing is written elsewhere"
 
     with zipfile.ZipFile(demo.mmfw("bug-report", run.id)["report"]) as archive:

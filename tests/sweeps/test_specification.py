@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from mmf_win.errors import UsageError
 from mmf_win.sweeps.specification import Choice, dump, parse, read_text
-from tests.worlds.sweeping import yaml
+from mmf_win.sweeps.tasks import plan
+from tests.worlds.sweeping import ROOT, yaml
 
 HEAD = "template: {train: 'echo {lr}'}\n"
 
@@ -81,3 +83,9 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_what_was_typed_can_be_written_as_a_file() -> None:
     asked = yaml("template: {train: 'mmfw train «a b» lr={lr}'}\n---\nlr: [1, 'two']\nseed: [3]\n")
     assert yaml(dump(asked)) == asked
+
+
+def test_the_guides_files_are_valid() -> None:
+    guide = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    texts = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    assert [len(plan(yaml(text)).tasks) for text in texts] == [8, 0]

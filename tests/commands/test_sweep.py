@@ -1,0 +1,195 @@
+"""What ``mmfw sweep`` shows and refuses, and where its hints lead."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.store import Store
+from tests.worlds.sweeping import python, rows, trained
+from tests.worlds.tools import typed
+
+Captured = pytest.CaptureFixture[str]
+
+
+class Sweep:
+    """A sweep of quick programs, as a user has it in a folder."""
+
+    def __init__(self, folder: Path, capsys: Captured) -> None:
+        self.folder, self.file, self.output = folder, folder / "params.yaml", folder / "out"
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def write(self, template: str, *choices: str, head: str = "") -> None:
+        """Write the file."""
+        text = f"template:\n  t: {json.dumps(template, ensure_ascii=False)}\n{head}"
+        self.file.write_text("".join([text, *(f"---\n{choice}\n" for choice in choices)]), encoding="utf-8")
+
+    def code(self, *words: object) -> int:
+        """The exit code of ``mmfw sweep …``; what it printed is kept."""
+        code = main(["sweep", *map(str, words)])
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def run(self, *words: object) -> int:
+        """The exit code of ``mmfw sweep run`` on the CPU."""
+        return self.code("run", self.file, "-o", self.output, "-r", "cpu", *words)
+
+    @property
+    def hinted(self) -> list[list[str]]:
+        """The commands in the hint."""
+        hint = "".join(line for line in self.err.splitlines() if line.startswith("hint: "))
+        return [typed(command) for command in re.findall("`mmfw sweep (.*?)`", hint)]
+
+
+@pytest.fixture
+def sweep(user_dir: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    """One in the user's folder, where nothing is yet."""
+    monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
+    return Sweep(user_dir, capsys)
+
+
+def test_a_dry_run_shows_what_would_run_and_writes_nothing(sweep: Sweep) -> None:
+    sweep.write("echo {a} {_output}", "a: [1, 'two words']\nnote: x")
+    assert sweep.run("--dry-run", "--slots", 2) == 0
+    assert "A_1-Note_x" in sweep.out
+    assert re.search("echo ['\"]two words['\"]", sweep.out)
+    assert "2 tasks" in sweep.err and "no command uses note" in sweep.err and "not known" in sweep.err
+    assert not sweep.output.exists()
+    assert sweep.run("--dry-run", "--json") == 0
+    told = json.loads(sweep.out)
+    assert [task["task"] for task in told["tasks"]] == ["A_1-Note_x", "A_two words-Note_x"]
+    assert (told["orphans"], told["slots"], told["seconds"]) == (["note"], 1, None)
+
+
+def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_takes(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print(1)"), "a: 1")
+    assert sweep.run() == 0
+    sweep.write(python(sweep.folder, "print(1)"), "a: [1, 2]")
+    assert sweep.run("--dry-run") == 0
+    assert "A_1  (success)" in sweep.out and "A_2  (queued)" in sweep.out
+    assert "1 have something left" in sweep.err and "by 1 that ended well" in sweep.err
+
+
+def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
+    sweep.write(
+        python(sweep.folder, "import sys; sys.exit('bad luck' if sys.argv[1] == '2' else 0)", "{a}"),
+        "a: [1, 2]",
+    )
+    assert sweep.run() == 7
+    assert sweep.code("status", sweep.output) == 0
+    assert "1 success, 1 failed" in sweep.err and "t: bad luck" in sweep.out
+    assert sweep.code("status", sweep.output, "--state", "failed", "--json") == 0
+    [task] = json.loads(sweep.out)["tasks"]
+    assert (task["name"], task["message"], task["values"]) == ("A_2", "t: bad luck", {"a": 2})
+
+
+def test_the_newest_sweep_in_the_save_dir_is_the_default_and_has_a_name(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print(1)"), "a: 1")
+    assert sweep.code("run", sweep.file, "-r", "cpu") == 0
+    for words in ([], ["params"], [sweep.folder / "save" / "sweeps" / "params"]):
+        assert sweep.code("status", *words) == 0
+        assert "1 success" in sweep.err
+    assert sweep.code("run", "params", "-r", "cpu") == 0  # an earlier sweep by its name
+
+
+def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
+    assert sweep.run() == 0
+    store = Store(SweepFolder(sweep.output))
+    for row, score in zip(store.rows(), (0.6, 0.7, 0.8, 0.8), strict=True):
+        trained(store.folder.task(row.name), score)
+    assert sweep.code("table", sweep.output, "--baseline", "lr=0.1") == 0
+    assert "0.6500 ± 0.0707" in sweep.out and "+0.1500" in sweep.out
+    for form, delimiter in (("csv", ","), ("tsv", "\t")):
+        assert sweep.code("table", sweep.output, "--format", form) == 0
+        first = next(csv.DictReader(io.StringIO(sweep.out), delimiter=delimiter))
+        assert (first["lr"], first["runs"], float(first["auroc"])) == ("0.2", "2", pytest.approx(0.8))
+    assert sweep.code("table", sweep.output, "--format", "markdown") == 0
+    assert sweep.out.splitlines()[1] == "|---|---|---|---|"
+    assert sweep.code("table", sweep.output, "--json") == 0
+    assert [line["lr"] for line in json.loads(sweep.out)] == [0.2, 0.1]
+
+
+def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(sweep: Sweep) -> None:
+    fails = "import pathlib, sys; sys.exit(0 if (pathlib.Path(sys.argv[1]) / 'luck').exists() else 1)"
+    sweep.write(
+        python(sweep.folder, fails, shlex.quote(sweep.folder.as_posix())),
+        "a: [1, 2]",
+        head="resource: [cpu]\n",
+    )
+    assert sweep.run() == 7
+    status, again = sweep.hinted
+    assert sweep.code(*status) == 0
+    (sweep.folder / "luck").touch()
+    assert sweep.code(*again) == 0
+    assert {row.state for row in rows(sweep.output).values()} == {"success"}
+
+
+def test_a_folder_with_other_results_is_left_alone(sweep: Sweep) -> None:
+    program = python(sweep.folder, "print(1)", "{a} {b}")
+    sweep.write(program, "a: 1", head="default: {b: 1}\n")
+    assert sweep.run() == 0
+    sweep.write(program, "a: 1", head="default: {b: 2}\n")
+    assert sweep.run() == 2
+    assert "b=1" in sweep.err and "-o" in sweep.err
+    assert sweep.code("run", sweep.file, "-r", "cpu", "-o", sweep.folder / "other") == 0
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -> None:
+    sweep.write("echo {a}", "a: 1", head="resource: [77]\n")
+    assert sweep.code("run", sweep.file, "-o", sweep.output) == 2
+    assert "no GPU 77" in sweep.err and "-r cpu" in sweep.err
+    assert not sweep.output.exists()
+    assert sweep.run("--dry-run") == 0
+
+
+def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]")
+    assert sweep.run("--debug") == 0
+    assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
+    assert sweep.run("--debug") == 0  # again, though it ended well
+    assert [row.starts for row in rows(sweep.output).values()] == [2]
+
+
+def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print(1)", "{a}"), "_title: x\na: [1, 2, 3, 4]", "_title: y\na: 5")
+    assert sweep.run("-t", "y") == 0
+    assert list(rows(sweep.output)) == ["A_5"]
+    assert sweep.run("-t", "x", "--sample", "2") == 0
+    assert len(rows(sweep.output)) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "name a preset"),
+        (("params.yaml", "--seeds", "1-3"), "--seeds is for a preset"),
+        (("params.yaml", "lr=1,2"), "KEY=VALUE is for a preset"),
+        (("no-such-preset",), "no preset named"),
+        (("params.yaml", "-t", "z"), "title z"),
+        (("params.yaml", "-c", "z"), "no command z"),
+    ],
+)
+def test_what_makes_no_sense_is_one_error(
+    sweep: Sweep, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sweep.folder)
+    sweep.write("echo {a}", "a: 1")
+    assert sweep.code("run", *words) == 2
+    assert told in sweep.err and "Traceback" not in sweep.err
+    assert sorted(path.name for path in sweep.folder.iterdir()) == ["params.yaml"]
+
+
+def test_without_a_sweep_there_is_nothing_to_show(sweep: Sweep) -> None:
+    for words in (["status"], ["table"], ["status", "nope"]):
+        assert sweep.code(*words) == 2
+        assert "there is no" in sweep.err and "mmfw sweep run PRESET" in sweep.err

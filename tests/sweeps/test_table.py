@@ -1,0 +1,117 @@
+"""Means over seeds, what a sweep is ranked by, and the comparison with a baseline."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.errors import UsageError
+from mmf_win.sweeps import frame
+from mmf_win.sweeps.folder import SweepFolder, write_yaml
+from mmf_win.sweeps.found import position, trained
+from mmf_win.sweeps.store import Store
+from mmf_win.sweeps.table import lines
+from mmf_win.sweeps.tasks import plan
+from tests.worlds.sweeping import ROOT, ended, yaml
+
+SCORES = {
+    **{"Lr_0.1-Seed_1": 0.60, "Lr_0.1-Seed_2": 0.70, "Lr_0.1-Seed_3": 0.65},
+    **{"Lr_0.5-Seed_1": 0.70, "Lr_0.5-Seed_2": 0.79, "Lr_0.5-Seed_3": 0.76},
+    **{"Lr_0.9-Seed_1": 0.50, "Lr_0.9-Seed_2": 0.55, "Lr_0.9-Seed_3": 0.51},
+}
+
+
+@pytest.fixture
+def sweep(user_dir: Path) -> SweepFolder:
+    """Three learning rates with three seeds each."""
+    asked = yaml(
+        "template: {t: 'echo {lr} {seed} {same}'}\n---\nlr: [0.1, 0.5, 0.9]\nseed: [1, 2, 3]\nsame: 7\n"
+    )
+    store = Store(SweepFolder(user_dir / "sweep"))
+    store.create()
+    tasks = plan(asked).tasks
+    store.enter(tasks)
+    by_values = {f"Lr_{t.values['lr']}-Seed_{t.values['seed']}": t.name for t in tasks}
+    ended(store, "success", **{by_values[name]: score for name, score in SCORES.items()})
+    return store.folder
+
+
+def test_the_best_combination_comes_first_with_mean_and_deviation(sweep: SweepFolder) -> None:
+    found = lines(sweep)
+    assert [line.parameters for line in found] == [{"lr": 0.5}, {"lr": 0.1}, {"lr": 0.9}]
+    best = found[0].metrics["auroc"]
+    assert best.mean == pytest.approx(statistics.mean([0.70, 0.79, 0.76]))
+    assert best.sd == pytest.approx(statistics.stdev([0.70, 0.79, 0.76]))
+    assert found[0].metrics["loss"].mean == pytest.approx(1 - best.mean)  # of the same validation
+
+
+def test_a_loss_is_the_better_the_smaller(sweep: SweepFolder) -> None:
+    assert [line.parameters["lr"] for line in lines(sweep, metric="loss")] == [0.5, 0.1, 0.9]
+
+
+def test_combinations_are_compared_with_a_baseline_seed_by_seed(sweep: SweepFolder) -> None:
+    from scipy.stats import ttest_rel
+
+    better, base, worse = lines(sweep, baseline=["lr=0.1"])
+    assert base.difference is None and base.p is None
+    assert better.difference == pytest.approx(statistics.mean([0.10, 0.09, 0.11]))
+    theirs = [SCORES[f"Lr_0.1-Seed_{n}"] for n in (1, 2, 3)]
+    for line, lr in ((better, 0.5), (worse, 0.9)):
+        ours = [SCORES[f"Lr_{lr}-Seed_{n}"] for n in (1, 2, 3)]
+        assert line.p == pytest.approx(ttest_rel(ours, theirs).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"metric": "test_auroc"}, "test set"),
+        ({"metric": "nope"}, "no metric nope"),
+        ({"baseline": ["lr=7"]}, "0 combinations"),
+        ({"baseline": ["seven"]}, "combinations"),
+    ],
+)
+def test_what_cannot_be_ranked_or_compared_is_refused(
+    sweep: SweepFolder, how: dict[str, str], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        lines(sweep, **how)  # type: ignore[arg-type]
+
+
+def test_a_notebook_gets_a_table(sweep: SweepFolder) -> None:
+    pytest.importorskip("pandas")
+    table = frame(str(sweep.path))
+    assert list(table["lr"]) == [0.5, 0.1, 0.9]
+    assert list(table["runs"]) == [3, 3, 3]
+    assert {"auroc", "auroc_sd", "loss", "loss_sd"} < set(table.columns)
+
+
+def test_the_page_gets_the_runs_with_what_differs(sweep: SweepFolder) -> None:
+    found = trained(sweep)
+    assert len(found) == 9
+    assert {tuple(values) for values in found.values()} == {("lr",)}
+
+
+def test_where_a_training_is_comes_from_its_events(sweep: SweepFolder) -> None:
+    where = position(sweep.task(Store(sweep).rows()[0].name))
+    assert (where.update, where.max_updates, where.loss, where.left) == (30, 40, 0.5, 5.0)
+    assert where.auroc == pytest.approx(0.60)
+
+
+def test_the_guides_lines_for_a_notebook_run(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    guide = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    code = guide.split("```python\n")[1].split("```")[0]
+    for row in Store(sweep).rows():
+        folder = sweep.task(row.name)
+        write_yaml(folder.param, row.values)
+        folder.log("train", "20260101.120000").write_text("one\ntwo\n", encoding="utf-8")
+    there = sweep.path.parent / "save" / "sweeps"
+    there.mkdir(parents=True)
+    sweep.path.rename(there / "mmbt_grid")
+    monkeypatch.chdir(sweep.path.parent)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert list(names["examiner"].table()["lines"]) == [2] * 9
