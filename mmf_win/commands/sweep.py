@@ -148,7 +148,7 @@ def run(
     """Run a sweep, or what is left of one.
 
     A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, and
-    with which values; see docs/sweeps.md. The tasks' folders are named by their parameters. What ended well is
+    with which values (docs/sweeps.md). Each task has a folder that its parameters name. What ended well is
     not run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and leave.
     """
     if not words:

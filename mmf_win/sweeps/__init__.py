@@ -1,7 +1,7 @@
 """Many experiments at once: what to run, where, how far they are, and what came of them.
 
-In a notebook, :func:`frame` is the table of a sweep, and :class:`Examiner` makes one by parsers of your own, also of
-the folders that mlrunner has left.
+In a notebook, :func:`frame` is the table of a sweep, and :class:`Examiner` makes one by parsers of your own,
+also of the folders that mlrunner has left.
 """
 
 from mmf_win.sweeps.examiner import Examiner, Experiment, latest_log

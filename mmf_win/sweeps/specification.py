@@ -1,7 +1,7 @@
 """What a sweep runs: commands with placeholders, and the values of their parameters to combine.
 
-The file is that of mlrunner 0.5.9 (https://pypi.org/project/mlrunner) with ``shell`` and ``search``. Its first
-document has the keys
+The file is that of mlrunner 0.5.9 (https://pypi.org/project/mlrunner), with ``shell`` and ``search``. Its
+first document has the keys
 
 ``template``   name of a command → the command, with placeholders; see :mod:`mmf_win.sweeps.templates`,
 ``default``    values of parameters that a choice does not set,

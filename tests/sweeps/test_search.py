@@ -15,7 +15,13 @@ from tests.worlds.sweeping import trained, yaml
 
 pytest.importorskip("optuna")
 
-_HEAD = "template: {t: 'echo {x} {kind}'}\ndefault: {kind: a}\nsearch:\n  metric: 'out.json:scores.0'\n  seed: 1\n"
+_HEAD = """\
+template: {t: 'echo {x} {kind}'}
+default: {kind: a}
+search:
+  metric: 'out.json:scores.0'
+  seed: 1
+"""
 
 
 @pytest.fixture
