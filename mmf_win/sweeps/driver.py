@@ -85,7 +85,7 @@ class Driver:
     display: Display
     search: Search | None = None
     _running: dict[int, _Running] = field(default_factory=dict)
-    _news: SimpleQueue[tuple[Slot, Event | str]] = field(default_factory=SimpleQueue)
+    _news: SimpleQueue[tuple[Slot, Event | str] | None] = field(default_factory=SimpleQueue)
     _killed: bool = False
 
     def run(self, wanted: Sequence[Row]) -> bool:
@@ -139,10 +139,9 @@ class Driver:
                 return
             self.display.begins(slot, row)
             job, watcher = self.job_of(row, slot), _Noting(self.store, row, slot, self._news)
-            asked = self._asked(slot, stops)
-            self._running[slot.number] = _Running(
-                row, slot, pool.submit(self.execute, job, slot, watcher, asked)
-            )
+            future = pool.submit(self.execute, job, slot, watcher, self._asked(slot, stops))
+            future.add_done_callback(lambda _: self._news.put(None))
+            self._running[slot.number] = _Running(row, slot, future)
 
     def _asked(self, slot: Slot, stops: Callable[[], int]) -> Callable[[], int]:
         """How often the task in a slot was asked to end, by the user or for a reason of its own."""
@@ -160,7 +159,8 @@ class Driver:
         try:
             news = self._news.get(timeout=_TICK)
             while True:
-                self._show(*news)
+                if news is not None:
+                    self._show(*news)
                 news = self._news.get_nowait()
         except Empty:
             pass
@@ -197,7 +197,7 @@ class _Noting(Watcher):
     """Notes in the state what a task does, and hands on the rest."""
 
     def __init__(
-        self, store: Store, row: Row, slot: Slot, news: SimpleQueue[tuple[Slot, Event | str]]
+        self, store: Store, row: Row, slot: Slot, news: SimpleQueue[tuple[Slot, Event | str] | None]
     ) -> None:
         self._store, self._row, self._slot, self._news = store, row, slot, news
 

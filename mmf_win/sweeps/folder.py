@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.files import write_bytes
+from mmf_win.files import replacing
 from mmf_win.paths import Inside
 from mmf_win.runs.folder import Run
 from mmf_win.runs.search import all_runs
@@ -82,7 +82,8 @@ def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
     import yaml
 
     text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=1_000_000)
-    write_bytes(path, text.encode())
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from mmf_win.supervise import run_child
 from mmf_win.sweeps import templates
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
 
+_LOOKS = 5  # a look for a new run costs more than one for new events
 _TAIL = 4096  # bytes of a log in which the error is looked for
 _AFTER_A_KILL = 60.0  # seconds that another process may still hold the task
 
@@ -173,15 +173,18 @@ class _Watch:
 
     def __init__(self, folder: TaskFolder, log: Path, watcher: Watcher) -> None:
         self._folder, self._log, self._watcher = folder, log, watcher
-        self._since, self._read = time.time(), log.stat().st_size if log.exists() else 0
+        self._read = log.stat().st_size if log.exists() else 0
+        self._calls = 0
         before = folder.newest_run()
         self._readers = {} if before is None else {before.path: EventReader(before.events, from_end=True)}
 
     def __call__(self) -> bool:
-        with suppress(DataError):
-            run = self._folder.newest_run()
-            if run is not None and run.path not in self._readers:
-                self._readers[run.path] = EventReader(run.events)
+        self._calls += 1
+        if self._calls % _LOOKS == 0:
+            with suppress(DataError):
+                run = self._folder.newest_run()
+                if run is not None and run.path not in self._readers:
+                    self._readers[run.path] = EventReader(run.events)
         events = [event for reader in self._readers.values() for event in reader.poll()]
         for event in events:
             self._watcher.event(event)
