@@ -32,7 +32,7 @@ from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.store import Row, Store
 from mmf_win.sweeps.table import flat, lines
-from mmf_win.sweeps.tasks import plan
+from mmf_win.sweeps.tasks import plan, task_of
 
 _SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -99,7 +99,7 @@ Examples:
     "resources",
     multiple=True,
     metavar="GPUS",
-    help="What a slot has: a GPU, several as 0,1, or cpu; once for each slot.  [default: the file's]",
+    help="What a slot has: a GPU, several as 0,1, or cpu; once a slot.  [default: the file's, else each GPU]",
 )
 @click.option("-t", "--title", metavar="TITLE", help="Only the choices with this _title.")
 @click.option(
@@ -156,9 +156,9 @@ def run(
     typed = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir, "KEY=VALUE": words[1:]}
     asked = _read(words[0], typed, output, save_dir)
     planned = plan(asked.specification, title=title, commands=commands, sample=sample)
-    tasks = planned.tasks[:1] if debug else planned.tasks
     if asked.preset and not failed:
-        _require_trainable(asked.preset, words[1:], updates, Places.resolve(data_dir, save_dir))
+        request = RunRequest(preset=asked.preset, updates=updates, seed=min(seeds or (), default=None))
+        _require_trainable(request, words[1:], Places.resolve(data_dir, save_dir))
     given = resources or asked.specification.resource
     store = Store(asked.folder)
     if dry_run:
@@ -168,6 +168,8 @@ def run(
     store.create()
     write_bytes(store.folder.specification, asked.text.encode())
     whole = not (asked.preset or title or commands or sample or debug)
+    proposed = [task_of(asked.specification, row.parameters) for row in store.rows() if row.trial is not None]
+    tasks = planned.tasks[:1] if debug else (*planned.tasks, *proposed)
     wanted = store.enter(tasks, whole=whole, force=force or debug, failed=failed)
     if planned.orphans:
         say(f"note: no command uses {', '.join(planned.orphans)}; they only name folders")
@@ -246,8 +248,11 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
     return replace(before, choices=(*before.choices, *new))
 
 
-def _require_trainable(preset: str, words: Sequence[str], updates: int | None, places: Places) -> None:
+def _require_trainable(request: RunRequest, words: Sequence[str], places: Places) -> None:
     """See to it that each value could be trained with: one error now instead of one a task."""
+    options_of_keys = {
+        "--seeds" if name == "seed" else f"--{name}": keys for name, keys in request.keys.items()
+    }
     _, typed = split_words(words, names=0)
     listed = [[f"{key}={value}" for value in values] for key, values in grid.values_of(typed).items()]
     first = [values[0] for values in listed]
@@ -256,8 +261,8 @@ def _require_trainable(preset: str, words: Sequence[str], updates: int | None, p
         *([*first[:n], value, *first[n + 1 :]] for n, values in enumerate(listed) for value in values[1:]),
     ]
     for overrides in checked:
-        require_trainable(overrides, {}, resumes=False)
-        training.check(RunRequest(preset=preset, overrides=overrides, updates=updates), places)
+        require_trainable(overrides, options_of_keys, resumes=False)
+        training.check(replace(request, overrides=overrides), places)
 
 
 def _drive(
@@ -271,7 +276,7 @@ def _drive(
 ) -> bool:
     """Run the tasks; return whether the user stopped that."""
     search = OptunaSearch(asked, store) if asked.search is not None and not aloud else None
-    more = 0 if asked.search is None else asked.search.trials
+    more = 0 if search is None or asked.search is None else asked.search.trials
     began = time.strftime("%Y%m%d.%H%M%S")
 
     def job_of(row: Row, slot: Slot) -> job.Job:

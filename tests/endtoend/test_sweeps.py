@@ -78,6 +78,8 @@ def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> N
         ("training.trainer=x,y",): "set by mmfw",
         ("--seeds", "0-3"): "0-3",
         ("--seeds", "3-1"): "3-1",
+        ("--seeds", "1-3", "training.seed=1,2"): "--seeds and training.seed=1",
+        ("--updates", "3", "training.max_updates=1,2"): "--updates and training.max_updates=1",
     }.items():
         assert tool.code("sweep", "run", preset, *words) == 2
         assert told in tool.errors
