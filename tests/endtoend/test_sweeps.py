@@ -148,7 +148,7 @@ class _Silent:
 def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: Tool) -> None:
     train = f"mmfw train '{tool.preset('text')}' --data-dir '{tool.world.data}' --updates 100000"
     often = "training.evaluation_interval=2 training.log_interval=1"
-    asked = yaml(f"template: {{train: \"{train} {often}\", test: 'echo {{n}}'}}\n---\nn: [1, 2]\n")
+    asked = yaml(f"template: {{train: \"{train} {often}\", test: 'echo {{n}}'}}\n---\nn: 1\n")
     store = Store(SweepFolder(tool.folder / "sweep"))
     store.create()
     search = _PrunesAtOnce()
@@ -162,7 +162,7 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
 
     driver = Driver(store, local(["cpu"], 1, {}), job_of, execute, _Silent(), search)
     assert driver.run(store.enter(plan(asked).tasks)) is False
-    assert search.told == ["pruned", "pruned"]
-    assert [row.state for row in store.rows()] == ["pruned", "pruned"]
-    for run in _runs(store.folder.path):
-        assert state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()
+    assert search.told == ["pruned"]
+    assert [row.state for row in store.rows()] == ["pruned"]
+    [run] = _runs(store.folder.path)
+    assert state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()

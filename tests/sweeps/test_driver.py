@@ -19,7 +19,7 @@ import yaml
 from mmf_win.sweeps.slots import local
 from tests.worlds.sweeping import gated, journal, mmfw, python, rows
 
-KILLS, TASKS = (20, 40) if sys.platform != "win32" else (3, 8)  # some seconds a start under Wine
+KILLS, TASKS = (20, 40) if sys.platform != "win32" else (2, 6)  # some seconds a start under Wine
 _PATIENCE = 60
 
 requires_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for a process")

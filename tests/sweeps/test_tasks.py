@@ -153,8 +153,11 @@ def test_a_sample_is_the_same_each_time_and_in_order() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mlrunner needs /bin/bash, which Windows has not")
-@pytest.mark.parametrize("shell", [False, True], ids=["without a shell", "in a shell"])
-@pytest.mark.parametrize("chosen", [[], ["-t", "stop"], ["-c", "test"]], ids=["all", "a title", "a command"])
+@pytest.mark.parametrize(
+    ("shell", "chosen"),
+    [(False, []), (True, []), (False, ["-t", "stop", "-c", "train"])],
+    ids=["without a shell", "in a shell", "a title and a command"],
+)
 def test_mlrunner_runs_the_same(tmp_path: Path, shell: bool, chosen: list[str]) -> None:
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     for folder in (theirs, ours):
