@@ -23,7 +23,7 @@ from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.request import RunRequest
-from mmf_win.sweeps import grid, job, slots, specification
+from mmf_win.sweeps import grid, job, on_ray, slots, specification
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import SWEEPS
@@ -51,6 +51,17 @@ class _Seeds(click.ParamType[Any]):
                 self.fail(f"{value} is no list of numbers above 0, such as 1-5 or 1,2,7", param, ctx)
             seeds += range(first, last + 1)
         return tuple(dict.fromkeys(seeds))
+
+
+class _Cluster(click.ParamType[Any]):
+    """Where a Ray cluster is."""
+
+    name = "cluster"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not re.fullmatch(r"ray(://[^/:\s]+(:\d+)?)?", str(value)):
+            self.fail(f"{value} is neither ray nor ray://HOST[:PORT]", param, ctx)
+        return value
 
 
 @click.group(
@@ -101,6 +112,13 @@ Examples:
     metavar="GPUS",
     help="What a slot has: a GPU, several as 0,1, or cpu; once a slot.  [default: the file's, else each GPU]",
 )
+@click.option(
+    "--on",
+    "cluster",
+    type=_Cluster(),
+    metavar="ray|ray://HOST[:PORT]",
+    help="Run the tasks on a Ray cluster: that which this machine is part of, or another.  [default: here]",
+)
 @click.option("-t", "--title", metavar="TITLE", help="Only the choices with this _title.")
 @click.option(
     "-c", "--command", "commands", multiple=True, metavar="NAME", help="Only this command of a task."
@@ -132,6 +150,7 @@ def run(
     updates: int | None,
     count: int | None,
     resources: tuple[str, ...],
+    cluster: str | None,
     title: str | None,
     commands: tuple[str, ...],
     force: bool,
@@ -164,7 +183,8 @@ def run(
     if dry_run:
         print_plan(store, asked.specification, planned, save_dir, count or len(given or "x"), as_json)
         return
-    places = slots.local(given, count)
+    on_cluster = click.get_current_context().with_resource(on_ray.connected(cluster)) if cluster else None
+    places = on_cluster.slots(given, count) if on_cluster else slots.local(given, count)
     store.create()
     write_bytes(store.folder.specification, asked.text.encode())
     whole = not (asked.preset or title or commands or sample or debug)
@@ -173,8 +193,9 @@ def run(
     wanted = store.enter(tasks, whole=whole, force=force or debug, failed=failed)
     if planned.orphans:
         say(f"note: no command uses {', '.join(planned.orphans)}; they only name folders")
-    stopped = _drive(asked.specification, store, wanted, places, stop_timeout, aloud=debug)
+    stopped = _drive(asked.specification, store, wanted, places, on_cluster, stop_timeout, aloud=debug)
     again = [*(["--slots", count] if count else []), *(word for name in resources for word in ("-r", name))]
+    again += ["--on", cluster] if cluster else []
     _report(store, wanted, again, stopped=stopped, as_json=as_json)
 
 
@@ -270,6 +291,7 @@ def _drive(
     store: Store,
     wanted: Sequence[Row],
     places: Sequence[Slot],
+    on_cluster: on_ray.Cluster | None,
     patience: float,
     *,
     aloud: bool,
@@ -294,6 +316,8 @@ def _drive(
         )
 
     def execute(todo: job.Job, slot: Slot, watcher: job.Watcher, stops: Callable[[], int]) -> job.Ending:
+        if on_cluster is not None:
+            return on_cluster.run(todo, resumed, slot, watcher, stops)
         return job.run(todo, resumed, watcher, stops)
 
     left = sum(row.state == "queued" for row in wanted)

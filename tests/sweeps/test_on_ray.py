@@ -1,0 +1,291 @@
+"""A Ray cluster of several nodes on this machine, whose GPUs are only declared, and real commands on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmf_win
+from mmf_win.cli import main
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.store import Row, Store
+
+if sys.platform == "win32":
+    pytest.skip("Ray on Windows is a beta, and cannot be tried under Wine", allow_module_level=True)
+
+ray = pytest.importorskip("ray")
+
+# What a command does is the last of its words; the first are the task's folder and its number.
+_TASK = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+
+out, number, what = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+out.joinpath("pid").write_text(str(os.getpid()))
+with out.joinpath("ran." + what).open("a") as file:
+    print(os.environ["CUDA_VISIBLE_DEVICES"], file=file)
+
+def wait_until(true):
+    while not true():
+        time.sleep(0.02)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if what == "meet":  # the other one, which so must run at the same time
+    Path("here." + number).touch()
+    wait_until(lambda: len(list(Path().glob("here.*"))) == 2)
+if what == "save":
+    models = out / "run" / "checkpoints" / "models"
+    models.mkdir(parents=True)
+    models.joinpath("model_1.ckpt").write_text("older")
+    models.with_name("best.ckpt").write_text("best")
+    models.with_name("current.ckpt").write_text("current")
+    out.joinpath("empty").touch()
+if what == "read":  # fails once
+    assert out.joinpath("run", "checkpoints", "best.ckpt").read_text() == "best"
+    again = out.joinpath("again").exists()
+    out.joinpath("again").touch()
+    sys.exit("error: not yet" if not again else 0)
+if what == "lose":  # the node, once
+    lost = Path("lost")
+    if number == "1" and not lost.exists():
+        lost.touch()
+        os.kill(int(os.environ["RAY_RAYLET_PID"]), signal.SIGKILL)
+        wait_until(lambda: False)
+if what == "stop":
+    os.kill(int(number), signal.SIGINT)
+    wait_until(Path(os.environ["MMFW_STOP_FILE"]).exists)
+    out.joinpath("saved").touch()
+    sys.exit(1)
+if what == "kill":
+    os.kill(int(number), signal.SIGINT)
+    wait_until(Path(os.environ["MMFW_STOP_FILE"]).exists)
+    os.kill(int(number), signal.SIGINT)
+    wait_until(lambda: False)
+if what == "orphan":
+    os.kill(int(number), signal.SIGKILL)
+    wait_until(lambda: False)
+"""
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the only node with a CPU sees empty."""
+    return tmp_path_factory.mktemp("hidden")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head that runs nothing, and a node with two GPUs and no CPU."""
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_system_config": quick}
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            nodes.add_node(num_cpus=0, num_gpus=2)
+            patch.setenv("RAY_ADDRESS", nodes.address)
+            yield nodes
+        finally:
+            nodes.shutdown()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with the commands."""
+    (tmp_path / "task.py").write_text(_TASK, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def node(cluster: Any, *options: str, mounts: str | None = None) -> Iterator[None]:
+    """Another node, with a view of its own of the file system where it ``mounts`` something."""
+    start = [
+        Path(sys.executable).with_name("ray"),
+        "start",
+        "--block",
+        "--address",
+        cluster.address,
+        *options,
+    ]
+    own_view = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"] if mounts else []
+    before = alive(cluster)
+    with subprocess.Popen(
+        [*own_view, *start], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            wait_until(lambda: alive(cluster) > before or process.poll() is not None)
+            if process.poll() is not None:
+                pytest.skip("no right to mount a file system")
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+            wait_until(lambda: alive(cluster) <= before)
+
+
+def alive(cluster: Any) -> int:
+    """How many nodes the cluster has."""
+    return sum(node["Alive"] for node in cluster.global_state.node_table())
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.05)
+
+
+def sweep(here: Path, folder: Path, numbers: list[int], *commands: str, options: tuple[str, ...] = ()) -> int:
+    """Run these commands with each number, in this process."""
+    return main(words(here, folder, numbers, *commands, options=options))
+
+
+def words(
+    here: Path, folder: Path, numbers: list[int], *commands: str, options: tuple[str, ...] = ()
+) -> list[str]:
+    template = "\n".join(f"  {name}: python task.py {{_output}} {{n}} {name}" for name in commands)
+    (here / "params.yaml").write_text(f"template:\n{template}\n---\nn: {numbers}\n", encoding="utf-8")
+    return ["sweep", "run", "params.yaml", "--on", "ray", "-o", str(folder), *options]
+
+
+def rows(folder: Path) -> list[Row]:
+    return Store(SweepFolder(folder)).rows()
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines()
+
+
+def is_running(pid_file: Path) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(int(pid_file.read_text(encoding="utf-8")), 0)
+        return True
+    return False
+
+
+def test_each_task_runs_once_on_gpus_of_its_own(cluster: Any, here: Path) -> None:
+    assert sweep(here, here / "out", [1, 2], "meet") == 0
+    cards = [lines(here / "out" / f"N_{n}" / "ran.meet") for n in (1, 2)]
+    assert sorted(cards) == [["0"], ["1"]]
+    assert [(row.state, row.starts) for row in rows(here / "out")] == [("success", 1)] * 2
+    assert not list((here / "out").glob(".ray-*"))
+
+
+@pytest.fixture
+def blind(cluster: Any, hidden: Path) -> Iterator[None]:
+    """A node with a CPU, which sees the folder empty."""
+    mounts = f"mount -t tmpfs tmpfs '{hidden}'"
+    with node(cluster, "--num-cpus=1", "--num-gpus=0", mounts=mounts):
+        yield
+
+
+@pytest.mark.usefixtures("blind")
+def test_results_come_from_a_node_that_does_not_see_the_folder_and_go_back_for_what_is_left(
+    here: Path, hidden: Path
+) -> None:
+    out = hidden / "out"
+    options = ("-r", "cpu")
+    assert sweep(here, out, [1], "save", "read", options=options) == 7
+    (row,) = rows(out)
+    assert (row.state, row.message, list(row.done)) == ("failed", "read: not yet", ["save"])
+    task = out / "N_1"
+    assert (task / "run" / "checkpoints" / "current.ckpt").read_text(encoding="utf-8") == "current"
+
+    assert sweep(here, out, [1], "save", "read", options=options) == 0
+    (row,) = rows(out)
+    assert (row.state, sorted(row.done)) == ("success", ["read", "save"])
+    assert lines(task / "ran.save") == ["-1"]
+    assert lines(task / "ran.read") == ["-1", "-1"]
+    found = {file.name for file in task.rglob("*") if file.is_file()}
+    assert {"best.ckpt", "empty", "param", "stat"} < found
+    assert not found & {"current.ckpt", "model_1.ckpt"}
+    assert not list(out.glob(".ray-*"))
+
+
+def test_what_a_lost_node_ran_is_run_on_another(cluster: Any, here: Path) -> None:
+    options = ("--num-cpus=0", "--num-gpus=3")
+    with node(cluster, *options), node(cluster, *options):
+        assert sweep(here, here / "out", [1, 2, 3], "save", "lose", options=("-r", "0,1,2")) == 0
+    found = rows(here / "out")
+    assert [(row.state, row.starts, sorted(row.done)) for row in found] == [
+        ("success", 1, ["lose", "save"])
+    ] * 3
+    assert [len(lines(here / "out" / f"N_{n}" / "ran.save")) for n in (1, 2, 3)] == [1, 1, 1]
+    assert [len(lines(here / "out" / f"N_{n}" / "ran.lose")) for n in (1, 2, 3)] == [2, 1, 1]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_first_stop_lets_a_command_save_and_leave(here: Path) -> None:
+    assert sweep(here, here / "out", [os.getpid()], "stop") == 130
+    (row,) = rows(here / "out")
+    task = here / "out" / row.name
+    assert (row.state, (task / "saved").exists(), is_running(task / "pid")) == ("queued", True, False)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_second_stop_kills_a_command(here: Path) -> None:
+    assert sweep(here, here / "out", [os.getpid()], "kill") == 130
+    (row,) = rows(here / "out")
+    assert (row.state, is_running(here / "out" / row.name / "pid")) == ("queued", False)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_nothing_of_a_task_outlives_a_driver_that_was_killed(here: Path) -> None:
+    words_of = words(here, here / "out", [1], "orphan")
+    program = "import os, sys; from mmf_win.cli import main; params = open('params.yaml').read()\n"
+    program += "open('params.yaml', 'w').write(params.replace('[1]', f'[{os.getpid()}]')); main(sys.argv[1:])"
+    ended = subprocess.run([sys.executable, "-c", program, *words_of], check=False, capture_output=True)
+    assert ended.returncode == -9
+    (pid,) = (here / "out").glob("*/pid")
+    wait_until(lambda: not is_running(pid))
+
+
+@pytest.mark.parametrize(
+    ("mounts", "message"),
+    [
+        ("mount -t tmpfs tmpfs '{package}'", "of the cluster has no mmfw"),
+        ("mount --bind '{init}' '{package}/__init__.py'", "has mmfw 0.0.1, and this machine"),
+    ],
+)
+def test_a_node_with_another_mmfw_is_refused(
+    cluster: Any, here: Path, capsys: pytest.CaptureFixture[str], mounts: str, message: str
+) -> None:
+    init = here / "init.py"
+    init.write_text("__version__ = '0.0.1'\n", encoding="utf-8")
+    package = Path(mmf_win.__file__).parent
+    mounts = mounts.format(package=package, init=init)
+    with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=mounts):
+        assert sweep(here, here / "out", [1], "save", options=("-r", "0,1,2,3")) == 6
+    assert message in capsys.readouterr().err
+    assert not (here / "out").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_more_gpus_than_a_node_has_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep(here, here / "out", [1], "save", options=("-r", "0,1,2")) == 2
+    assert "no node of the cluster has 3 GPUs; it has " in capsys.readouterr().err
+
+
+def test_a_cluster_that_is_not_there_is_one_error(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert sweep(here, here / "out", [1], "save") == 6
+    assert "there is no Ray cluster to connect to at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_without_ray_it_says_what_to_install(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert sweep(here, here / "out", [1], "save") == 6
+    assert "pip install mmf-win[ray]" in capsys.readouterr().err
