@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import time
 import warnings
@@ -75,6 +76,7 @@ def connected(address: str) -> Iterator[Cluster]:
     named = os.environ.get("RAY_ADDRESS", "auto") if address == "ray" else address
     if named.startswith("ray://") and ":" not in named.removeprefix("ray://"):
         named = f"{named}:{_PORT}"
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or a call after the connection was lost may start a cluster
     try:
         import ray
 
@@ -94,7 +96,7 @@ def connected(address: str) -> Iterator[Cluster]:
     with suppress(AttributeError):  # or a thread of Ray's prints to stdout the logs of nodes that are lost
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
     try:
-        yield Cluster(ray)
+        yield Cluster(ray, named if named.startswith("ray://") else ray.get_runtime_context().gcs_address)
     finally:
         ray.shutdown()
 
@@ -102,8 +104,8 @@ def connected(address: str) -> Iterator[Cluster]:
 class Cluster:
     """A Ray cluster that this process is connected to; ``ray`` is the module."""
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
+    def __init__(self, ray: Any, address: str) -> None:
+        self._ray, self._address, self._gone = ray, address, False
         self._runner = ray.remote(max_restarts=0, runtime_env={"env_vars": _ENVIRONMENT})(remote.Runner)
 
     def slots(self, resources: Sequence[str] | None, count: int | None) -> list[Slot]:
@@ -158,6 +160,7 @@ class Cluster:
         self, job: Job, resume: Resume, slot: Slot, watcher: Watcher, stops: Callable[[], int]
     ) -> Ending:
         """Run a task on one node, and let the job be what is left of it, where the folder shows that."""
+        self._require_head()
         gpus = slot.gpus if isinstance(slot, Place) else 0
         runner = self._runner.options(num_gpus=gpus, num_cpus=0 if gpus else 1).remote()
         killed = 0.0
@@ -165,6 +168,7 @@ class Cluster:
         def is_placed() -> None:
             if stops():
                 raise _Left
+            self._require_head()
             if not self._room(gpus):
                 raise MmfError(f"no node of the cluster has {_told(gpus)} any more; {self._inventory()}")
 
@@ -213,6 +217,17 @@ class Cluster:
         while not self._ray.wait([answer], timeout=_TICK)[0]:
             check()
         return self._ray.get(answer)
+
+    def _require_head(self) -> None:
+        """Stop the sweep where the cluster is gone, as Ctrl+C does: its tasks stay queued."""
+        try:
+            _knock(self._address)
+        except OSError as error:
+            if not self._gone:
+                self._gone = True
+                _log.warning("the Ray cluster at %s is gone: %s", self._address, error)
+                signal.raise_signal(signal.SIGINT)
+            raise _Left from None
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]

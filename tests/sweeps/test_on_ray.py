@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ if sys.platform == "win32":
     pytest.skip("Ray on Windows is a beta, and cannot be tried under Wine", allow_module_level=True)
 
 ray = pytest.importorskip("ray")
+# Where ray.cluster_utils of an older Ray starts processes, it leaves their logs to be closed by themselves.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 # What a command does is the last of its words; the first are the task's folder and its number.
 _TASK = """
@@ -68,6 +74,8 @@ if what == "kill":
     os.kill(int(number), signal.SIGINT)
     wait_until(Path(os.environ["MMFW_STOP_FILE"]).exists)
     os.kill(int(number), signal.SIGINT)
+    wait_until(lambda: False)
+if what == "wait":
     wait_until(lambda: False)
 if what == "orphan":
     os.kill(int(number), signal.SIGKILL)
@@ -221,6 +229,26 @@ def test_what_a_lost_node_ran_is_run_on_another(cluster: Any, here: Path) -> Non
     ] * 3
     assert [len(lines(here / "out" / f"N_{n}" / "ran.save")) for n in (1, 2, 3)] == [1, 1, 1]
     assert [len(lines(here / "out" / f"N_{n}" / "ran.lose")) for n in (1, 2, 3)] == [2, 1, 1]
+
+
+def test_tasks_of_a_cluster_that_is_gone_stay_queued(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    another = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 1})
+    monkeypatch.setenv("RAY_ADDRESS", another.address)
+
+    def end() -> None:
+        wait_until(lambda: list(here.glob("out/*/ran.wait")))
+        another.shutdown()
+
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(end)
+        assert sweep(here, here / "out", [1, 2], "wait") == 130
+        ended.result()
+    assert [row.state for row in rows(here / "out")] == ["queued", "queued"]
+    assert "is gone" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("cluster")
