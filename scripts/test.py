@@ -36,6 +36,7 @@ _NOT_ON_WINDOWS = {
     *("babel", "backrefs", "ghp-import", "mergedeep", "mkdocs", "mkdocs-get-deps", "mkdocs-material"),
     *("mkdocs-material-extensions", "paginate", "platformdirs", "pymdown-extensions", "pyyaml_env_tag"),
     *("watchdog", "dill", "ilock", "mlrunner", "multiprocess", "tabulate"),
+    *("jsonschema", "jsonschema-specifications", "msgpack", "ray", "referencing", "rpds-py"),
 }
 WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
