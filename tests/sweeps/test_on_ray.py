@@ -241,7 +241,7 @@ def test_tasks_of_a_cluster_that_is_gone_stay_queued(
 
     def end() -> None:
         wait_until(lambda: list(here.glob("out/*/ran.wait")))
-        another.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+        another.head_node.kill_all_processes(check_alive=False, allow_graceful=True)
 
     with ThreadPoolExecutor() as pool:
         ended = pool.submit(end)
