@@ -178,12 +178,15 @@ def _signals_as_interrupts() -> Iterator[None]:
 
 def _interrupt_when_there_is(file: Path) -> None:
     """Act as after Ctrl+C as soon as the file exists: how a program asks for an end where signals cannot."""
-    from threading import Thread
+    from threading import Thread, main_thread
 
     def watch() -> None:
         while not file.exists():
             time.sleep(_GLANCE)
-        signal.raise_signal(signal.SIGINT)
+        if sys.platform == "win32":
+            signal.raise_signal(signal.SIGINT)
+        else:  # a thread's own signal would not wake the main one
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
 
     Thread(target=watch, daemon=True).start()
 

@@ -127,7 +127,7 @@ class NoSweep(UsageError):
 
 
 class OtherTask(UsageError):
-    """The folder of a task has the results of another one."""
+    """A folder has the results of another sweep."""
 
 
 class NoSuchGpu(UsageError):

@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ import click
 from mmf_win.commands import completion, options
 from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.sweep_display import SweepDisplay
-from mmf_win.commands.sweep_show import print_lines, print_plan, status, table
+from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
 from mmf_win.commands.train import resumed
 from mmf_win.console import as_typed, print_json, say
-from mmf_win.errors import FailedTasks, Interrupted, OtherTask, UsageError
+from mmf_win.errors import FailedTasks, Interrupted, NoSuchGpu, OtherTask, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
@@ -34,6 +35,7 @@ from mmf_win.sweeps.store import Row, Store
 from mmf_win.sweeps.table import flat, lines
 from mmf_win.sweeps.tasks import plan, task_of
 
+_MOST_SEEDS = 10_000
 _SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -47,8 +49,8 @@ class _Seeds(click.ParamType[Any]):
         for part in str(value).split(","):
             found = _SEEDS.fullmatch(part.strip())
             first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-            if not 0 < first <= last:
-                self.fail(f"{value} is no list of numbers above 0, such as 1-5 or 1,2,7", param, ctx)
+            if not 0 < first <= last < 2**32 or last - first >= _MOST_SEEDS:
+                self.fail(f"{value} is no list of seeds, such as 1-5 or 1,2,7", param, ctx)
             seeds += range(first, last + 1)
         return tuple(dict.fromkeys(seeds))
 
@@ -174,29 +176,44 @@ def run(
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
     typed = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir, "KEY=VALUE": words[1:]}
     asked = _read(words[0], typed, output, save_dir)
-    planned = plan(asked.specification, title=title, commands=commands, sample=sample)
+    try:
+        planned = plan(asked.specification, title=title, commands=commands, sample=sample)
+    except UsageError as error:
+        raise UsageError(f"{words[0]}: {error}", hint=error.hint) from None
+    if debug and not planned.tasks:
+        raise UsageError("there is no task to debug: a search has none before it runs")
     if asked.preset and not failed:
         request = RunRequest(preset=asked.preset, updates=updates, seed=min(seeds or (), default=None))
         _require_trainable(request, words[1:], Places.resolve(data_dir, save_dir))
     given = resources or asked.specification.resource
     store = Store(asked.folder)
     if dry_run:
+        with suppress(NoSuchGpu):  # it is shown on another machine
+            count = len(slots.local(given, count))
         print_plan(store, asked.specification, planned, save_dir, count or len(given or "x"), as_json)
         return
     on_cluster = click.get_current_context().with_resource(on_ray.connected(cluster)) if cluster else None
     places = on_cluster.slots(given, count) if on_cluster else slots.local(given, count)
     store.create()
-    write_bytes(store.folder.specification, asked.text.encode())
+    if force and store.others_live():
+        raise UsageError(f"another driver works on {store.folder.path}, which may not run all again now")
     whole = not (asked.preset or title or commands or sample or debug)
     proposed = [task_of(asked.specification, row.parameters) for row in store.rows() if row.trial is not None]
-    tasks = planned.tasks[:1] if debug else (*planned.tasks, *proposed)
-    wanted = store.enter(tasks, whole=whole, force=force or debug, failed=failed)
-    if planned.orphans:
-        say(f"note: no command uses {', '.join(planned.orphans)}; they only name folders")
-    stopped = _drive(asked.specification, store, wanted, places, on_cluster, stop_timeout, aloud=debug)
+    entered = planned.tasks[:1] if debug else (*planned.tasks, *proposed)
+    searches = asked.specification.search is not None and not (title or debug or failed)
+    search = OptunaSearch(asked.specification, store) if searches else None
+    wanted = store.enter(entered, whole=whole, force=force or debug, failed=failed)
+    write_bytes(store.folder.specification, asked.text.encode())
+    _note(asked.specification, planned.orphans, title)
+    chosen = tuple(commands) or tuple(asked.specification.template)
+    stopped = _drive(
+        asked.specification, store, wanted, places, on_cluster, chosen, stop_timeout, search, aloud=debug
+    )
     again = [*(["--slots", count] if count else []), *(word for name in resources for word in ("-r", name))]
-    again += ["--on", cluster] if cluster else []
-    _report(store, wanted, again, stopped=stopped, as_json=as_json)
+    again += [word for name in commands for word in ("-c", name)]
+    for option, value in (("--on", cluster), ("-t", title), ("--sample", sample)):
+        again += [option, value] if value else []
+    _report(store, wanted, chosen, again, stopped=stopped, as_json=as_json)
 
 
 command.add_command(status)
@@ -238,6 +255,9 @@ def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Pa
         text = read_text(file)
         folder = earlier if is_earlier else SweepFolder(output or save_dir / SWEEPS / name_part(path.stem))
         return _Asked(specification.parse(text, file), text, folder)
+    if earlier.state.is_file() and what not in presets.names():
+        message = f"{earlier.path} is a sweep that has lost its {earlier.specification.name}"
+        raise UsageError(message, hint="run the file that it was made of again, into this folder")
     preset = presets.load(what)
     _, overrides = split_words(typed["KEY=VALUE"], names=0)
     options_of_train = [
@@ -248,6 +268,19 @@ def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Pa
     asked = grid.of_preset(name, typed["--seeds"] or (), overrides, options_of_train)
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
     return _Asked(asked, specification.dump(_joined(asked, folder)), folder, what)
+
+
+def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> None:
+    """Say what may not be meant."""
+    if orphans:
+        say(f"note: no command uses {', '.join(orphans)}; they only name folders")
+    alike = sum(choice.title == title for choice in asked.choices)
+    if title is not None and alike > 1:
+        say(f"note: {alike} choices have the title {title}, and all of them run")
+    for name, template in asked.template.items():
+        elsewhere = template.split()[:2] == ["mmfw", "train"] and "--save-dir" in template
+        if elsewhere and "{_output}" not in template:
+            say(f"note: {name} saves its runs elsewhere, where the table does not look for them")
 
 
 def _is_specification(path: Path) -> bool:
@@ -292,12 +325,13 @@ def _drive(
     wanted: Sequence[Row],
     places: Sequence[Slot],
     on_cluster: on_ray.Cluster | None,
+    chosen: Sequence[str],
     patience: float,
+    search: OptunaSearch | None,
     *,
     aloud: bool,
 ) -> bool:
-    """Run the tasks; return whether the user stopped that."""
-    search = OptunaSearch(asked, store) if asked.search is not None and not aloud else None
+    """Run the ``chosen`` commands of the tasks; return whether the user stopped that."""
     more = 0 if search is None or asked.search is None else asked.search.trials
     began = time.strftime("%Y%m%d.%H%M%S")
 
@@ -306,7 +340,7 @@ def _drive(
             output=str(store.folder.path),
             name=row.name,
             full_name=row.full_name,
-            templates={name: asked.template[name] for name in row.left if name in asked.template},
+            templates={name: asked.template[name] for name in chosen if name in row.left},
             values=row.values,
             shell=asked.shell,
             began=row.began,
@@ -320,26 +354,35 @@ def _drive(
             return on_cluster.run(todo, resumed, slot, watcher, stops)
         return job.run(todo, resumed, watcher, stops)
 
+    wanted = [row for row in wanted if set(row.left) & set(chosen)]
     left = sum(row.state == "queued" for row in wanted)
     with SweepDisplay(left + more, aloud=aloud) as display:
         return Driver(store, places, job_of, execute, display, search).run(wanted)
 
 
 def _report(
-    store: Store, wanted: Sequence[Row], again: Sequence[object], *, stopped: bool, as_json: bool
+    store: Store,
+    wanted: Sequence[Row],
+    chosen: Sequence[str],
+    again: Sequence[object],
+    *,
+    stopped: bool,
+    as_json: bool,
 ) -> None:
     """Print the table, and end with an error where not all went well."""
     folder, ids = store.folder, {row.id for row in wanted}
     rows = [row for row in store.rows() if row.id in ids or row.trial is not None]
-    states = Counter(row.state for row in rows)
+    done = (row.state == "queued" and not set(row.left) & set(chosen) for row in rows)  # others are left
+    states = Counter("success" if over else row.state for row, over in zip(rows, done, strict=True))
     if as_json:
         print_json({"sweep": folder.path, "states": states, "table": [flat(line) for line in lines(folder)]})
     elif states["success"]:
         print_lines(folder)
-    told = ", ".join(f"{count} {state}" for state, count in states.items())
+    told = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
     go_on = ("mmfw", "sweep", "run", folder.path, *again)
     if stopped:
-        raise Interrupted(f"stopped: {told}", hint=f"go on with: {as_typed(*go_on)}")
-    say(f"{len(rows)} tasks in {folder.path}: {told}")
+        hint = f"go on with: {as_typed(*go_on)}" if states["queued"] else None
+        raise Interrupted(f"stopped: {told}", hint=hint)
+    say(f"{tasks(len(rows))} in {folder.path}: {told}")
     if failed := states["failed"]:
-        raise FailedTasks(f"{failed} of {len(rows)} tasks failed", folder=folder.path)
+        raise FailedTasks(f"{failed} of {tasks(len(rows))} failed", folder=folder.path)

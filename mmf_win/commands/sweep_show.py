@@ -19,9 +19,9 @@ from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import cost, find, position
 from mmf_win.sweeps.specification import Specification
 from mmf_win.sweeps.store import State, Store
-from mmf_win.sweeps.table import AUROC, Line, Spread, flat, lines
+from mmf_win.sweeps.table import AUROC, Line, Spread, flat, lines, search_of
 from mmf_win.sweeps.tasks import Plan
-from mmf_win.sweeps.templates import words
+from mmf_win.sweeps.templates import line, words
 
 
 @click.command(
@@ -40,14 +40,18 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     SWEEP is its folder, or its name in the save dir; the newest one there is the default.
     """
     folder = find(save_dir, sweep)
-    rows = Store(folder).rows()
+    store = Store(folder)
+    rows = store.rows()
+    dead = {row.id for row in rows if row.state == "running" and store.is_dead(row)}
     counts = Counter(row.state for row in rows)
     shown = [(row, position(folder.task(row.name))) for row in rows if state in (None, row.state)]
     if as_json:
-        tasks = [{**asdict(row), **asdict(where)} for row, where in shown]
-        print_json({"sweep": folder.path, "states": counts, "tasks": tasks})
+        listed = [{**asdict(row), **asdict(where)} for row, where in shown]
+        print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
-    say(f"{folder.path}: {len(rows)} tasks, {', '.join(f'{n} {name}' for name, n in counts.items())}")
+    say(f"{folder.path}: {tasks(len(rows))}, {', '.join(f'{n} {name}' for name, n in counts.items())}")
+    if dead:
+        say(f"note: the driver of {tasks(len(dead))} has died; run the sweep again, and it continues")
     header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "left", "time", "why")
     table = [
         (
@@ -79,7 +83,9 @@ Examples:
 )
 @click.argument("sweep", required=False)
 @click.option(
-    "--metric", default=AUROC, show_default=True, metavar="NAME", help="The validation metric to rank by."
+    "--metric",
+    metavar="NAME",
+    help="The validation metric to rank by.  [default: what the sweep searches by, else auroc]",
 )
 @click.option(
     "--baseline",
@@ -98,7 +104,12 @@ Examples:
 @options.runs_dir
 @options.as_json
 def table(
-    sweep: str | None, metric: str, baseline: tuple[str, ...], form: str, save_dir: Path, as_json: bool
+    sweep: str | None,
+    metric: str | None,
+    baseline: tuple[str, ...],
+    form: str,
+    save_dir: Path,
+    as_json: bool,
 ) -> None:
     """Show what came of a sweep: the parameters that differ, and metrics as mean ± sd over the seeds.
 
@@ -114,7 +125,7 @@ def table(
 
 
 def print_lines(
-    folder: SweepFolder, *, metric: str = AUROC, baseline: Sequence[str] = (), form: str = "text"
+    folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = (), form: str = "text"
 ) -> None:
     """Print the table of a sweep."""
     found = lines(folder, metric=metric, baseline=baseline)
@@ -129,8 +140,10 @@ def print_lines(
         writer.writeheader()
         writer.writerows(rows)
         return
+    search = search_of(folder)
+    first = metric or (AUROC if search is None else search.metric)
     metrics = sorted(
-        {name for line in found for name in line.metrics}, key=lambda name: (name != metric, name)
+        {name for line in found for name in line.metrics}, key=lambda name: (name != first, name)
     )
     header = [*found[0].parameters, "runs", *metrics, *(("difference", "p") if baseline else ())]
     rows_of_text = [_texts(line, metrics, compared=bool(baseline)) for line in found]
@@ -144,20 +157,27 @@ def print_lines(
         )
 
 
-def _texts(line: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
-    cells = [None if value is None else str(value) for value in line.parameters.values()]
-    spreads = [_spread(line.metrics.get(name)) for name in metrics]
+def _texts(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
+    cells = [None if value is None else str(value) for value in of.parameters.values()]
+    spreads = [_spread(of.metrics.get(name), len(of.tasks)) for name in metrics]
     ends = [
-        None if line.difference is None else f"{line.difference:+.4f}",
-        None if line.p is None else f"{line.p:.3g}",
+        None if of.difference is None else f"{of.difference:+.4f}",
+        None if of.p is None else f"{of.p:.3g}",
     ]
-    return [*cells, len(line.tasks), *spreads, *(ends if compared else ())]
+    return [*cells, len(of.tasks), *spreads, *(ends if compared else ())]
 
 
-def _spread(spread: Spread | None) -> str | None:
+def _spread(spread: Spread | None, runs: int) -> str | None:
     if spread is None:
         return None
-    return f"{spread.mean:.4f}" + ("" if spread.sd is None else f" ± {spread.sd:.4f}")
+    deviation = "" if spread.sd is None else f" ± {spread.sd:.4f}"
+    fewer = f" (of {len(spread.values)})" if len(spread.values) < runs else ""
+    return f"{spread.mean:.4f}{deviation}{fewer}"
+
+
+def tasks(count: int) -> str:
+    """A number of tasks, for people."""
+    return f"{count} task{'' if count == 1 else 's'}"
 
 
 def print_plan(
@@ -178,30 +198,38 @@ def print_plan(
             {
                 "task": task.name,
                 "state": known.state if known else "queued",
-                "commands": {name: as_typed(*words(asked.template[name], values)) for name in left},
+                "commands": {
+                    name: line(asked.template[name], values)
+                    if asked.shell
+                    else as_typed(*words(asked.template[name], values))
+                    for name in left
+                },
             }
         )
     left_over = sum(bool(entry["commands"]) for entry in plans)
+    runs = left_over + (asked.search.trials if asked.search is not None else 0)
     known_rows = list(rows.values())
     expected = cost(store.folder, known_rows, _preset_of(asked), save_dir)
-    seconds = None if expected is None else expected.seconds * -(-left_over // slots)
+    seconds = None if expected is None else expected.seconds * -(-runs // slots)
     if as_json:
-        space = None if expected is None else expected.size * left_over
+        space = None if expected is None else expected.size * runs
         print_json(
             {"tasks": plans, "orphans": planned.orphans, "slots": slots, "seconds": seconds, "bytes": space}
         )
         return
     for entry in plans:
         print(f"{entry['task']}  ({entry['state']})")
-        for name, line in entry["commands"].items():
-            print(f"  {name}: {line}")
-    say(f"{len(plans)} tasks, of which {left_over} have something left to run, {slots} at a time")
+        for name, command in entry["commands"].items():
+            print(f"  {name}: {command}")
+    say(f"{tasks(len(plans))}, of which {left_over} are to be run, {slots} at a time")
+    if asked.search is not None:
+        say(f"and {asked.search.trials} trials, whose values Optuna chooses one after the other")
     if planned.orphans:
         say(f"note: no command uses {', '.join(planned.orphans)}; they only name folders")
     if expected is None or seconds is None:
         say("how long they take is not known: nothing like them has run so far")
         return
-    told = f"about {duration(seconds)} and {size(expected.size * left_over)}"
+    told = f"about {duration(seconds)} and {size(expected.size * runs)}"
     say(f"{told}, by {expected.tasks} that ended well before")
 
 

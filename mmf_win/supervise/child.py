@@ -53,7 +53,7 @@ def run_child(
     patience: float,
     farewell: float = _FAREWELL,
     orphaned: float | None = None,
-    terminate: bool = False,
+    terminate: float | None = None,
     held: Sequence[int] = (),
     stops: Callable[[], int] | None = None,
 ) -> Ended:
@@ -77,7 +77,8 @@ def run_child(
         patience: seconds.
         farewell: seconds.
         orphaned: seconds; None for ten times ``patience``.
-        terminate: also send SIGTERM for the first stop, to a child that knows no stop file. Windows has none.
+        terminate: seconds after the first stop, when a child that is still there gets SIGTERM, since it may
+            know no stop file; None for never. Windows has no such signal.
         held: descriptors, of a lock for example, that stay open until the child has ended, even when this
             process is killed.
         stops: how often an end was asked for so far, as :func:`stop_requests` counts it; None to count here.
@@ -93,7 +94,7 @@ def run_child(
         grace = patience * _ORPHANS_PATIENCE if orphaned is None else orphaned
         tree = Tree(command, stop_file=stop_file, grace=grace, output=output, held=held, env=environment)
         try:
-            deadline = float("inf")
+            deadline = terminate_at = float("inf")
             asked = False
             while not tree.ended(within=_POLL):
                 progressed = watch()
@@ -105,9 +106,11 @@ def run_child(
                 if pressed and not asked:
                     asked = True
                     stop_file.touch()
-                    if terminate:
-                        tree.terminate()
                     on_stop()
+                    terminate_at = time.monotonic() + (float("inf") if terminate is None else terminate)
+                if asked and time.monotonic() > terminate_at:
+                    terminate_at = float("inf")
+                    tree.terminate()
                 if pressed > 1 or time.monotonic() > deadline:
                     killed = True
                     break

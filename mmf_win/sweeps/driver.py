@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from mmf_win.errors import MmfwError
 from mmf_win.protocol import Event
 from mmf_win.supervise import stop_requests
 from mmf_win.sweeps.job import Ending, Job, Watcher
@@ -84,9 +84,10 @@ class Driver:
     execute: Execute
     display: Display
     search: Search | None = None
+    _wanted: set[int] = field(default_factory=set)
     _running: dict[int, _Running] = field(default_factory=dict)
     _news: SimpleQueue[tuple[Slot, Event | str] | None] = field(default_factory=SimpleQueue)
-    _killed: bool = False
+    _ended: bool = False
 
     def run(self, wanted: Sequence[Row]) -> bool:
         """Run tasks.
@@ -100,7 +101,7 @@ class Driver:
         Raises:
             MmfwError: the state cannot be read or written; what ran is killed then.
         """
-        ids = {row.id for row in wanted}
+        self._wanted = {row.id for row in wanted}
         with self.store.alive(), stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
             try:
                 beat, said = 0.0, False
@@ -113,12 +114,12 @@ class Driver:
                         said = True
                         self.display.stopping()
                     if look and not stops():
-                        self._fill(pool, ids, stops)
+                        self._fill(pool, stops)
                     if not self._running:
                         return said
                     look = self._listen()
             finally:
-                self._killed = True  # what still runs where an error ended this
+                self._ended = True  # so what still runs where an error ended this saves and leaves
 
     def _beat(self) -> None:
         mine = self.store.beat()
@@ -126,15 +127,15 @@ class Driver:
             running.lost = running.row.id not in mine
         self.store.requeue_dead()
 
-    def _fill(self, pool: ThreadPoolExecutor, ids: set[int], stops: Callable[[], int]) -> None:
+    def _fill(self, pool: ThreadPoolExecutor, stops: Callable[[], int]) -> None:
         """Give each free slot a task, as long as there are some."""
         for slot in self.slots:
             if slot.number in self._running:
                 continue
-            row = self.store.claim(ids, slot.resource)
+            row = self.store.claim(self._wanted, slot.resource)
             if row is None and self.search is not None and (more := self.search.propose()) is not None:
-                ids.add(more.id)
-                row = self.store.claim(ids, slot.resource)
+                self._wanted.add(more.id)
+                row = self.store.claim(self._wanted, slot.resource)
             if row is None:
                 return
             self.display.begins(slot, row)
@@ -148,27 +149,29 @@ class Driver:
 
         def asked() -> int:
             running = self._running.get(slot.number)
-            if self._killed or (running is not None and running.lost):
+            if running is not None and running.lost:
                 return 2
-            return max(stops(), running is not None and running.pruned)
+            return max(stops(), self._ended or (running is not None and running.pruned))
 
         return asked
 
     def _listen(self) -> bool:
         """Wait a moment for news; return whether a slot has become free."""
-        try:
+        with suppress(Empty):
             news = self._news.get(timeout=_TICK)
+            # What a task told before its end has come by then.
+            ended = [running for running in self._running.values() if running.future.done()]
             while True:
                 if news is not None:
                     self._show(*news)
-                news = self._news.get_nowait()
-        except Empty:
-            pass
-        ended = [running for running in self._running.values() if running.future.done()]
-        for running in ended:
-            del self._running[running.slot.number]
-            self._end(running)
-        return bool(ended)
+                if self._news.empty():
+                    break
+                news = self._news.get()
+            for running in ended:
+                del self._running[running.slot.number]
+                self._end(running)
+            return bool(ended)
+        return False
 
     def _show(self, slot: Slot, news: Event | str) -> None:
         if isinstance(news, str):
@@ -182,12 +185,15 @@ class Driver:
     def _end(self, running: _Running) -> None:
         try:
             ending = running.future.result()
-        except (MmfwError, OSError) as error:
-            ending = Ending("failed", str(error))
+        except Exception as error:  # of one task; the others go on
+            ending = Ending("failed", f"{type(error).__name__}: {error}")
         states: Mapping[str, State] = {"stopped": "pruned" if running.pruned else "queued"}
         state = states.get(ending.state, "failed" if ending.state == "failed" else "success")
         if not running.lost:
-            self.store.end(running.row, state, ending.message)
+            others = state == "success" and running.row.left  # commands that this driver was not to run
+            if others:
+                self._wanted.discard(running.row.id)
+            self.store.end(running.row, "queued" if others else state, ending.message)
             if self.search is not None and state != "queued":
                 self.search.tell(running.row, state)
         self.display.ends(running.slot, running.row, state, ending.message)
@@ -201,8 +207,11 @@ class _Noting(Watcher):
     ) -> None:
         self._store, self._row, self._slot, self._news = store, row, slot, news
 
-    def begins(self, command: str, *, anew: bool) -> None:
-        self._store.begin(self._row, command, anew=anew)
+    def begins(self, command: str, script: str | None) -> None:
+        self._store.begin(self._row, command, script)
+
+    def trains(self, command: str, run: str) -> None:
+        self._store.trains(self._row, command, run)
 
     def finished(self, command: str) -> None:
         self._store.finish(self._row, command)

@@ -67,14 +67,9 @@ class TaskFolder:
         """The output of a command."""
         return self.path / f"log.{command}.{time}"
 
-    def newest_run(self, since: float = 0.0) -> Run | None:
-        """The newest run of mmfw's in it that was begun since then, in seconds since the epoch.
-
-        Raises:
-            DataError: what it was asked for cannot be read.
-        """
-        run = next(iter(all_runs(self.path)), None)
-        return run if run is not None and run.request().created >= since else None
+    def newest_run(self) -> Run | None:
+        """The newest run of mmfw's in it."""
+        return next(iter(all_runs(self.path)), None)
 
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:

@@ -70,7 +70,7 @@ def _short(keys: Sequence[str]) -> list[str]:
 
 
 def _values(key: str, text: str) -> list[Any]:
-    values = [_number(part) for part in _parts(text)]
+    values = [number(part) for part in _parts(text)]
     if not all(value != "" for value in values):
         raise UsageError(f"{key}={text}: there is an empty value in the list", hint=f"{key}=VALUE,VALUE")
     return list(dict.fromkeys(values))
@@ -91,7 +91,7 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def _number(text: str) -> Any:
+def number(text: str) -> Any:
     """A number where MMF would read one, else the text."""
     try:
         value = ast.literal_eval(text)

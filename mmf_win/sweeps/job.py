@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from mmf_win.supervise import run_child
 from mmf_win.sweeps import templates
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
 
+_POLITE = 5.0  # seconds for a program that knows the stop file, before it gets SIGTERM
 _LOOKS = 5  # a look for a new run costs more than one for new events
 _TAIL = 4096  # bytes of a log in which the error is looked for
 _AFTER_A_KILL = 60.0  # seconds that another process may still hold the task
@@ -40,7 +41,8 @@ class Job:
         templates: the commands to run, in order.
         values: what fills them.
         shell: give them to a shell.
-        began: command → when it first began, in seconds since the epoch; its training since then is resumed.
+        began: command → its words when it was begun (``script``), and its run (``run``), which is resumed
+            where the words are the same.
         time: when the sweep was started, for the names of logs.
         environment: variables for the commands.
         patience: seconds without progress after which a command that was asked to leave is killed.
@@ -52,7 +54,7 @@ class Job:
     templates: dict[str, str]
     values: dict[str, Any]
     shell: bool
-    began: dict[str, float]
+    began: dict[str, dict[str, str]]
     time: str
     environment: dict[str, str] = field(default_factory=dict)
     patience: float = 60.0
@@ -85,8 +87,11 @@ class Ending:
 class Watcher:
     """What wants to know how a task goes on; each method does nothing here."""
 
-    def begins(self, command: str, *, anew: bool) -> None:
-        """A command is started; not ``anew`` where it resumes a training."""
+    def begins(self, command: str, script: str | None) -> None:
+        """A command is started: ``script`` are its words, or None where it resumes its training."""
+
+    def trains(self, command: str, run: str) -> None:
+        """A command trains a run of mmfw's, in this folder of the task's."""
 
     def finished(self, command: str) -> None:
         """A command ended well."""
@@ -122,11 +127,14 @@ def run(job: Job, resume: Resume, watcher: Watcher, stops: Callable[[], int] = l
         for name, words in filled.items():
             if stops():
                 return Ending("stopped")
-            begun = _begun(words, folder, job.began.get(name))
+            script = _script(job, name)
+            begun = None if job.shell else _begun(folder, job.began.get(name, {}), script)
             if begun is None or history.state(begun) != "done":  # the driver may have died just after its end
-                going_on = begun is not None and checkpoints.can_resume(begun)
-                watcher.begins(name, anew=not going_on)
-                words = resume(words, begun) if begun is not None and going_on else words
+                if begun is not None and checkpoints.can_resume(begun):
+                    watcher.begins(name, None)
+                    words = resume(words, begun)
+                else:
+                    watcher.begins(name, script)
                 ending = _run_command(job, name, words, held, watcher, stops)
                 if ending.state != "success":
                     return ending
@@ -140,6 +148,7 @@ def _run_command(
     folder, log = job.folder, job.folder.log(name, job.time)
     _note(folder, name, "running")
     ours = not job.shell and words[0] == "mmfw"
+    has_ours = ours or (job.shell and "mmfw " in words[0])
     try:
         ended = run_child(
             _program(words, job.shell),
@@ -147,32 +156,37 @@ def _run_command(
             environment=_environment(job),
             stop_file=folder.stop.absolute(),
             exit_file=None,
-            watch=_Watch(folder, log, watcher),
+            watch=_Watch(folder, name, log, watcher),
             on_stop=lambda: None,
             patience=job.patience,
-            orphaned=None if ours else 0.0,
-            terminate=not ours,
+            orphaned=None if has_ours else 0.0,
+            terminate=None if has_ours else _POLITE,
             held=[held],
             stops=stops,
         )
     except FileNotFoundError as error:  # on Linux a process that mmfw starts first finds that out
         log.write_text(f"{words[0]}: {error.strerror}\n", encoding="utf-8")
         ended = None
-    if ended is not None and ended.code == 0 and not ended.killed:
+    # A program that was asked to leave may end with 0, too; of mmfw it is known that it had done all.
+    asked = ended is not None and ended.stop_requested
+    if ended is not None and ended.code == 0 and not ended.killed and (ours or not asked):
         _note(folder, name, "finished")
         return Ending("success")
-    if ended is not None and ended.stop_requested:
+    if asked:
         _note(folder, name, "stopped")
         return Ending("stopped")
     _note(folder, name, "failed")
-    return Ending("failed", f"{name}: {_last_words(log) or f'exit code {ended and ended.code}'}")
+    why = _last_words(log)
+    return Ending(
+        "failed", f"{name}: {why if why.isprintable() and why else f'exit code {ended and ended.code}'}"
+    )
 
 
 class _Watch:
     """Hands on what a command does; called several times a second, it says whether there was progress."""
 
-    def __init__(self, folder: TaskFolder, log: Path, watcher: Watcher) -> None:
-        self._folder, self._log, self._watcher = folder, log, watcher
+    def __init__(self, folder: TaskFolder, command: str, log: Path, watcher: Watcher) -> None:
+        self._folder, self._command, self._log, self._watcher = folder, command, log, watcher
         self._read = log.stat().st_size if log.exists() else 0
         self._calls = 0
         before = folder.newest_run()
@@ -185,6 +199,7 @@ class _Watch:
                 run = self._folder.newest_run()
                 if run is not None and run.path not in self._readers:
                     self._readers[run.path] = EventReader(run.events)
+                    self._watcher.trains(self._command, run.path.relative_to(self._folder.path).as_posix())
         events = [event for reader in self._readers.values() for event in reader.poll()]
         for event in events:
             self._watcher.event(event)
@@ -202,13 +217,19 @@ def _fill(template: str, job: Job) -> list[str]:
     return [templates.line(template, values)] if job.shell else templates.words(template, values)
 
 
-def _begun(words: Sequence[str], folder: TaskFolder, began: float | None) -> Run | None:
-    """The run that an earlier start of a command has begun; None where there is none."""
-    if began is None or list(words[:2]) != ["mmfw", "train"]:
+def _script(job: Job, name: str) -> str:
+    """The words of a command, but for what differs between one start of a sweep and the next."""
+    values = {**job.values, **dict.fromkeys(templates.RESERVED, "")}
+    return as_typed(*templates.words(job.templates[name], values))
+
+
+def _begun(folder: TaskFolder, began: Mapping[str, str], script: str) -> Run | None:
+    """The run that an earlier start of the same words has begun; None where there is none."""
+    run = Run(folder.path / began.get("run", ""))
+    if "run" not in began or began.get("script") != script or not script.startswith("mmfw train "):
         return None
     with suppress(DataError):
-        run = folder.newest_run(began)
-        return run if run is not None and history.state(run) else None
+        return run if run.request_file.is_file() and history.state(run) else None
     return None
 
 

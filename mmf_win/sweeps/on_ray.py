@@ -195,8 +195,10 @@ class Cluster:
                     notes, ending = ask(runner.news, known, stops())
                     known += len(notes)
                     for name, arguments, options in notes:
-                        if name == "begins" and options["anew"]:
-                            job.began[arguments[0]] = time.time()
+                        if name == "begins" and arguments[1] is not None:
+                            job.began[arguments[0]] = {"script": arguments[1]}
+                        if name == "trains":
+                            job.began.setdefault(arguments[0], {})["run"] = arguments[1]
                         if name == "finished" and not shared:
                             finished.append(arguments[0])
                             continue  # not before its files are here

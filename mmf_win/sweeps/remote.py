@@ -100,11 +100,15 @@ class Runner(job.Watcher):
         if self._temporary is not None:
             self._temporary.cleanup()
 
-    def begins(self, command: str, *, anew: bool) -> None:
+    def begins(self, command: str, script: str | None) -> None:
         """Note it, and wait until the driver has: it looks later for a training begun since it knew."""
         with self._change:
-            number = self._tell(("begins", (command,), {"anew": anew}))
+            number = self._tell(("begins", (command, script), {}))
             self._change.wait_for(lambda: self._forgotten >= number)
+
+    def trains(self, command: str, run: str) -> None:
+        """Note it."""
+        self._tell(("trains", (command, run), {}))
 
     def finished(self, command: str) -> None:
         """Note it."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
-from mmf_win.errors import MmfError
+from mmf_win.errors import MmfError, OtherTask
 from mmf_win.protocol import Event
-from mmf_win.sweeps.folder import TaskFolder
-from mmf_win.sweeps.specification import Search, Specification
+from mmf_win.sweeps.specification import Specification
 from mmf_win.sweeps.store import Row, State, Store
-from mmf_win.sweeps.table import metrics_of, validation
+from mmf_win.sweeps.table import objective, validation
 from mmf_win.sweeps.tasks import task_of
 
 _log = logging.getLogger(__name__)
+
+_REPETITIONS = 50  # of known combinations, one after the other, that end a search
+_REPEATS = "repeats"  # marks a trial that is one
 
 
 class OptunaSearch:
@@ -26,6 +27,7 @@ class OptunaSearch:
 
     Raises:
         MmfError: Optuna is not installed.
+        OtherTask: the folder has the study of another search.
     """
 
     def __init__(self, specification: Specification, store: Store) -> None:
@@ -55,6 +57,9 @@ class OptunaSearch:
             direction=asked.direction,
             load_if_exists=True,
         )
+        if self._study.direction.name.lower() != asked.direction:
+            message = f"{store.folder.study} is of a search that was to {self._study.direction.name.lower()}"
+            raise OtherTask(message)
         # A search that goes on must not draw again what it drew at first.
         drawn = len(self._study.get_trials(deepcopy=False))
         seed = None if asked.seed is None else asked.seed + drawn
@@ -63,18 +68,32 @@ class OptunaSearch:
     def propose(self) -> Row | None:
         """Queue the next trial that is no repetition; None where there are as many as were asked for."""
         known = {row.key: row for row in self._store.rows()}
-        while len(self._study.get_trials(deepcopy=False)) < self._asked.trials:
+        for _ in range(_REPETITIONS):
+            if self._count() >= self._asked.trials:
+                return None
             trial = self._study.ask()
-            if trial.number >= self._asked.trials:  # another driver was faster
-                self._study.tell(trial, state=self._states.FAIL)
-                break
-            chosen = {name: _suggest(trial, name, domain) for name, domain in self._asked.parameters.items()}
+            try:
+                domains = self._asked.parameters.items()
+                chosen = {name: _suggest(trial, name, domain) for name, domain in domains}
+            except ValueError as error:
+                message = f"{self._store.folder.study}: {error}"
+                raise OtherTask(message) from None
             task = task_of(self._specification, chosen)
-            if (same := known.get(task.key)) is None:
+            same = known.get(task.key)
+            if same is None and self._count() <= self._asked.trials:  # no other driver was faster
                 return self._store.add_trial(task, trial.number)
-            value = objective(self._asked, self._store.folder.task(same.name))
-            self._tell(trial.number, same.state, value)
-        return None
+            trial.set_user_attr(_REPEATS, True)
+            if same is not None and same.state in ("success", "pruned", "failed"):
+                self._tell(
+                    trial.number, same.state, objective(self._asked, self._store.folder.task(same.name))
+                )
+            else:
+                self._tell(trial.number, "failed", None)
+        return None  # there is hardly a combination left
+
+    def _count(self) -> int:
+        """How many trials there are that are no repetitions."""
+        return sum(_REPEATS not in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
 
     def is_hopeless(self, row: Row, event: Event) -> bool:
         """Whether a task is to be stopped after a validation."""
@@ -98,20 +117,6 @@ class OptunaSearch:
             _log.warning("trial %d has no %s, and counts as failed", number, self._asked.metric)
         ended = self._states.PRUNED if state == "pruned" else self._states.FAIL
         self._study.tell(number, state=ended, skip_if_finished=True)
-
-
-def objective(asked: Search, folder: TaskFolder) -> float | None:
-    """What a search maximizes or minimizes, of a task that ended; None where there is none."""
-    file, found, keys = asked.metric.partition(".json:")
-    if not found:
-        return metrics_of(folder).get(asked.metric)
-    try:
-        value = json.loads((folder.path / f"{file}.json").read_text(encoding="utf-8"))
-        for key in keys.split("."):
-            value = value[int(key) if isinstance(value, list) else key]
-        return float(value)
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
 
 
 def _suggest(trial: Any, name: str, domain: Any) -> Any:

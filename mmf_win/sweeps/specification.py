@@ -16,6 +16,8 @@ names it, and ``_cmd`` limits the commands.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -118,12 +120,16 @@ def parse(text: str, path: Path) -> Specification:
     template = _mapping(head.get("template"), f"{path}: 'template'")
     if not template or not all(isinstance(command, str) and command.strip() for command in template.values()):
         raise _wrong(f"{path}: 'template' must name at least one command, each a text")
+    if odd := next((name for name in template if not re.fullmatch(r"[\w-]+", name)), None):
+        raise _wrong(f"{path}: a command cannot be named {odd!r}", "letters, digits, _ and - make a name")
     resource = head.get("resource")
-    if resource is not None and (not isinstance(resource, list) or not resource):
-        raise _wrong(f"{path}: 'resource' must be a list, such as [0, 1] or [cpu]")
+    if resource is not None and not (
+        isinstance(resource, list) and resource and all(type(r) in (int, str) and str(r) for r in resource)
+    ):
+        raise _wrong(f"{path}: 'resource' must be a list, such as [0, 1], ['0,1', '2,3'] or [cpu]")
     alias = {
         name: {
-            case: _mapping(values, f"{path}: 'alias', case {case!r} of {name}", empty=False)
+            case: _values(values, f"{path}: 'alias', case {case!r} of {name}", empty=False)
             for case, values in _nonempty(cases, f"{path}: 'alias' {name}").items()
         }
         for name, cases in _mapping(head.get("alias") or {}, f"{path}: 'alias'").items()
@@ -137,7 +143,7 @@ def parse(text: str, path: Path) -> Specification:
     return Specification(
         template={name: str(command) for name, command in template.items()},
         choices=choices,
-        default=_mapping(head.get("default") or {}, f"{path}: 'default'"),
+        default=_values(head.get("default") or {}, f"{path}: 'default'"),
         alias=alias,
         resource=None if resource is None else tuple(str(entry) for entry in resource),
         shell=_bool(head.get("shell", False), path),
@@ -181,6 +187,8 @@ def _documents(text: str, path: Path) -> list[Any]:
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         tab = "\t" in text and "\\t" in problem
         raise _wrong(f"{path}{where}: {problem}", "YAML is indented by spaces" if tab else None) from None
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"{path}: {error}") from None
 
 
 def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path) -> Choice:
@@ -190,13 +198,18 @@ def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path)
     if commands is not None:
         commands = tuple(str(name) for name in (commands if isinstance(commands, list) else [commands]))
         unknown = [name for name in commands if name not in template]
-        if unknown:
-            raise _wrong(f"{where}: _cmd names {unknown[0]}", f"the templates are {', '.join(template)}")
+        if unknown or not commands:
+            named = unknown[0] if unknown else "no command"
+            raise _wrong(f"{where}: _cmd names {named}", f"the templates are {', '.join(template)}")
     title = values.pop("_title", None)
     lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
-    empty = next((name for name, choices in lists.items() if not choices), None)
-    if empty is not None:
-        raise _wrong(f"{where}: {empty} has no value")
+    for name, choices in lists.items():
+        if not choices:
+            raise _wrong(f"{where}: {name} has no value")
+        if name in ("_output", "_name", "_time"):
+            raise _wrong(f"{where}: {name} is set by mmfw")
+        for value in choices:
+            _require_scalar(value, f"{where}: {name}")
     return Choice(lists, None if title is None else str(title), commands)
 
 
@@ -230,6 +243,8 @@ def _search(document: Any, path: Path) -> Search:
             raise _wrong(f"{where}: {key} is one of {', '.join(get_args(hints[key]))}")
     if type(values.get("trials")) is not int or values["trials"] < 1:
         raise _wrong(f"{where}: 'trials' must be a number above 0")
+    if not isinstance(values.get("metric", ""), str) or type(values.get("seed") or 0) is not int:
+        raise _wrong(f"{where}: 'metric' must be a text, and 'seed' a whole number")
     parameters = _mapping(values.get("parameters"), f"{where}: 'parameters'", empty=False)
     for name, domain in parameters.items():
         _require_domain(domain, f"{where}: {name}")
@@ -238,6 +253,8 @@ def _search(document: Any, path: Path) -> Search:
 
 def _require_domain(domain: Any, where: str) -> None:
     if isinstance(domain, list) and domain:
+        for value in domain:
+            _require_scalar(value, where)
         return
     ends = [domain.get("low"), domain.get("high")] if isinstance(domain, dict) else []
     numbers = [end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)]
@@ -247,10 +264,26 @@ def _require_domain(domain: Any, where: str) -> None:
         )
         raise _wrong(f"{where} must be a list of values or a range of numbers", hint)
     low, high = numbers
-    if low > high or (domain.get("log") and low <= 0):
+    if not (math.isfinite(low) and math.isfinite(high)) or low > high or (domain.get("log") and low <= 0):
         raise _wrong(f"{where}: low must be below high, and above 0 for log")
-    if domain.get("log") and domain.get("step"):
-        raise _wrong(f"{where}: log and step exclude each other")
+    step = domain.get("step")
+    if step is not None and (domain.get("log") or type(step) not in (int, float) or not 0 < step < math.inf):
+        raise _wrong(f"{where}: step must be a number above 0, and excludes log")
+
+
+def _values(value: Any, where: str, *, empty: bool = True) -> Values:
+    values = _mapping(value, where, empty=empty)
+    for name, entry in values.items():
+        _require_scalar(entry, f"{where}: {name}")
+    return values
+
+
+def _require_scalar(value: Any, where: str) -> None:
+    if not isinstance(value, (str, int, float)):
+        hint = "quote it, for a text" if value is not None else "'' is an empty text"
+        raise _wrong(f"{where}: {value!r:.40} is no text, number, true or false", hint)
+    if "\0" in str(value):
+        raise _wrong(f"{where}: no command takes a text with a NUL")
 
 
 def _mapping(value: Any, where: str, *, empty: bool = True) -> dict[str, Any]:

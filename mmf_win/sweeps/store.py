@@ -21,15 +21,15 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mmf_win.errors import DataError, OtherTask, ResourceError
+from mmf_win.errors import DataError, ResourceError
 from mmf_win.files import remove
 from mmf_win.locking import is_locked, locked
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.tasks import Task, key_of
+from mmf_win.sweeps.tasks import Task, key_of, told_apart
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS tasks (
     full_name TEXT NOT NULL,
     commands TEXT NOT NULL,           -- JSON: which to run
     done TEXT NOT NULL DEFAULT '{}',  -- JSON: command → when it ended well, in seconds since the epoch
-    began TEXT NOT NULL DEFAULT '{}', -- JSON: command → when it began from the beginning
+    began TEXT NOT NULL DEFAULT '{}', -- JSON: command → its words, and the run that it trains
     state TEXT NOT NULL,
     command TEXT,                     -- that runs, or that failed
     message TEXT,                     -- why
@@ -79,7 +79,7 @@ class Row:
     full_name: str
     commands: list[str]
     done: dict[str, float]
-    began: dict[str, float]
+    began: dict[str, dict[str, str]]
     state: State
     command: str | None
     message: str | None
@@ -116,6 +116,7 @@ class Store:
 
     folder: SweepFolder
     worker: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
+    _beats: dict[str, tuple[float | None, float]] = field(default_factory=dict, compare=False, repr=False)
 
     def create(self) -> None:
         """Make the table where there is none.
@@ -132,9 +133,18 @@ class Store:
         """Be the driver that claims tasks, until the block ends."""
         self.folder.drivers.mkdir(exist_ok=True)
         lock = self._lock(self.worker)
-        with locked(lock):
-            yield
-        remove(lock)
+        try:
+            with locked(lock):
+                yield
+        finally:
+            remove(lock)
+
+    def others_live(self) -> bool:
+        """Whether another driver works on the sweep, on this machine or, by its marks, on another."""
+        locks = self.folder.drivers.glob("*.lock")
+        return any(is_locked(lock) for lock in locks) or any(
+            row.state == "running" and not self.is_dead(row) for row in self.rows()
+        )
 
     def rows(self) -> list[Row]:
         """All tasks in their order; those of a search come last.
@@ -152,33 +162,27 @@ class Store:
 
         Args:
             tasks: in the order to run them.
-            whole: they are all of the sweep, so what never ran and is none of them is removed.
+            whole: they are all of the sweep, so what never ran and is none of them is removed, unless another
+                driver may be about to run it.
             force: run their commands again from the beginning.
             failed: leave out all but those that failed.
 
         Returns:
             The rows of these tasks, in their order.
-
-        Raises:
-            OtherTask: the folder of one of them has the results of another.
         """
+        whole = whole and not self.others_live()
         with self._open() as db:
             before = {row["values"]: _row(row) for row in db.execute("SELECT * FROM tasks")}
-            names = {row.name.casefold(): row for row in before.values()}
+            names = {row.name.casefold() for row in before.values()}
             if whole:
                 db.execute("UPDATE tasks SET position = ? WHERE trial IS NULL", (_LAST,))
             for position, task in enumerate(tasks):
-                known, other = before.get(task.key), names.get(task.name.casefold())
-                if known is not None:
-                    if not failed or known.state == "failed":
-                        _queue(db, known, task, position, force=force)
-                    continue
-                if other is not None and other.starts:
-                    raise _other(self.folder.task(other.name).path, other, task)
-                if other is not None:
-                    db.execute("DELETE FROM tasks WHERE id = ?", (other.id,))
-                if not failed:
-                    _insert(db, task, position)
+                known = before.get(task.key)
+                if known is None and not failed:
+                    _insert(db, _of_its_own(task, names), position)
+                elif known is not None and (not failed or known.state == "failed"):
+                    gone = not self.folder.task(known.name).path.is_dir()
+                    _queue(db, known, task, position, force=force or gone)
             if whole:
                 db.execute("DELETE FROM tasks WHERE position = ? AND starts = 0", (_LAST,))
             after = {row["values"]: _row(row) for row in db.execute("SELECT * FROM tasks")}
@@ -188,7 +192,8 @@ class Store:
     def add_trial(self, task: Task, number: int) -> Row:
         """Queue a task that a search has proposed; there must be no other with its values."""
         with self._open() as db:
-            _insert(db, task, _LAST + 1 + number, number)
+            names = {row["name"].casefold() for row in db.execute("SELECT name FROM tasks")}
+            _insert(db, _of_its_own(task, names), _LAST + 1 + number, number)
             row = db.execute("SELECT * FROM tasks WHERE trial = ?", (number,)).fetchone()
             return _row(row)
 
@@ -215,11 +220,16 @@ class Store:
             db.execute(f"UPDATE tasks SET beat = ? WHERE {mine}", (time.time(), self.worker))
             return {row["id"] for row in db.execute(f"SELECT id FROM tasks WHERE {mine}", (self.worker,))}
 
-    def begin(self, row: Row, command: str, *, anew: bool) -> None:
-        """Note that a command runs; ``anew`` where it does not go on with what it left."""
-        if anew:
-            row.began[command] = time.time()
+    def begin(self, row: Row, command: str, script: str | None) -> None:
+        """Note that a command runs; ``script`` are its words, or None where it resumes what it left."""
+        if script is not None:
+            row.began[command] = {"script": script}
         self._update(row, "command = ?, began = ?", command, json.dumps(row.began))
+
+    def trains(self, row: Row, command: str, run: str) -> None:
+        """Note which run a command trains, by its folder in the task's."""
+        row.began.setdefault(command, {})["run"] = run
+        self._update(row, "began = ?", json.dumps(row.began))
 
     def finish(self, row: Row, command: str) -> None:
         """Note that a command ended well, and is not to run again."""
@@ -241,7 +251,7 @@ class Store:
 
     def requeue_dead(self) -> list[str]:
         """Queue the tasks of drivers that died; return their names."""
-        dead = [row for row in self.rows() if row.state == "running" and self._is_dead(row)]
+        dead = [row for row in self.rows() if row.state == "running" and self.is_dead(row)]
         with self._open() if dead else nullcontext() as db:
             return [
                 row.name
@@ -254,11 +264,18 @@ class Store:
                 ).rowcount
             ]
 
-    def _is_dead(self, row: Row) -> bool:
-        """Whether nobody works on a task any more; what a killed driver left may still be saving."""
+    def is_dead(self, row: Row) -> bool:
+        """Whether nobody works on a running task any more; what a killed driver left may still be saving.
+
+        Of a driver on another machine, whose clock may be another, it is known after it was silent for long.
+        """
         worker = row.worker or ""
         if worker.rsplit("-", 2)[0] != socket.gethostname():
-            return time.time() - (row.beat or 0.0) > _DEAD
+            beat, since = self._beats.get(worker, (None, 0.0))
+            if beat != row.beat:
+                since = time.monotonic()
+                self._beats[worker] = (row.beat, since)
+            return time.monotonic() - since > _DEAD
         return not is_locked(self._lock(worker)) and not is_locked(self.folder.task(row.name).lock)
 
     def _lock(self, worker: str) -> Path:
@@ -325,25 +342,26 @@ def _queue(db: sqlite3.Connection, known: Row, task: Task, position: int, *, for
         {name: when for name, when in noted.items() if name not in forgotten}
         for noted in (known.done, known.began)
     )
+    commands = list(dict.fromkeys([*task.commands, *known.commands]))
     state = known.state
     if state != "pruned" or force:
-        state = "queued" if any(name not in done for name in task.commands) else "success"
+        state = "queued" if any(name not in done for name in commands) else "success"
     db.execute(
         "UPDATE tasks SET position = ?, title = ?, commands = ?, done = ?, began = ?, state = ? "
         "WHERE id = ? AND state != 'running'",
         (
-            *(position, task.title, json.dumps(task.commands)),
+            *(position, task.title, json.dumps(commands)),
             *(json.dumps(done), json.dumps(began), state, known.id),
         ),
     )
 
 
-def _other(folder: Path, row: Row, task: Task) -> OtherTask:
-    apart = [key for key in {**row.values, **task.values} if row.values.get(key) != task.values.get(key)]
-    had, has = (
-        ", ".join(f"{key}={values.get(key)}" for key in apart) for values in (row.values, task.values)
-    )
-    return OtherTask(f"{folder} has the results of {had}, and would now be for {has}")
+def _of_its_own(task: Task, names: set[str]) -> Task:
+    """The task with a name that no other has, whose folder may hold results."""
+    if task.name.casefold() in names:
+        task = replace(task, name=told_apart(task.name, task.key))
+    names.add(task.name.casefold())
+    return task
 
 
 def _row(row: sqlite3.Row) -> Row:

@@ -14,7 +14,8 @@ from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.history import summarize, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
-from mmf_win.sweeps.grid import SEEDS
+from mmf_win.sweeps.grid import SEEDS, number
+from mmf_win.sweeps.specification import Search, parse, read_text
 from mmf_win.sweeps.store import Row, Store
 
 if TYPE_CHECKING:
@@ -61,36 +62,42 @@ class Line:
     p: float | None = None
 
 
-def lines(folder: SweepFolder, *, metric: str = AUROC, baseline: Sequence[str] = ()) -> list[Line]:
+def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()) -> list[Line]:
     """The combinations of a sweep, the best first; those without the metric come last.
 
     Args:
         folder: of the sweep.
-        metric: what they are ranked by; the smaller the better where it is a loss.
+        metric: what they are ranked by; None for what the sweep searches by, else the AUROC.
         baseline: ``PARAMETER=VALUE`` of the one to compare the others with.
 
     Raises:
         UsageError: the metric is one of a test set, or is not there, or ``baseline`` names not one line.
         DataError: the state cannot be read.
     """
+    search = search_of(folder)
+    searched = search.metric if search is not None else AUROC
+    metric = metric or searched
     if metric.startswith(TEST):
         raise UsageError(
             f"{metric} is measured on a test set, which must not choose a model",
             hint="rank by a validation metric",
         )
-    done = [row for row in Store(folder).rows() if row.state == "success"]
+    done = [row for row in Store(folder).rows() if row.done and row.state in ("success", "queued")]
     differing = differing_parameters(done)
     groups: dict[str, list[Row]] = {}
     for row in done:
         shown = {name: row.values.get(name) for name in differing}
         groups.setdefault(json.dumps(shown, default=str), []).append(row)
-    found = [_line(folder, rows, differing) for rows in groups.values()]
+    found = [_line(folder, rows, differing, search) for rows in groups.values()]
     known = {name for line in found for name in line.metrics}
     if known and metric not in known:
         raise UsageError(f"there is no metric {metric}", hint=f"there are {', '.join(sorted(known))}")
     if baseline:
         found = _compared(found, metric, baseline)
-    sign = 1 if "loss" in metric or "entropy" in metric else -1
+    minimized = "loss" in metric or "entropy" in metric
+    if search is not None and metric == searched:
+        minimized = search.direction == "minimize"
+    sign = 1 if minimized else -1
 
     def rank(line: Line) -> tuple[bool, float]:
         return metric not in line.metrics, sign * line.metrics[metric].mean if metric in line.metrics else 0.0
@@ -98,7 +105,7 @@ def lines(folder: SweepFolder, *, metric: str = AUROC, baseline: Sequence[str] =
     return sorted(found, key=rank)
 
 
-def frame(sweep: str, *, metric: str = AUROC, baseline: Sequence[str] = ()) -> pandas.DataFrame:
+def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()) -> pandas.DataFrame:
     """The same as a table: the parameters, ``runs``, and of each metric the mean and ``<metric>_sd``.
 
     Args:
@@ -160,11 +167,34 @@ def validation(event: Event) -> dict[str, float]:
     return {_NAMES.get(name, name): float(v) for name, v in named if isinstance(v, (int, float))}
 
 
-def _line(folder: SweepFolder, rows: Sequence[Row], differing: Sequence[str]) -> Line:
+def search_of(folder: SweepFolder) -> Search | None:
+    """What the sweep searches by; None for a grid."""
+    path = folder.specification
+    return parse(read_text(path), path).search if path.is_file() else None
+
+
+def objective(asked: Search, folder: TaskFolder) -> float | None:
+    """What a search maximizes or minimizes, of a task that ended; None where there is none."""
+    file, found, keys = asked.metric.partition(".json:")
+    if not found:
+        return metrics_of(folder).get(asked.metric)
+    try:
+        value = json.loads((folder.path / f"{file}.json").read_text(encoding="utf-8"))
+        for key in keys.split("."):
+            value = value[int(key) if isinstance(value, list) else key]
+        return float(value)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _line(folder: SweepFolder, rows: Sequence[Row], differing: Sequence[str], search: Search | None) -> Line:
     measured: dict[str, dict[str, float]] = {}
     for row in rows:
-        seed = next((str(row.values[name]) for name in SEEDS if name in row.values), row.name)
-        for name, value in metrics_of(folder.task(row.name)).items():
+        seed = " ".join(str(row.values[name]) for name in SEEDS if name in row.values) or row.name
+        found = metrics_of(folder.task(row.name))
+        if search is not None and (value := objective(search, folder.task(row.name))) is not None:
+            found[search.metric] = value
+        for name, value in found.items():
             measured.setdefault(name, {})[seed] = value
     metrics = {
         name: Spread(
@@ -183,11 +213,14 @@ def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> li
     fit = [
         line
         for line in found
-        if all(str(line.parameters.get(name)) == value for name, value in asked.items())
+        if all(str(line.parameters.get(name)) == str(number(value)) for name, value in asked.items())
     ]
     if len(fit) != 1 or len(asked) != len(baseline):
         there = "; ".join(" ".join(f"{k}={v}" for k, v in line.parameters.items()) for line in found[:5])
-        raise UsageError(f"{' '.join(baseline)}: {len(fit)} combinations are that", hint=f"there are {there}")
+        message = (
+            f"{' '.join(baseline) or 'the baseline'} matches {len(fit)} combinations, and must match one"
+        )
+        raise UsageError(message, hint=f"there are {there}")
     return [line if line is fit[0] else _against(line, fit[0], metric) for line in found]
 
 

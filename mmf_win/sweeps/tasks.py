@@ -99,8 +99,14 @@ def plan(
                 both = {*known.commands, *task.commands}
                 task = replace(known, commands=tuple(name for name in specification.template if name in both))
             elif taken.setdefault(task.name.casefold(), task.key) != task.key:
-                task = replace(task, name=_told_apart(task.name, task.key))
+                task = replace(task, name=told_apart(task.name, task.key))
             tasks[task.key] = task
+    if specification.search is not None and title is None:
+        domains = specification.search.parameters.items()
+        first = {name: domain[0] if isinstance(domain, list) else domain["low"] for name, domain in domains}
+        trial = task_of(specification, first)
+        given |= trial.values.keys()
+        used |= _used(specification, trial)
     return Plan(tuple(tasks.values()), tuple(sorted(given - used)))
 
 
@@ -181,7 +187,7 @@ def _used(specification: Specification, task: Task) -> set[str]:
     return used
 
 
-def _told_apart(name: str, key: str) -> str:
+def told_apart(name: str, key: str) -> str:
     """The name with a few digits of what it stands for: two values may be written alike."""
     ending = f"-{sha256(key.encode()).hexdigest()[:6]}"
     return portable_name(name, LONGEST_NAME - len(ending)) + ending
@@ -198,7 +204,10 @@ def _named(value: Any) -> str:
     if isinstance(value, bool):
         return "T" if value else "F"
     if isinstance(value, (int, float)):
-        return f"{value:g}"
+        try:
+            return f"{value:g}"
+        except OverflowError:
+            return str(value)
     text = str(value)
     if not isinstance(value, str):
         return text

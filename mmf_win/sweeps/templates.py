@@ -21,7 +21,7 @@ from mmf_win.errors import UsageError
 RESERVED = ("_output", "_name", "_time")
 """Placeholders that are no parameters."""
 
-_PLACE = re.compile(r"\{([\w-]+)\}|\[([\w-]+)\]")
+_PLACE = re.compile(r"(?<!\$)\{([\w-]+)\}|\[([\w-]+)\]")  # ${NAME} is the shell's
 
 
 @cache

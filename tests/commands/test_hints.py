@@ -88,7 +88,7 @@ _DEMO = "endtoend/test_users_way.py::test_a_demo_is_stopped_resumed_killed_resum
 ELSEWHERE = {
     "FailedTasks": "commands/test_sweep.py"
     "::test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed",
-    "OtherTask": "commands/test_sweep.py::test_a_folder_with_other_results_is_left_alone",
+    "OtherTask": "commands/test_sweep.py::test_a_search_is_ranked_by_what_it_searches_for",
     "NoSuchGpu": "commands/test_sweep.py::test_a_gpu_that_is_not_there_is_refused_before_anything_runs",
     "sweep: mmfw sweep": "endtoend/test_sweeps.py"
     "::test_a_stopped_training_is_resumed_by_the_command_that_is_printed",

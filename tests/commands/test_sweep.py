@@ -76,7 +76,7 @@ def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_take
     sweep.write(python(sweep.folder, "print(1)"), "a: [1, 2]")
     assert sweep.run("--dry-run") == 0
     assert "A_1  (success)" in sweep.out and "A_2  (queued)" in sweep.out
-    assert "1 have something left" in sweep.err and "by 1 that ended well" in sweep.err
+    assert "1 are to be run" in sweep.err and "by 1 that ended well" in sweep.err
 
 
 def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
@@ -134,16 +134,6 @@ def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(s
     assert {row.state for row in rows(sweep.output).values()} == {"success"}
 
 
-def test_a_folder_with_other_results_is_left_alone(sweep: Sweep) -> None:
-    program = python(sweep.folder, "print(1)", "{a} {b}")
-    sweep.write(program, "a: 1", head="default: {b: 1}\n")
-    assert sweep.run() == 0
-    sweep.write(program, "a: 1", head="default: {b: 2}\n")
-    assert sweep.run() == 2
-    assert "b=1" in sweep.err and "-o" in sweep.err
-    assert sweep.code("run", sweep.file, "-r", "cpu", "-o", sweep.folder / "other") == 0
-
-
 def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -> None:
     sweep.write("echo {a}", "a: 1", head="resource: [77]\n")
     assert sweep.code("run", sweep.file, "-o", sweep.output) == 2
@@ -193,3 +183,59 @@ def test_without_a_sweep_there_is_nothing_to_show(sweep: Sweep) -> None:
     for words in (["status"], ["table"], ["status", "nope"]):
         assert sweep.code(*words) == 2
         assert "there is no" in sweep.err and "mmfw sweep run PRESET" in sweep.err
+
+
+def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(sweep: Sweep) -> None:
+    head = "search: {trials: 3, parameters: {a: [1, 2]}}\n"
+    sweep.write("echo {a}", head=head)
+    assert sweep.run("--dry-run") == 0
+    assert "3 trials" in sweep.err
+    sweep.write("echo {a} {nothing}", head=head)
+    assert sweep.run("--dry-run") == 2
+    assert "params.yaml" in sweep.err and "nothing sets nothing" in sweep.err
+    assert sweep.run("--debug") == 2
+
+
+def test_a_search_is_ranked_by_what_it_searches_for(sweep: Sweep) -> None:
+    pytest.importorskip("optuna")
+    program = """
+import json, pathlib, sys
+pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])}))
+"""
+    head = "search: {trials: 3, metric: 'r.json:x', direction: minimize, parameters: {a: [1, 2, 3]}}\n"
+    sweep.write(python(sweep.folder, program, "{a}", "{_output}"), head=head)
+    assert sweep.run() == 0
+    assert sweep.code("table", sweep.output, "--json") == 0
+    assert [line["r.json:x"] for line in json.loads(sweep.out)] == [1.0, 2.0, 3.0]
+    sweep.write(python(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize"))
+    assert sweep.run() == 2
+    assert "minimize" in sweep.err and "-o" in sweep.err
+    assert sweep.run("-o", sweep.folder / "other") == 0
+
+
+def test_a_choice_of_commands_is_not_the_whole_of_a_task(sweep: Sweep) -> None:
+    program = python(sweep.folder, "print(1)", "{a}")
+    sweep.file.write_text(
+        f"template: {{t: {json.dumps(program)}, u: {json.dumps(program)}}}\n---\na: [1, 2]\n",
+        encoding="utf-8",
+    )
+    assert sweep.run("-c", "t") == 0
+    assert "2 success" in sweep.err
+    assert sweep.run() == 0
+    assert {row.state for row in rows(sweep.output).values()} == {"success"}
+    assert {row.starts for row in rows(sweep.output).values()} == {2}
+
+
+def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print(1)"), "a: 1")
+    assert sweep.run() == 0
+    (sweep.output / "sweep.yaml").unlink()
+    assert sweep.code("run", sweep.output) == 2
+    assert "lost its sweep.yaml" in sweep.err
+    assert sweep.run() == 0
+
+
+def test_two_choices_of_one_title_both_run_and_that_is_said(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print(1)", "{a}"), "_title: x\na: 1", "_title: x\na: 2")
+    assert sweep.run("-t", "x") == 0
+    assert "2 choices have the title x" in sweep.err and "2 success" in sweep.err

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.search import OptunaSearch, objective
+from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
 from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.table import objective
 from tests.worlds.sweeping import trained, yaml
 
 pytest.importorskip("optuna")
@@ -56,7 +57,8 @@ def test_a_search_has_as_many_trials_as_asked_for_and_goes_on_where_it_was(store
     rows = _run(store, OptunaSearch(yaml(_asked(text.format(25))), store))
     assert sorted(row.trial for row in rows if row.trial is not None) == list(range(25))
     assert all(0 <= row.values["x"] <= 10 and row.values["kind"] in "ab" for row in rows)
-    assert min(abs(row.values["x"] - 3) for row in rows) < 1  # it minimizes
+    late = [abs(row.values["x"] - 3) for row in rows[-8:]]
+    assert sum(late) / len(late) < 2.5  # by chance it is 2.9, and maximizing 7
 
 
 def test_a_combination_that_comes_again_is_not_run_again(store: Store) -> None:

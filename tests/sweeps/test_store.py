@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from mmf_win.errors import DataError, OtherTask
+from mmf_win.errors import DataError
 from mmf_win.locking import locked
 from mmf_win.sweeps import store as stores
 from mmf_win.sweeps.folder import SweepFolder
@@ -45,6 +46,7 @@ def _entered(store: Store, asked: Specification | None = None, **how: bool) -> l
 def _claimed(store: Store) -> Row:
     row = store.claim({row.id for row in store.rows()}, "cpu")
     assert row is not None
+    store.folder.task(row.name).path.mkdir(exist_ok=True)
     return row
 
 
@@ -72,12 +74,8 @@ def test_tasks_are_claimed_in_their_order_and_only_those_that_are_wanted(store: 
 
 
 def test_a_task_that_ended_well_has_nothing_left(store: Store) -> None:
-    _entered(store)
-    row = _claimed(store)
-    for command in ("train", "test"):
-        store.begin(row, command, anew=True)
-        store.finish(row, command)
-    store.end(row, "success")
+    _entered(store, _asked("[1]"))
+    _end_all(store)
     again = _entered(store)
     assert [row.state for row in again] == ["success", "queued", "queued"]
     assert [row.left for row in again] == [[], ["train", "test"], ["train", "test"]]
@@ -86,9 +84,9 @@ def test_a_task_that_ended_well_has_nothing_left(store: Store) -> None:
 def test_a_finished_command_of_a_failed_task_is_not_left(store: Store) -> None:
     _entered(store)
     row = _claimed(store)
-    store.begin(row, "train", anew=True)
+    store.begin(row, "train", "words")
     store.finish(row, "train")
-    store.begin(row, "test", anew=True)
+    store.begin(row, "test", "words")
     store.end(row, "failed", "test: no")
     failed = store.rows()[0]
     assert (failed.state, failed.command, failed.message) == ("failed", "test", "test: no")
@@ -99,7 +97,7 @@ def test_a_finished_command_of_a_failed_task_is_not_left(store: Store) -> None:
 def test_force_forgets_what_was_done(store: Store) -> None:
     _entered(store)
     row = _claimed(store)
-    store.begin(row, "train", anew=True)
+    store.begin(row, "train", "words")
     store.finish(row, "train")
     store.end(row, "pruned")
     assert _entered(store)[0].state == "pruned"
@@ -114,12 +112,49 @@ def test_what_is_no_longer_asked_for_goes_where_it_never_ran(store: Store) -> No
     assert [row.name for row in store.rows()] == ["A_3", "A_4", "A_1"]
 
 
-def test_a_folder_is_not_taken_for_the_results_of_other_values(store: Store) -> None:
+def test_results_of_other_values_keep_their_folder(store: Store) -> None:
     _entered(store)
-    store.end(_claimed(store), "success")
-    with pytest.raises(OtherTask, match=r"A_1 has the results of b=0, and would now be for b=5"):
-        _entered(store, _asked(default=5))
-    assert [row.values["b"] for row in store.rows()] == [0, 0, 0]
+    _end_all(store)
+    _entered(store, _asked(default=5))
+    rows = store.rows()
+    assert [(row.name, row.values["b"]) for row in rows if row.state == "success"] == [
+        (f"A_{n}", 0) for n in (1, 2, 3)
+    ]
+    assert len({row.name.casefold() for row in rows}) == 6
+
+
+@pytest.mark.parametrize("values", [("[A]", "[a, A]"), ("[1234567]", "[1234568, 1234567]")])
+def test_a_sweep_grows_by_values_that_are_written_alike(store: Store, values: tuple[str, str]) -> None:
+    _entered(store, _asked(values[0]))
+    _end_all(store)
+    grown = _entered(store, _asked(values[1]))
+    assert [row.state for row in grown] == ["queued", "success"]
+
+
+def _end_all(store: Store) -> None:
+    while (row := store.claim({row.id for row in store.rows()}, "cpu")) is not None:
+        store.folder.task(row.name).path.mkdir()
+        for command in row.left:
+            store.begin(row, command, "words")
+            store.finish(row, command)
+        store.end(row, "success")
+
+
+def test_a_task_whose_folder_was_deleted_runs_again(store: Store) -> None:
+    _entered(store)
+    _end_all(store)
+    store.folder.task("A_2").path.rmdir()
+    assert [row.left for row in _entered(store)] == [[], ["train", "test"], []]
+
+
+def test_what_another_driver_is_about_to_run_is_not_removed(store: Store) -> None:
+    other = Store(store.folder)
+    _entered(other)
+    with other.alive():
+        _entered(store, _asked("[9]"))
+        assert len(store.rows()) == 4
+    _entered(store, _asked("[9]"))
+    assert [row.name for row in store.rows()] == ["A_9"]
 
 
 def test_the_tasks_of_a_driver_that_died_are_queued_again(store: Store) -> None:
@@ -135,7 +170,6 @@ def test_the_tasks_of_a_driver_that_died_are_queued_again(store: Store) -> None:
 def test_what_a_dead_driver_left_running_is_waited_for(store: Store) -> None:
     _entered(store)
     folder = store.folder.task(_claimed(store).name)
-    folder.path.mkdir()
     with locked(folder.lock):
         assert store.requeue_dead() == []
     assert store.requeue_dead() == ["A_1"]
@@ -148,12 +182,14 @@ def test_a_driver_on_another_machine_is_dead_when_it_is_silent(
     _entered(store)
     _claimed(far)
     assert store.requeue_dead() == []
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # another clock says nothing
+    assert store.requeue_dead() == []
     monkeypatch.setattr(stores, "_DEAD", -1.0)
     assert store.requeue_dead() == ["A_1"]
     assert far.beat() == set()  # by which it learns that it has lost the task
 
 
-def test_a_driver_that_lost_a_task_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_lost_a_task_changes_nothing(store: Store) -> None:
     _entered(store)
     row = _claimed(store)
     store.requeue_dead()

@@ -55,7 +55,7 @@ def test_a_loss_is_the_better_the_smaller(sweep: SweepFolder) -> None:
 def test_combinations_are_compared_with_a_baseline_seed_by_seed(sweep: SweepFolder) -> None:
     from scipy.stats import ttest_rel
 
-    better, base, worse = lines(sweep, baseline=["lr=0.1"])
+    better, base, worse = lines(sweep, baseline=["lr=1e-1"])
     assert base.difference is None and base.p is None
     assert better.difference == pytest.approx(statistics.mean([0.10, 0.09, 0.11]))
     theirs = [SCORES[f"Lr_0.1-Seed_{n}"] for n in (1, 2, 3)]
@@ -69,7 +69,7 @@ def test_combinations_are_compared_with_a_baseline_seed_by_seed(sweep: SweepFold
     [
         ({"metric": "test_auroc"}, "test set"),
         ({"metric": "nope"}, "no metric nope"),
-        ({"baseline": ["lr=7"]}, "0 combinations"),
+        ({"baseline": ["lr=7"]}, "matches 0 combinations"),
         ({"baseline": ["seven"]}, "combinations"),
     ],
 )

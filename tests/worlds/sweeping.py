@@ -92,9 +92,10 @@ def ended(store: Store, state: State, **scores: float) -> None:
     """Let every queued task end in a state; ``scores`` are the AUROCs of tasks by their names."""
     wanted = {row.id for row in store.rows()}
     while (row := store.claim(wanted, "cpu")) is not None:
+        store.folder.task(row.name).path.mkdir()
         if row.name in scores:
             trained(store.folder.task(row.name), scores[row.name])
         for command in row.left:
-            store.begin(row, command, anew=True)
+            store.begin(row, command, "words")
             store.finish(row, command)
         store.end(row, state)
