@@ -128,7 +128,8 @@ def run(job: Job, resume: Resume, watcher: Watcher, stops: Callable[[], int] = l
             if stops():
                 return Ending("stopped")
             script = _script(job, name)
-            begun = None if job.shell else _begun(folder, job.began.get(name, {}), script)
+            trains = list(words[:2]) == ["mmfw", "train"]
+            begun = _begun(folder, job.began.get(name, {}), script) if trains else None
             if begun is None or history.state(begun) != "done":  # the driver may have died just after its end
                 if begun is not None and checkpoints.can_resume(begun):
                     watcher.begins(name, None)
@@ -226,7 +227,7 @@ def _script(job: Job, name: str) -> str:
 def _begun(folder: TaskFolder, began: Mapping[str, str], script: str) -> Run | None:
     """The run that an earlier start of the same words has begun; None where there is none."""
     run = Run(folder.path / began.get("run", ""))
-    if "run" not in began or began.get("script") != script or not script.startswith("mmfw train "):
+    if "run" not in began or began.get("script") != script:
         return None
     with suppress(DataError):
         return run if run.request_file.is_file() and history.state(run) else None
