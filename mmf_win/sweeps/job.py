@@ -28,7 +28,7 @@ _TAIL = 4096  # bytes of a log in which the error is looked for
 _AFTER_A_KILL = 60.0  # seconds that another process may still hold the task
 
 Resume = Callable[[Sequence[str], Run], list[str]]
-"""Makes of the words of ``mmfw train …`` those that resume a run that they began."""
+"""Turns the words of ``mmfw train …`` into those that resume the run that they began."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Ending:
 
 @dataclass
 class Watcher:
-    """What wants to know how a task goes on; each method does nothing here."""
+    """Is told how a task proceeds; does nothing by itself."""
 
     def begins(self, command: str, script: str | None) -> None:
         """A command is started: ``script`` are its words, or None where it resumes its training."""

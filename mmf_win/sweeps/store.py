@@ -39,6 +39,7 @@ BEAT = 10.0
 
 _LAST = 1 << 40  # the position of what is no longer asked for
 _DEAD = 180.0  # seconds without a mark, of a driver on another machine
+_RUNNING = "WHERE state = 'running'"
 _BUSY = 5.0
 _PATIENCE = 120.0  # seconds that another program may keep the file for itself
 _TABLE = """
@@ -142,9 +143,7 @@ class Store:
     def others_live(self) -> bool:
         """Whether another driver works on the sweep, on this machine or, by its marks, on another."""
         locks = self.folder.drivers.glob("*.lock")
-        return any(is_locked(lock) for lock in locks) or any(
-            row.state == "running" and not self.is_dead(row) for row in self.rows()
-        )
+        return any(map(is_locked, locks)) or any(not self.is_dead(row) for row in self._rows(_RUNNING))
 
     def rows(self) -> list[Row]:
         """All tasks in their order; those of a search come last.
@@ -152,8 +151,11 @@ class Store:
         Raises:
             DataError: the file is not the state of a sweep.
         """
+        return self._rows()
+
+    def _rows(self, where: str = "") -> list[Row]:
         with self._open(write=False) as db:
-            return [_row(row) for row in db.execute("SELECT * FROM tasks ORDER BY position, id")]
+            return [_row(row) for row in db.execute(f"SELECT * FROM tasks {where} ORDER BY position, id")]
 
     def enter(
         self, tasks: Sequence[Task], *, whole: bool = True, force: bool = False, failed: bool = False
@@ -237,7 +239,7 @@ class Store:
         self._update(row, "done = ?", json.dumps(row.done))
 
     def end(self, row: Row, state: State, message: str | None = None) -> None:
-        """Let go of a task.
+        """Release a task.
 
         Args:
             row: of this driver.
@@ -251,7 +253,7 @@ class Store:
 
     def requeue_dead(self) -> list[str]:
         """Queue the tasks of drivers that died; return their names."""
-        dead = [row for row in self.rows() if row.state == "running" and self.is_dead(row)]
+        dead = [row for row in self._rows(_RUNNING) if self.is_dead(row)]
         with self._open() if dead else nullcontext() as db:
             return [
                 row.name

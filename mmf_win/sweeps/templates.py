@@ -4,7 +4,7 @@
 nothing. ``{_output}`` is the task's folder, ``{_name}`` its name, ``{_time}`` when the sweep was started.
 
 Without a shell, the command is split into words as a POSIX shell does it, and then filled, so that a value is
-one word whatever is in it. For a shell, values are quoted.
+always one word. For a shell, values are quoted.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def sweep(user_dir: Path) -> Iterator[Sweep]:
     yield made
     for driver in made.drivers:
         driver.kill()
-        driver.communicate()
+        driver.communicate(timeout=_PATIENCE)
 
 
 def test_each_task_ends_once_however_often_the_driver_is_killed(sweep: Sweep) -> None:
@@ -97,7 +97,8 @@ def test_each_task_ends_once_however_often_the_driver_is_killed(sweep: Sweep) ->
         first = next(name for name, state in sweep.states.items() if state == "running")
         sweep.open(first.removeprefix("N_"))
         _until(lambda name=first: sweep.states[name] == "success")  # type: ignore[misc]
-        driver.kill()  # the other slot's task is in the middle
+        sweep.until_begun(before + 3)
+        driver.kill()  # two tasks are in the middle
         driver.wait()
         assert Counter(sweep.states.values())["success"] == kill + 1
     sweep.open()
