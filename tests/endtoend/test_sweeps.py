@@ -100,7 +100,7 @@ def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
     assert process.stderr is not None
     while "stay queued" not in process.stderr.readline():
         pass
-    while not (output / "Seed_1" / "stop").exists():
+    while not [*output.glob("Seed_1/*/*/attempts/*/stop")]:
         time.sleep(0.02)
     here.with_name("here.go").touch()
     _, said = process.communicate()
