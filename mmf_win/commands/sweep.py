@@ -184,7 +184,7 @@ def run(
         raise UsageError("there is no task to debug: a search has none before it runs")
     if asked.preset and not failed:
         request = RunRequest(preset=asked.preset, updates=updates, seed=min(seeds or (), default=None))
-        _require_trainable(request, words[1:], Places.resolve(data_dir, save_dir))
+        _require_trainable(request, asked.overrides, Places.resolve(data_dir, save_dir))
     given = resources or asked.specification.resource
     store = Store(asked.folder)
     if dry_run:
@@ -228,13 +228,14 @@ class _Asked:
         specification: what was asked for now.
         text: of the file that says so, with what was asked for before in the same folder.
         folder: the sweep's.
-        preset: the one that was typed, if any.
+        preset, overrides: what was typed of them, if anything.
     """
 
     specification: Specification
     text: str
     folder: SweepFolder
     preset: str | None = None
+    overrides: Sequence[str] = ()
 
 
 def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Path) -> _Asked:
@@ -267,7 +268,7 @@ def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Pa
     name = str(Path(preset.file)) if preset.file else preset.name
     asked = grid.of_preset(name, typed["--seeds"] or (), overrides, options_of_train)
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
-    return _Asked(asked, specification.dump(_joined(asked, folder)), folder, what)
+    return _Asked(asked, specification.dump(_joined(asked, folder)), folder, what, overrides)
 
 
 def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> None:
@@ -302,12 +303,11 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
     return replace(before, choices=(*before.choices, *new))
 
 
-def _require_trainable(request: RunRequest, words: Sequence[str], places: Places) -> None:
+def _require_trainable(request: RunRequest, typed: Sequence[str], places: Places) -> None:
     """See to it that each value could be trained with: one error now instead of one a task."""
     options_of_keys = {
         "--seeds" if name == "seed" else f"--{name}": keys for name, keys in request.keys.items()
     }
-    _, typed = split_words(words, names=0)
     listed = [[f"{key}={value}" for value in values] for key, values in grid.values_of(typed).items()]
     first = [values[0] for values in listed]
     checked = [

@@ -123,7 +123,7 @@ def summarize(run: Run) -> Summary:
         val_split=on.split if on else request.splits.get("val"),
         val_rows=on.rows if on else None,
         val_full_rows=on.full_rows if on else None,
-        **_tested(run),
+        **tested(run),
         seed=next((e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e), request.seed),
         mmf=request.mmf or None,
         differs=" ".join(_chosen(request).values()) or None,
@@ -177,7 +177,7 @@ def _chosen(request: RunRequest) -> dict[str, str]:
     return own | {key_of(override): override for override in request.overrides}
 
 
-def _tested(run: Run) -> dict[str, Any]:
+def tested(run: Run) -> dict[str, Any]:
     """The AUROC of the newest prediction of a split with labels, and what it was measured on."""
     scored: list[tuple[float, float, Coverage]] = []
     for file in run.reports.glob("*.metrics.json"):

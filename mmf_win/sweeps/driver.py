@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -187,8 +187,10 @@ class Driver:
             ending = running.future.result()
         except Exception as error:  # of one task; the others go on
             ending = Ending("failed", f"{type(error).__name__}: {error}")
-        states: Mapping[str, State] = {"stopped": "pruned" if running.pruned else "queued"}
-        state = states.get(ending.state, "failed" if ending.state == "failed" else "success")
+        if ending.state != "stopped":
+            state: State = ending.state
+        else:
+            state = "pruned" if running.pruned else "queued"
         if not running.lost:
             others = state == "success" and running.row.left  # commands that this driver was not to run
             if others:

@@ -11,7 +11,7 @@ from typing import Any
 from mmf_win.errors import DataError, NoSweep
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import summaries, val_auroc
+from mmf_win.runs.history import size_of, summaries, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.store import Row, Store
 from mmf_win.sweeps.table import differing_parameters
@@ -106,7 +106,7 @@ def cost(sweep: SweepFolder, rows: Sequence[Row], preset: str | None, save_dir: 
     """
     done = [row for row in rows if row.state == "success"]
     if done:
-        sizes = [_size(sweep.task(row.name).path) for row in done[:_SAMPLE]]
+        sizes = [size_of(Run(sweep.task(row.name).path)) for row in done[:_SAMPLE]]
         return Cost(len(done), statistics.mean(row.seconds for row in done), statistics.mean(sizes))
     runs = summaries(save_dir, preset=preset, state="done") if preset else []
     if not runs:
@@ -114,7 +114,3 @@ def cost(sweep: SweepFolder, rows: Sequence[Row], preset: str | None, save_dir: 
     return Cost(
         len(runs), statistics.mean(run.seconds for run in runs), statistics.mean(run.size for run in runs)
     )
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

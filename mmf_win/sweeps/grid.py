@@ -12,7 +12,7 @@ from mmf_win.errors import UsageError
 from mmf_win.sweeps.specification import Choice, Specification
 
 SEED = "seed"
-SEEDS = (SEED, "training_seed", "training.seed", "random_seed")
+SEEDS = (SEED, "training_seed")
 """The parameters over whose values results are averaged."""
 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}

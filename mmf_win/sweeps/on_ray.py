@@ -35,6 +35,7 @@ from mmf_win.sweeps.folder import TaskFolder
 from mmf_win.sweeps.job import Ending, Job, Resume, Watcher
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import CPU
+from mmf_win.upstream.install import pip_hint
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def connected(address: str) -> Iterator[Cluster]:
             warnings.simplefilter("ignore")
             ray.init(named, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
-        raise MmfError("Ray is not installed", hint="pip install mmf-win[ray]") from None
+        raise MmfError("Ray is not installed", hint=pip_hint("[ray]")) from None
     except (OSError, RuntimeError, ValueError) as error:
         if named == "auto":
             hint = "`ray start --head` starts one, and `ray start --address=HOST:6379` adds a machine to it"

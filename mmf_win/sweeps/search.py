@@ -11,6 +11,7 @@ from mmf_win.sweeps.specification import Specification
 from mmf_win.sweeps.store import Row, State, Store
 from mmf_win.sweeps.table import objective, validation
 from mmf_win.sweeps.tasks import task_of
+from mmf_win.upstream.install import pip_hint
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class OptunaSearch:
             import optuna
             from sqlalchemy import URL
         except ImportError:
-            raise MmfError("a search needs Optuna", hint="pip install mmf-win[search]") from None
+            raise MmfError("a search needs Optuna", hint=pip_hint("[search]")) from None
         assert specification.search is not None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         asked = specification.search

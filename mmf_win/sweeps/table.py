@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.protocol import Event, read_events
-from mmf_win.runs.history import summarize, val_auroc
+from mmf_win.runs.history import tested, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.specification import Search, parse, read_text
@@ -155,7 +155,7 @@ def metrics_of(folder: TaskFolder) -> dict[str, float]:
                 default=None,
             )
             found = {} if best is None else validation(best)
-            test = summarize(run).test_auroc
+            test = tested(run).get("test_auroc")
             return found if test is None else {**found, f"{TEST}{AUROC}": test}
     return {}
 
@@ -192,8 +192,9 @@ def _line(folder: SweepFolder, rows: Sequence[Row], differing: Sequence[str], se
     for row in rows:
         seed = " ".join(str(row.values[name]) for name in SEEDS if name in row.values) or row.name
         found = metrics_of(folder.task(row.name))
-        if search is not None and (value := objective(search, folder.task(row.name))) is not None:
-            found[search.metric] = value
+        if search is not None and search.metric not in found:
+            value = objective(search, folder.task(row.name))
+            found |= {} if value is None else {search.metric: value}
         for name, value in found.items():
             measured.setdefault(name, {})[seed] = value
     metrics = {
