@@ -28,7 +28,7 @@ from mmf_win.sweeps import grid, job, on_ray, slots, specification
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import SWEEPS
-from mmf_win.sweeps.search import OptunaSearch
+from mmf_win.sweeps.search import OptunaSearch, require_optuna
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.store import Row, Store
@@ -194,13 +194,15 @@ def run(
         return
     on_cluster = click.get_current_context().with_resource(on_ray.connected(cluster)) if cluster else None
     places = on_cluster.slots(given, count) if on_cluster else slots.local(given, count)
+    searches = asked.specification.search is not None and not (title or debug or failed)
+    if searches:
+        require_optuna()  # before there is a folder
     store.create()
     if force and store.others_live():
         raise UsageError(f"another driver works on {store.folder.path}, which may not run all again now")
     whole = not (asked.preset or title or commands or sample or debug)
     proposed = [task_of(asked.specification, row.parameters) for row in store.rows() if row.trial is not None]
     entered = planned.tasks[:1] if debug else (*planned.tasks, *proposed)
-    searches = asked.specification.search is not None and not (title or debug or failed)
     search = OptunaSearch(asked.specification, store) if searches else None
     wanted = store.enter(entered, whole=whole, force=force or debug, failed=failed)
     write_bytes(store.folder.specification, asked.text.encode())

@@ -19,6 +19,18 @@ _REPETITIONS = 50  # of known combinations, one after the other, that end a sear
 _REPEATS = "repeats"  # marks a trial that is one
 
 
+def require_optuna() -> None:
+    """See to it that a search can be made.
+
+    Raises:
+        MmfError: Optuna is not installed.
+    """
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise MmfError("a search needs Optuna", hint=pip_hint("[search]")) from None
+
+
 class OptunaSearch:
     """The search of a specification; Optuna keeps what it knows beside the state.
 
@@ -32,11 +44,10 @@ class OptunaSearch:
     """
 
     def __init__(self, specification: Specification, store: Store) -> None:
-        try:
-            import optuna
-            from sqlalchemy import URL
-        except ImportError:
-            raise MmfError("a search needs Optuna", hint=pip_hint("[search]")) from None
+        require_optuna()
+        import optuna
+        from sqlalchemy import URL
+
         assert specification.search is not None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         asked = specification.search

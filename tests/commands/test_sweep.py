@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,12 @@ def test_two_choices_of_one_title_both_run_and_that_is_said(sweep: Sweep) -> Non
     sweep.write(python(sweep.folder, "print(1)", "{a}"), "_title: x\na: 1", "_title: x\na: 2")
     assert sweep.run("-t", "x") == 0
     assert "2 choices have the title x" in sweep.err and "2 success" in sweep.err
+
+
+def test_without_optuna_a_search_says_what_to_install_and_leaves_nothing(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    sweep.write("echo {a}", head="search: {trials: 3, parameters: {a: [1, 2]}}\n")
+    assert sweep.run() == 6
+    assert "[search]" in sweep.err and not sweep.output.exists()
