@@ -11,10 +11,12 @@ as they are.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmf_win.worker.compat import (
     dataloader,
+    late,
     mmf_data,
     mmf_imports,
     mmf_models,
@@ -26,6 +28,7 @@ from mmf_win.worker.compat import (
 from mmf_win.worker.compat.patch import Patch, activate
 
 PATCHES: tuple[Patch, ...] = (
+    *late.PATCHES,  # first, since another one imports torch
     *torch.PATCHES,
     *dataloader.PATCHES,
     *transformers.PATCHES,
@@ -38,7 +41,7 @@ PATCHES: tuple[Patch, ...] = (
 """All patches, in the order in which they are applied."""
 
 
-def install(mmf_root: Path, mmf_version: str) -> list[Patch]:
+def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES) -> list[Patch]:
     """Make ``import mmf`` find the MMF in ``mmf_root`` and work.
 
     Call it once in every process that imports MMF, children of a ``spawn`` among them, before it does.
@@ -46,6 +49,7 @@ def install(mmf_root: Path, mmf_version: str) -> list[Patch]:
     Args:
         mmf_root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
         mmf_version: as :func:`mmf_win.upstream.versions.read_version` reads it.
+        patches: to choose from.
 
     Returns:
         the patches that were applied.
@@ -56,12 +60,14 @@ def install(mmf_root: Path, mmf_version: str) -> list[Patch]:
     if "mmf" in sys.modules:
         raise RuntimeError("patches must be installed before mmf is imported")
     root = mmf_root.resolve()
-    patches = [patch for patch in PATCHES if patch.active(root, mmf_version)]
     sys.path.insert(0, str(root))
     activate()
+    applied = []
     for patch in patches:
-        patch.apply(root)
-    return patches
+        if patch.active(root, mmf_version):
+            patch.apply(root)
+            applied.append(patch)
+    return applied
 
 
 def survey(mmf_root: Path, mmf_version: str) -> list[tuple[Patch, bool]]:

@@ -12,18 +12,26 @@ Both use a finder on ``sys.meta_path``, which ignores modules that nobody queued
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import decode_source, find_spec
+from importlib.util import MAGIC_NUMBER, decode_source, find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
+
+from mmf_win.files import write_bytes
+from mmf_win.paths import tool_home
 
 RC10 = frozenset({"1.0.0rc10"})
 RC12 = frozenset({"1.0.0rc12"})
 BOTH = RC10 | RC12
+
+_DIGEST = hashlib.sha256().digest_size
 
 Callback = Callable[[ModuleType], None]
 
@@ -51,17 +59,19 @@ class Edit:
 
 @dataclass(frozen=True)
 class Patch:
-    """One thing that an unmodified MMF needs in order to import and run today.
+    """One thing that an unmodified MMF needs in order to import and run today, or to be fast.
 
     Attributes:
         name: short, for a table.
         problem: what goes wrong without it, and where, in one sentence.
         mmf: the versions of MMF that it is for; by default, all of them.
         library: the other side of the matter, such as ``transformers >= 4.0``.
-        edits: replacements in MMF's source. Where MMF has none of the text, the patch is not needed.
+        edits: replacements in MMF's source, or in a library's. Where there is none of the text, the patch is
+            not needed.
         after_import: by the name of a module, a function that changes it once it is imported.
         before_import: makes a change before MMF is imported.
         needed: whether the libraries that are installed need it.
+        speed: it only makes MMF faster.
     """
 
     name: str
@@ -72,6 +82,7 @@ class Patch:
     after_import: Mapping[str, Callback] = field(default_factory=dict)
     before_import: Callable[[], None] | None = None
     needed: Callable[[], bool] = lambda: True
+    speed: bool = False
 
     def active(self, mmf_root: Path, mmf_version: str) -> bool:
         """Whether this patch is for this MMF and needed here."""
@@ -89,7 +100,22 @@ class Patch:
             after_import(module, change)
 
     def _edits_for(self, mmf_root: Path) -> list[Edit]:
-        return [edit for edit in self.edits if edit.old in source(edit.module, mmf_root)]
+        def applies(edit: Edit) -> bool:
+            return edit.old in source(edit.module, _root_of(edit.module, mmf_root))
+
+        return list(filter(applies, self.edits))
+
+
+def has(module: str, text: str) -> Callable[[], bool]:
+    """Needed where the source of a library's ``module`` contains ``text``."""
+    return lambda: not lacks(module, text)()
+
+
+def _root_of(module: str, mmf_root: Path) -> Path:
+    """The folder that holds a module's top package: MMF's, or a library's."""
+    top = module.partition(".")[0]
+    spec = None if top.startswith("mmf") else find_spec(top)
+    return Path(spec.origin).parents[1] if spec is not None and spec.origin else mmf_root
 
 
 def missing(package: str) -> Callable[[], bool]:
@@ -101,8 +127,7 @@ def lacks(module: str, text: str) -> Callable[[], bool]:
     """Needed where the source of a library's ``module`` no longer contains ``text``."""
 
     def needed() -> bool:
-        spec = find_spec(module.partition(".")[0])
-        return spec is None or not spec.origin or text not in source(module, Path(spec.origin).parents[1])
+        return text not in source(module, _root_of(module, Path()))
 
     return needed
 
@@ -148,7 +173,24 @@ class _ChangingLoader(SourceFileLoader):
         text = decode_source(self.get_data(path))
         for change in self._edits:
             text = text.replace(change.old, change.new)
-        return self.source_to_code(text.encode(), path)
+        return self._compiled(text.encode(), path)
+
+    def _compiled(self, text: bytes, path: str) -> CodeType:
+        """What Python keeps of a file as it is in ``__pycache__``, we keep of one that was changed."""
+        of = [MAGIC_NUMBER, bytes([sys.flags.optimize]), path.encode(errors="surrogatepass"), text]
+        kept = tool_home() / "bytecode" / hashlib.sha256(b"\0".join(of)).hexdigest()[:32]
+        with suppress(OSError):
+            content = kept.read_bytes()
+            digest, code = content[:_DIGEST], content[_DIGEST:]
+            if hashlib.sha256(code).digest() == digest:
+                found: CodeType = marshal.loads(code)
+                return found
+        made: CodeType = self.source_to_code(text, path)
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            code = marshal.dumps(made)
+            write_bytes(kept, hashlib.sha256(code).digest() + code)
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         for change in self._edits:

@@ -100,6 +100,7 @@ PATCHES = (
         mmf=RC10,
         library="torch",
         edits=(Edit("mmf.trainers.base_trainer", "torch.autograd.set_detect_anomaly(True)", "pass"),),
+        speed=True,
     ),
     Patch(
         name="cuda-calls",

@@ -18,12 +18,15 @@ from typing import Any
 from mmf_win.errors import DatasetError
 from mmf_win.upstream.versions import config_path, read_version
 from mmf_win.worker import compat
+from mmf_win.worker.compat import mmf_data
+from mmf_win.worker.compat.patch import source
 from tests.worlds.tiny_mmf import BOXES, TinyWorld
 
 
 def imported(root: Path, world: TinyWorld) -> Any:
     """The models of transformers, and the packages nobody needs, that MMF's entry has imported."""
     import mmf_cli.run
+    import torch
     from mmf.utils.env import setup_imports
 
     assert mmf_cli.run.setup_imports is setup_imports
@@ -32,7 +35,10 @@ def imported(root: Path, world: TinyWorld) -> Any:
     names = [name.split(".") for name in sys.modules if name.startswith("transformers.models.")]
     models = {model for _, _, model, *module in names if module and module[-1].startswith("modeling_")}
     # Where they are installed, scikit-learn imports pandas by itself, and 1.0.0rc12 matplotlib.
-    return [sorted(models), sorted({"pytorch_lightning"} & set(sys.modules))]
+    # Of the rest, an update needs nothing either; a step of an optimizer must not bring the compiler.
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]).step()
+    slow = ("torch._dynamo", "torch.distributed.tensor", "sympy", "sklearn", "scipy", "pandas")
+    return [sorted(models), sorted({"pytorch_lightning", *slow} & set(sys.modules))]
 
 
 def registered(root: Path, world: TinyWorld) -> Any:
@@ -180,6 +186,37 @@ def dataset_version(root: Path, world: TinyWorld) -> Any:
     return get_zoo_config("hateful_memes", zoo_config_path=str(zoo))[0]
 
 
+def late(root: Path, world: TinyWorld) -> Any:
+    """What MMF's own metrics say, by a scikit-learn that was not imported before."""
+    import torch
+    from mmf.modules import metrics
+
+    report = {
+        "scores": torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]]),
+        "targets": torch.tensor([0, 1, 1, 0]),
+    }
+    found = (metrics.ROC_AUC(), metrics.BinaryF1())
+    return [float(metric.calculate(report, report)) for metric in found]
+
+
+def predictions(root: Path, world: TinyWorld) -> Any:
+    """Whether predictions are those of MMF's own function, number by number."""
+    import torch
+    from mmf.common.report import Report
+    from mmf.datasets.builders.hateful_memes import dataset
+
+    report = Report.__new__(Report)
+    random = torch.Generator().manual_seed(1)
+    report["scores"] = torch.randn(50, 2, generator=random)
+    report["id"] = torch.arange(100, 150, dtype=torch.int)
+    lines = source("mmf.datasets.builders.hateful_memes.dataset", root)
+    own: dict[str, Any] = {"torch": torch}
+    name = next(name for name in mmf_data._PREDICTIONS if f"def {name}(" in lines)
+    exec(lines[lines.index(f"def {name}(") :].partition("\n\n\n")[0], own)
+    assert getattr(dataset, name) is mmf_data.generate_prediction
+    return own[name](report) == mmf_data.generate_prediction(report)
+
+
 def anomaly(root: Path, world: TinyWorld) -> Any:
     """Whether training detects anomalies without being asked; None in 1.0.0rc12, which has a key for it."""
     import torch
@@ -221,6 +258,21 @@ def found_when_asked_for(root: Path, world: TinyWorld) -> Any:
     return [before, found and found.__name__, registry.get_model_class("no such model")]
 
 
+def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
+    """What becomes of a class, a model and a function that are not to be compiled."""
+    import torch
+
+    class Thing:
+        pass
+
+    model = torch.compiler.disable(torch.nn.Linear(2, 3))
+    return [
+        isinstance(torch.compiler.disable(Thing), type),
+        len(list(model.parameters())),
+        torch.compiler.disable(abs)(-1),
+    ]
+
+
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     imported,
     registered,
@@ -232,10 +284,13 @@ QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     random_vectors,
     no_word_vectors,
     text_link,
+    late,
+    predictions,
     options,
     dataset_version,
     anomaly,
     found_when_asked_for,
+    left_alone_by_the_compiler,
 )
 
 

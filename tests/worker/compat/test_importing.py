@@ -67,6 +67,29 @@ class TestEdits:
         patch._finder.edits.clear()
         assert load("madeup.work").answer() == 41, "an edit must not reach the cache either"
 
+    def test_are_compiled_once_and_again_when_they_or_the_file_change(
+        self, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MMFW_HOME", str(tmp_path / "home"))
+
+        def answer(new: str) -> object:
+            patch._finder.edits.clear()
+            sys.modules.pop("madeup.work", None)
+            queue(package, Edit("madeup.work", "return 41", new))
+            return load("madeup.work").answer()
+
+        def kept() -> list[Path]:
+            return list((tmp_path / "home" / "bytecode").iterdir())
+
+        assert [answer("return 42"), answer("return 42"), len(kept())] == [42, 42, 1]
+        assert [answer("return 43"), len(kept())] == [43, 2]
+        with (package / "work.py").open("a", encoding="utf-8") as file:
+            file.write("    return 41\n")
+        assert [answer("pass"), len(kept())] == [None, 3]
+        for path in kept():
+            path.write_bytes(b"damaged")
+        assert answer("return 42") == 42
+
     def test_may_speak_of_names_that_the_module_lacks(self, package: Path) -> None:
         queue(package, Edit("madeup.work", "return 41", "return helper()", {"helper": lambda: "helped"}))
         assert load("madeup.work").answer() == "helped"

@@ -74,10 +74,22 @@ def test_adamw_has_the_defaults_that_mmf_was_tuned_with(answers: dict[str, Any])
     assert answers["adamw"] == {"weight_decay": 0.0, "eps": 1e-6, "lr": 1e-3, "betas": [0.9, 0.999]}
 
 
-def test_only_the_models_that_mmf_uses_are_imported(answers: dict[str, Any]) -> None:
+def test_only_what_an_update_needs_is_imported(answers: dict[str, Any]) -> None:
     models, packages = answers["imported"]
     assert set(models) <= {"auto", "bert", "roberta"}
     assert packages == []
+
+
+def test_metrics_are_what_they_are_though_scikit_learn_comes_late(answers: dict[str, Any]) -> None:
+    assert answers["late"] == [1.0, pytest.approx(2 / 3)]
+
+
+def test_what_is_not_to_be_compiled_stays_what_it_is(answers: dict[str, Any]) -> None:
+    assert answers["left_alone_by_the_compiler"] == [True, 2, 1]
+
+
+def test_predictions_are_those_of_mmf(answers: dict[str, Any]) -> None:
+    assert answers["predictions"] is True
 
 
 def test_what_hateful_memes_needs_is_registered(answers: dict[str, Any], world: TinyWorld) -> None:

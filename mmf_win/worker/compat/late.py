@@ -1,0 +1,249 @@
+"""Patches for imports that take seconds, and that no update needs: they happen at the first use instead.
+
+Of the eight seconds from the start of a worker to its first update, they took five.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import wraps
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import resolve_name
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mmf_win.files import read_json, write_json
+from mmf_win.paths import tool_home
+from mmf_win.worker.compat.patch import Edit, Patch, has
+
+_STRUCTURE = "transformers.utils.import_utils"
+_METRICS = "from sklearn.metrics import "
+_TENSOR_PARALLEL = """from .integrations.tensor_parallel import (
+    _get_parameter_tp_plan,
+    distribute_model,
+    initialize_tensor_parallelism,
+    repack_weights,
+    replace_state_dict_local_with_dtensor,
+    shard_and_distribute_module,
+    verify_tp_plan,
+)"""
+_DISABLED = """                import torch._dynamo
+
+                # We can safely turn off functools.wraps here because the inner
+"""
+_UNLESS_LOADED = """                if "torch._dynamo" not in sys.modules: return fn(*args, **kwargs)
+
+                import torch._dynamo
+"""
+
+
+class Late:
+    """Stands for a function or class, and imports it at the first call, attribute access or ``isinstance``.
+
+    Args:
+        module: dotted name.
+        name: of the function or class in it.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def _real(self) -> Any:
+        return getattr(import_module(self._module), self._name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._real()(*args, **kwargs)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # asked for by Python itself, such as by copy
+            raise AttributeError(attribute)
+        return getattr(self._real(), attribute)
+
+    def __or__(self, other: object) -> Any:
+        return Any  # in an annotation, which nobody checks
+
+    __ror__ = __or__
+
+    def __instancecheck__(self, value: object) -> bool:
+        return isinstance(value, self._real())
+
+
+def later(importer: str, statement: str) -> Edit:
+    """The edit that puts off an import.
+
+    Args:
+        importer: the module that has it.
+        statement: ``from … import …``, as it stands there.
+    """
+    parsed = ast.parse(statement.strip()).body[0]
+    assert isinstance(parsed, ast.ImportFrom)
+    names = [alias.name for alias in parsed.names]
+    indent = statement[: len(statement) - len(statement.lstrip())]
+    lines = "\n" * statement.count("\n")
+    module = resolve_name("." * parsed.level + (parsed.module or ""), importer.rpartition(".")[0])
+    made = "; ".join(f"{name} = Late({module!r}, {name!r})" for name in names)
+    return Edit(importer, statement, indent + made + lines, {"Late": Late})
+
+
+def remember_structure(module: ModuleType) -> None:
+    """Let transformers find out only once what its 2,600 files define, and not at each start.
+
+    What it found is kept for the version and folder in which pip has installed it. One whose files may change
+    under the same version, such as a checkout, is read each time.
+    """
+    define: Any = module.define_import_structure
+
+    @wraps(define)
+    def remembered(module_path: Any, prefix: str | None = None) -> Any:
+        path = Path(module_path)
+        folder = path.parent if path.suffix else path
+        of = _installed(folder) if folder.name == "models" else None  # that of one model is a few files
+        if of is None:
+            return define(module_path, prefix)
+        kept = tool_home() / "imports" / f"{prefix or 'all'}.json"
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            known = read_json(kept)
+            if known["of"] == of:
+                return {
+                    frozenset(backends): {file: set(names) for file, names in files.items()}
+                    for backends, files in known["found"]
+                }
+        found = define(module_path, prefix)
+        plain = [
+            [sorted(backends), {file: sorted(names) for file, names in files.items()}]
+            for backends, files in found.items()
+        ]
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_json(kept, {"of": of, "found": plain})
+        return found
+
+    module.define_import_structure = remembered  # type: ignore[attr-defined]
+
+
+def _installed(models: Path) -> list[Any] | None:
+    """What tells one installation of transformers from another; None of one that is not in site-packages."""
+    package = models.parent
+    with suppress(OSError, PackageNotFoundError):
+        of = distribution(package.name)
+        if Path(str(of.locate_file(package.name))) == package:
+            return [str(models), of.version, models.stat().st_mtime_ns]
+    return None
+
+
+def graph_break() -> None:
+    """In the place of ``torch._dynamo.graph_break``."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].graph_break()
+
+
+def _metrics() -> Iterator[Edit]:
+    yield later("mmf.modules.metrics", _METRICS + "average_precision_score, f1_score, roc_auc_score")
+    several = (
+        "average_precision_score",
+        "f1_score",
+        "precision_recall_curve",
+        "precision_recall_fscore_support",
+        "roc_auc_score",
+    )
+    yield later("mmf.modules.metrics", _METRICS + "(\n" + "".join(f"    {name},\n" for name in several) + ")")
+    yield later("transformers.generation.candidate_generator", "    " + _METRICS + "roc_curve")
+
+
+PATCHES = (
+    Patch(
+        name="late-compiler",
+        problem="optimizers and torchvision bring torch's compiler, which takes 1.5 s and compiles nothing",
+        library="torch >= 2.0",
+        edits=(
+            Edit("torch._compile", _DISABLED, _UNLESS_LOADED, {"sys": sys}),
+            Edit(
+                "torch.compiler",
+                "torch._dynamo.disable(fn, recursive, reason=reason)",
+                # A class or a model is more than a function; torch._dynamo is imported as it is asked for.
+                "torch._disable_dynamo(fn, recursive) if fn is None or type(fn).__name__ == 'function' "
+                "else torch._dynamo.disable(fn, recursive, reason=reason)",
+            ),
+            Edit(
+                "torch.compiler",
+                """reason for disabling the function.
+    \"\"\"
+    import torch._dynamo
+""",
+                """reason for disabling the function.
+    \"\"\"
+    pass
+""",
+            ),
+            Edit("torch.optim.optimizer", "        import torch._dynamo\n", "        pass\n"),
+            Edit(
+                "torch.optim.optimizer",
+                "torch._dynamo.graph_break()",
+                "graph_break()",
+                {"graph_break": graph_break},
+            ),
+            Edit("transformers.modeling_utils", "@torch._dynamo.allow_in_graph", "@torch._disable_dynamo"),
+            later("torchvision.ops.roi_align", "from torch._dynamo.utils import is_compile_supported"),
+            later(
+                "transformers.masking_utils",
+                "    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex",
+            ),
+        ),
+        speed=True,
+    ),
+    Patch(
+        name="late-shards",
+        problem="transformers: imports what spreads a tensor over GPUs, with SymPy, in 1 s; MMF spreads none",
+        library="transformers >= 4.50",
+        edits=(
+            later("transformers.modeling_utils", "    from torch.distributed.tensor import DTensor"),
+            later("transformers.modeling_utils", _TENSOR_PARALLEL),
+            later(
+                "transformers.utils.generic",
+                "    from ..model_debugging_utils import model_addition_debugger_context",
+            ),
+        ),
+        speed=True,
+    ),
+    Patch(
+        name="late-symbols",
+        problem="from_pretrained: SymPy, 0.6 s, to make room for weights that are new, such as a head's",
+        library="transformers >= 4.50",
+        edits=(
+            Edit(
+                "transformers.modeling_utils",
+                'torch.empty_like(param, dtype=dtype, device="cpu")',
+                'torch.empty(param.shape, dtype=dtype or param.dtype, device="cpu")',
+            ),
+        ),
+        speed=True,
+    ),
+    Patch(
+        name="late-science",
+        problem="metrics: scikit-learn, SciPy and pandas take 2 s, and the first validation needs them",
+        library="scikit-learn",
+        edits=(
+            *_metrics(),
+            *(
+                later(
+                    f"transformers.loss.loss_{name}", "    from scipy.optimize import linear_sum_assignment"
+                )
+                for name in ("deformable_detr", "for_object_detection", "grounding_dino", "rt_detr")
+            ),
+        ),
+        speed=True,
+    ),
+    Patch(
+        name="import-structure",
+        problem="transformers: reads all of its 2,600 files at each start",
+        library="transformers >= 4.46",
+        after_import={_STRUCTURE: remember_structure},
+        needed=has(_STRUCTURE, "def define_import_structure("),
+        speed=True,
+    ),
+)
