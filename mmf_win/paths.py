@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import count
 from pathlib import Path
 
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
@@ -214,6 +214,18 @@ class Places:
     def dataset(self) -> DatasetPaths:
         """The Hateful Memes dataset inside the data folder."""
         return DatasetPaths.below(self.data_dir)
+
+    @property
+    def images(self) -> Path | None:
+        """Where decoded images are kept; None where ``MMFW_IMAGE_CACHE`` is ``off``.
+
+        Raises:
+            UsageError: it is neither ``on`` nor ``off``.
+        """
+        wanted = os.environ.get("MMFW_IMAGE_CACHE") or "on"
+        if wanted not in ("on", "off"):
+            raise UsageError(f"MMFW_IMAGE_CACHE={wanted}: it can be on or off")
+        return self.cache_dir / "mmfw-images" if wanted == "on" else None
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,8 @@ class AttemptFolder:
     """The whole output of a worker that predicted, since several may predict at once."""
     logs = Inside("logs")
     """MMF's own logs of a prediction."""
+    said = Inside("said")
+    """An empty file: what is said once in an attempt has been said."""
 
     @property
     def name(self) -> str:
@@ -166,6 +168,7 @@ class AttemptRequest:
         weights_alone: of the checkpoint, load the model's weights and nothing else.
         trust: load the checkpoint even if it holds classes that torch refuses, which runs code from the file.
         asks_hub: it may need more of the Hugging Face Hub than what is here.
+        images: the folder of decoded images; None to keep none.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
@@ -190,6 +193,7 @@ class AttemptRequest:
     weights_alone: bool = False
     trust: bool = False
     asks_hub: bool = True
+    images: str | None = None
     annotations: str | None = None
     keep_annotations: bool = False
     report: str | None = None

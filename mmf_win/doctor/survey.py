@@ -170,6 +170,8 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:
         "presets": presets_dir(),
         "tool home": tool_home(),
     }
+    if places.images is not None:
+        named["decoded images"] = places.images
     if mmf.installed is not None:
         named["mmf"] = mmf.installed.root
     for name, path in named.items():

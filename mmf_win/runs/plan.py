@@ -65,11 +65,17 @@ def training(
         keep=1 if request.keep is None else request.keep,
         find_micro_batch=bool(request.auto_batch),
         fits=fits.load() if request.remembered else {},
+        images=_text(places.images),
     )
 
 
 def prediction(
-    mmf: Installed, request: RunRequest, target: Target, checkpoint: Path, features: Path | None
+    mmf: Installed,
+    request: RunRequest,
+    target: Target,
+    places: Places,
+    checkpoint: Path,
+    features: Path | None,
 ) -> AttemptRequest:
     """The first attempt to predict.
 
@@ -77,6 +83,7 @@ def prediction(
         mmf: the installed MMF.
         request: what is asked for now, over what the run was asked for.
         target: the memes.
+        places: MMF's folders.
         checkpoint: the weights.
         features: an LMDB of region features to read instead of the dataset's.
     """
@@ -97,9 +104,14 @@ def prediction(
         base_config=request.config,
         checkpoint=str(checkpoint),
         trust=request.trust,
+        images=_text(places.images),
         annotations=str(target.annotations),
         keep_annotations=target.is_own,
     )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[str, int, int] | None:

@@ -50,7 +50,7 @@ def predict(
     request = asked.over(run.request())
     mmf = needs.mmf_for(request)
     request = with_own_code(request, asked.overrides, mmf.root, f"run {run.id}")
-    first = plan.prediction(mmf, request, target, checkpoint, features)
+    first = plan.prediction(mmf, request, target, places, checkpoint, features)
     inputs = needs.check_prediction(first, request, places, target, features)
     first = replace(first, asks_hub=inputs.asks_hub)
 

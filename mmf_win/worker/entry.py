@@ -14,11 +14,14 @@ if sys.version_info < (3, 11) and sys.path[0] == os.getcwd():  # noqa: PTH109 - 
     # The user's files must not shadow libraries; later versions of Python have PYTHONSAFEPATH for it.
     del sys.path[0]
 
+import atexit
 import math
+import threading
 import traceback
 from argparse import Namespace
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,7 +36,7 @@ _REQUEST = "MMFW_REQUEST"
 def main(request_file: Path) -> int:
     """Do what the request says and write its outcome; 0 when that is ``ok``.
 
-    After a prediction the process ends here.
+    As a rule, the process ends here.
     """
     os.environ[_REQUEST] = str(request_file)
     request = AttemptRequest.load(request_file)
@@ -51,12 +54,22 @@ def main(request_file: Path) -> int:
     stop.hold()
     report(end, request, log)
     code = 0 if end.outcome == "ok" else 1
-    if request.action == "predict":
-        # Everything is written, and an orderly exit of torch and MMF would take a second more.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    leave_at_once(code)
     return code
+
+
+def leave_at_once(code: int) -> None:
+    """End this process without taking torch and MMF apart, which takes a second and changes nothing.
+
+    It does nothing where an orderly exit would wait for a thread or another process.
+    """
+    threads = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    if active_children() or not all(thread.daemon for thread in threads):
+        return
+    atexit._run_exitfuncs()  # such as that of Weights & Biases, which uploads the rest
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def report(end: Exit, request: AttemptRequest, log: EventLog) -> None:
@@ -108,11 +121,14 @@ def run(request: AttemptRequest, stop: Stop) -> None:
     from mmf_cli.run import run as mmf_run
 
     from mmf_win.upstream.settings import as_pairs
+    from mmf_win.worker.image_cache import make_room
 
     options = mmf_options(request)
     if request.epochs is not None:
         updates = updates_of(request.epochs, [*options, *as_pairs(request.overrides)])
         options += ["training.max_updates", str(updates), "training.max_epochs", "None"]
+    if request.images is not None:
+        make_room(Path(request.images))
     predicting = request.action == "predict"
     with torch.inference_mode(predicting):  # MMF's own no_grad still counts versions of tensors
         try:

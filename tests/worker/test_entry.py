@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,30 @@ def test_without_such_a_word_the_workers_own_error_counts(
 
     monkeypatch.setattr(worker, "prepare", fails)
     assert worker.perform(request_, None).outcome == "mmf"  # type: ignore[arg-type]
+
+
+class TestLeavingAtOnce:
+    """Each in a process of its own, which tells by its exit code which way it took."""
+
+    @staticmethod
+    def left(*lines: str) -> tuple[int, str]:
+        code = ["import atexit, threading, time", "from mmf_win.worker.entry import leave_at_once", *lines]
+        code += ["leave_at_once(3)", "raise SystemExit(4)"]
+        done = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, encoding="utf-8")
+        return done.returncode, done.stdout
+
+    def test_what_libraries_do_at_exit_is_done_and_nothing_printed_is_lost(self) -> None:
+        assert self.left("atexit.register(print, 'uploaded')", "print('printed')") == (
+            3,
+            "printed\nuploaded\n",
+        )
+
+    def test_a_thread_that_an_exit_would_wait_for_is_waited_for(self) -> None:
+        lines = (
+            "go = threading.Event()",
+            "threading.Thread(target=lambda: (go.wait(), print('done'))).start()",
+        )
+        assert self.left(*lines, "threading._register_atexit(go.set)") == (4, "done\n")
+
+    def test_a_thread_that_it_would_not_wait_for_is_not(self) -> None:
+        assert self.left("threading.Thread(target=time.sleep, args=[99], daemon=True).start()") == (3, "")

@@ -7,10 +7,12 @@ and tell what they see to one :class:`~mmf_win.worker.hooks.observer.Observer`.
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 from mmf_win.protocol import AttemptRequest
 from mmf_win.upstream.versions import has_key
 from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.image_cache import ImageCache, use
 from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop
 
@@ -27,3 +29,5 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
     watch_scoring(Observer.current)
+    if request.images is not None:
+        use(ImageCache(Path(request.images), Observer.current.note_once))
