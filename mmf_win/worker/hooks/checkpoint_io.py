@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from zipfile import is_zipfile
 
 import torch
 
@@ -35,15 +36,19 @@ _LITTLE = 1 << 20  # with less than this left, a write failed because the disk i
 
 
 @contextmanager
-def loading(*, trust: bool) -> Iterator[None]:
+def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
     """Inside the block, ``torch.load`` reads plain values only.
 
     Args:
         trust: load whatever the file holds, as the user asked for.
+        mapped: read only what is used, such as the weights, which may be a third of the file. On Windows it
+            cannot be replaced meanwhile.
     """
 
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
         name = str(file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", file))
+        if mapped and name.isprintable() and is_zipfile(name):  # torch takes no name that is not Unicode
+            file, kwargs = name, {**kwargs, "mmap": True}
         try:
             return _load(file, *args, **{**kwargs, "weights_only": not trust})
         except pickle.UnpicklingError as error:

@@ -79,7 +79,8 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def load_state_dict(self) -> None:
         """Load what the configuration names, and restore what MMF leaves out."""
         self._starting = True
-        with loading(trust=self._observer.request.trust), self._named():
+        mapped = self._observer.request.action == "predict"
+        with loading(trust=self._observer.request.trust, mapped=mapped), self._named():
             super().load_state_dict()
         self._starting = False
         loaded, self._loaded = self._loaded, {}

@@ -24,13 +24,24 @@ pytestmark = [
 ]
 
 
-def load(path: Path, *, trust: bool = False, opened: bool = False) -> Any:
+def load(path: Path, *, trust: bool = False, opened: bool = False, mapped: bool = False) -> Any:
     """As both versions of MMF do it: by a name, or by an open file."""
-    with loading(trust=trust):
+    with loading(trust=trust, mapped=mapped):
         if not opened:
             return torch.load(path, map_location=lambda storage, _: storage)
         with path.open("rb") as file:
             return torch.load(file, map_location=lambda storage, _: storage)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_mapped_file_holds_the_same(user_dir: Path, zipped: bool, opened: bool) -> None:
+    path = user_dir / "модель.ckpt"
+    value = {"model": {"head": torch.arange(6.0)}, "optimizer": {"state": torch.ones(3)}}
+    torch.save(value, path, _use_new_zipfile_serialization=zipped)
+    found = load(path, opened=opened, mapped=True)
+    assert found["model"]["head"].tolist() == value["model"]["head"].tolist()
+    assert found["optimizer"]["state"].tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("opened", [False, True])
