@@ -79,6 +79,24 @@ def test_a_value_may_hold_an_equals_sign() -> None:
     assert settings.as_pairs(["a.b=c=d", "e="]) == ["a.b", "c=d", "e", ""]
 
 
+def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
+
+    def spins() -> str | None:
+        folders = (tmp_path / "c", tmp_path / "l", tmp_path / "r")
+        return settings.environment(places, *folders, offline=True).get("GOMP_SPINCOUNT")
+
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert int(spins() or 0) < 300_000, "libgomp's own"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert spins() is None
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert spins() == "7"
+
+
 @pytest.mark.parametrize("offline", [True, False])
 def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
     tmp_path: Path, offline: bool, monkeypatch: pytest.MonkeyPatch
