@@ -1,0 +1,29 @@
+"""MMF's own ``mmf_run`` or ``mmf_predict`` with nothing of mmfw but the patches that let it start.
+
+python scripts/_mmf_alone.py run|predict [KEY=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mmf_win.upstream.install import usable_mmf
+from mmf_win.worker import compat
+
+
+def main(command: str) -> None:
+    """Do what MMF's command does with the rest of the arguments."""
+    mmf = usable_mmf()
+    compat.install(mmf.root, mmf.version, [patch for patch in compat.PATCHES if not patch.speed])
+    if command == "run":
+        from mmf_cli.run import run
+
+        run()
+    else:
+        from mmf_cli.predict import predict
+
+        predict()
+
+
+if __name__ == "__main__":
+    main(sys.argv.pop(1))
