@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-image_of = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+image_of = pytest.importorskip("PIL.Image", reason="could not import Pillow")
 
 from mmf_win.worker import image_cache  # noqa: E402
 from mmf_win.worker.image_cache import ImageCache  # noqa: E402
