@@ -22,7 +22,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     tmp_path.joinpath(f"{name}.py").write_text(
         "class Thing:\n    kind = 'real'\n\n\ndef add(a, b=1):\n    return a + b\n", encoding="utf-8"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, name, raising=False)
     return name
 
@@ -75,7 +75,7 @@ class TestStructure:
     def models(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A package that looks like transformers."""
         monkeypatch.setenv("MMFW_HOME", str(tmp_path / "home"))
-        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
         folder = tmp_path / "transformers" / "models"
         info = tmp_path / "transformers-4.57.6.dist-info"
         info.mkdir()
