@@ -206,8 +206,8 @@ def environment(
 def _threads() -> dict[str, str]:
     """How long a thread of GNU's OpenMP spins while it waits for another, unless the user has said so.
 
-    By default that is fifteen times as long, and two trainings on two cores take five times as long. A
-    training alone is as fast with either number, and slower only with a tenth of it.
+    By default that is fifteen times as long, and two trainings at once on two cores then took 2.5 times as
+    long as one after the other. A training alone is as fast with either number.
     """
     return {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "20000"}
 
