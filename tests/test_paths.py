@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.paths import Places, is_portable, make_portable, module_command, portable_name
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files to begin with")
@@ -72,3 +72,15 @@ def test_files_in_the_current_folder_do_not_stand_in_for_libraries(tmp_path: Pat
     command = module_command("json.tool", "--compact", str(source))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, '{"a":1}\n')
+
+
+def test_decoded_images_lie_in_the_cache_unless_they_are_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places.resolve(environ={"MMF_CACHE_DIR": str(tmp_path)})
+    assert places.images == tmp_path / "mmfw-images"
+    monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")
+    assert places.images is None
+    monkeypatch.setenv("MMFW_IMAGE_CACHE", "of")
+    with pytest.raises(UsageError, match="MMFW_IMAGE_CACHE=of: "):
+        _ = places.images

@@ -1,6 +1,6 @@
 """Decoded and resized images on the disk, so that each image is decoded once and not once an epoch.
 
-To decode and resize a meme's PNG takes 10 ms, to read the cached pixels a fifth of one. Cached is what the
+To decode and resize a PNG of 350 kB takes 6 ms, to read the cached pixels 0.4 ms. Cached is what the
 first transforms make, as far as they draw nothing at random: the pixels, from which the others make the very
 tensor that they make without the cache.
 
@@ -166,9 +166,8 @@ def use(images: ImageCache) -> None:
 def _use(images: ImageCache, module: ModuleType) -> None:
     database: Any = module.ImageDatabase
     from_path, open_image = database.from_path, database.open_image
-    default_loader = getattr(
-        module, "default_loader", module.tv_helpers.default_loader
-    )  # 1.0.0rc12 has its own
+    # 1.0.0rc12 has its own
+    default_loader = getattr(module, "default_loader", module.tv_helpers.default_loader)
 
     def cached(self: Any, paths: Any, use_transforms: bool = True) -> Any:
         opened_by_mmf = type(self).open_image is open_image and self.loader is default_loader

@@ -29,8 +29,7 @@ from mmf_win.upstream.settings import as_pairs
 from mmf_win.upstream.versions import read_version
 from mmf_win.worker import compat, entry
 request = AttemptRequest.load(Path(sys.argv[1]))
-needed = [patch for patch in compat.PATCHES if not patch.speed]
-compat.install(Path(request.mmf), read_version(Path(request.mmf)), needed)
+compat.install(Path(request.mmf), read_version(Path(request.mmf)), compat.NEEDED)
 from mmf.common.registry import Registry
 register = Registry.register
 losses = []

@@ -40,6 +40,9 @@ PATCHES: tuple[Patch, ...] = (
 )
 """All patches, in the order in which they are applied."""
 
+NEEDED = tuple(patch for patch in PATCHES if not patch.speed)
+"""Those without which MMF fails, for comparisons with MMF alone."""
+
 
 def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES) -> list[Patch]:
     """Make ``import mmf`` find the MMF in ``mmf_root`` and work.
