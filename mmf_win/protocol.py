@@ -13,10 +13,10 @@ Files need no signals and no sockets, so both systems behave alike, a killed par
 An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what belongs to its kind::
 
     run_started      action, pid, and the versions that a result depends on
-    train_started    update (where it begins), max_updates, device, batch, micro_batch, searching (whether
-                     that is only to measure with), workers (of the DataLoader), seed, parameters (how many),
-                     remembered (whether the micro-batch is what fitted before), fit (what a fitting one
-                     depends on), data (what it trains on, as in AttemptRequest; null where that is not known)
+    train_started    update (where it begins), max_updates, device, precision, batch, micro_batch, searching
+                     (whether that is only to measure with), workers (of the DataLoader), seed,
+                     parameters (how many), remembered (whether the micro-batch is what fitted before),
+                     fit (what a fitting one depends on), data (what it trains on, as in AttemptRequest; null where that is not known)
     micro_batch      rows (of a micro-batch from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
     val              update, metrics, final (whether with the best checkpoint, after training), data (what
@@ -25,7 +25,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     checkpoint       update, is_best; it is written
     note             text; something that the user should know
     alive            progress that has no event of its own
-    predict_started  device, batch, workers
+    predict_started  device, precision, batch, workers
     predict          done, total: rows
     run_ended        action, outcome
     attempt_failed   reason, phase, micro_batch, eval_batch, workers: what it had; next: what the next one has
@@ -73,6 +73,9 @@ Outcome = Literal[
 checkpoint could run code.
 """
 
+Precision = Literal["fp32", "bf16", "fp16"]
+"""What a model calculates with: numbers of 32 bits, or of 16 where that is exact enough."""
+
 Phase = Literal["train", "val", "predict"]
 """What the worker was doing when it ended."""
 
@@ -84,7 +87,9 @@ _MOST = 2**63
 # The types that fields of events have, in every kind that has them.
 _TYPES: dict[str, Any] = {
     "t": float,
-    **dict.fromkeys(("kind", "attempt", "action", "outcome", "reason", "device", "text", "fit"), str),
+    **dict.fromkeys(
+        ("kind", "attempt", "action", "outcome", "reason", "device", "precision", "text", "fit"), str
+    ),
     **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
@@ -156,6 +161,8 @@ class AttemptRequest:
         checkpoint: the file that training starts from, or whose weights predict; ``settings`` name it too.
         epochs: train this many epochs instead of ``training.max_updates``.
         detect_anomaly: switch on autograd's anomaly detection.
+        precision: what the model calculates with; None for what MMF's configuration says.
+        fast: take ways that change results by more than floating-point noise.
         keep: how many older checkpoints stay beside the best and the current one.
         micro_batch: rows of one forward pass in training, over all GPUs; an update is made from
             as many of them as its batch holds. None: what fitted before, or else the whole batch.
@@ -184,6 +191,8 @@ class AttemptRequest:
     checkpoint: str | None = None
     epochs: int | None = None
     detect_anomaly: bool = False
+    precision: Precision | None = None
+    fast: bool = False
     keep: int = 1
     micro_batch: int | None = None
     find_micro_batch: bool = False

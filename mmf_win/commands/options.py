@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
+from mmf_win.protocol import Precision
 
 
 def _folder(name: str, meaning: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -68,6 +69,20 @@ trust = click.option(
     help="Load weights even if their file holds other classes than tensors and plain values, which runs code "
     "from the file; run code that comes with a model (trust_remote_code), and the folder of code that a "
     "preset names (env.user_dir), that one now and later. Use it only if you trust where they come from.",
+)
+
+precision = click.option(
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    help="Calculate with 16 bits a number where that is exact enough (bf16, or fp16 on older GPUs), or with "
+    "32 throughout.  [default: the run's, else fp32]",
+)
+
+fast = click.option(
+    "--fast/--no-fast",
+    default=None,
+    help="Pad texts to the longest of their batch instead of to 128 tokens, and give convolutions the faster "
+    "order of channels. Dropout then draws other random numbers.  [default: the run's, else --no-fast]",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")

@@ -23,7 +23,7 @@ from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.record import METRICS, NO_INTERVAL
 from mmf_win.runs import search
-from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES
+from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, PRECISION
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
 from mmf_win.runs.request import RunRequest
@@ -108,6 +108,8 @@ Examples:
 @click.option(
     "--batch-size", type=click.IntRange(1), metavar="N", help="Memes a batch.  [default: the run's]"
 )
+@options.precision
+@options.fast
 @click.option(
     "--report/--no-report",
     default=True,
@@ -151,6 +153,7 @@ def command(
         "--features": (features, FEATURES),
         "--memes": (memes, OWN_MEMES),
         "--image": (image, OWN_MEMES),
+        "--precision": (given["precision"], PRECISION),
     }
     require_predictable(overrides, {option: keys for option, (value, keys) in said.items() if value})
     if published is not None:

@@ -41,8 +41,10 @@ class RunDisplay:
 
     def _on_train_started(self, event: Event) -> None:
         seed = "" if event["update"] else f", seed {event['seed']}"  # a run that goes on keeps its first
+        precision = event.get("precision", "fp32")
+        half = "" if precision == "fp32" else f" in {precision}"
         say(
-            f"training on {event['device']}: {event['parameters']:,} parameters, "
+            f"training on {event['device']}{half}: {event['parameters']:,} parameters, "
             f"batch {event['batch']}{seed}{_part(event, ', ')}"
         )
         if event["device"].startswith("cuda"):

@@ -51,6 +51,7 @@ Examples:
   mmfw train --resume old/best.ckpt         start a new run from a checkpoint
   mmfw train mmbt_grid --init published     train on from MMF's published weights
   mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
+  mmfw train mmbt_grid --precision bf16 --fast
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5"""
 )
 @click.argument(
@@ -92,6 +93,8 @@ Examples:
     metavar="N",
     help="Older checkpoints to keep beside the best and the current one.  [default: 1]",
 )
+@options.precision
+@options.fast
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
 @click.option("--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing.")
 @options.source

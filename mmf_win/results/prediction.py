@@ -21,7 +21,7 @@ from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places, new_folder
-from mmf_win.protocol import read_events
+from mmf_win.protocol import Event, read_events
 from mmf_win.results import probabilities, record
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
 from mmf_win.runs import checkpoints, predicting, search
@@ -255,6 +255,7 @@ class _Team:
                     "run": member.run.id,
                     "checkpoint": str(member.checkpoint),
                     "checkpoint_sha256": self._sha256(member.checkpoint),
+                    "precision": _said(member, "predict_started").get("precision", "fp32"),
                 }
                 for member in members
             ],
@@ -316,9 +317,13 @@ class _Team:
 
 def _versions(member: RunCheckpoint) -> dict[str, str]:
     """What the worker that predicted said of itself; the members are all predicted with the same."""
-    started = [event for event in read_events(member.run.events) if event["kind"] == "run_started"]
-    said = started[-1] if started else {}
+    said = _said(member, "run_started")
     known: dict[str, str] = {
         key: str(said[key]) for key in ("python", "torch", "transformers") if key in said
     }
     return {"mmfw": __version__, "mmf": usable_mmf().version, **known}
+
+
+def _said(member: RunCheckpoint, kind: str) -> Event:
+    """The newest event of a kind in a member's run; empty where there is none."""
+    return next((event for event in reversed(read_events(member.run.events)) if event["kind"] == kind), {})

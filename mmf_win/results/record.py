@@ -14,7 +14,7 @@
     threshold_from       "default", or "best accuracy on <split>"
     split, annotations, annotations_sha256
     ensemble             how the members were blended; null for one alone
-    members              run, checkpoint, checkpoint_sha256 of each
+    members              run, checkpoint, checkpoint_sha256 and precision (fp32, bf16 or fp16) of each
     versions             of mmfw, MMF, PyTorch and Python that predicted
     created              seconds since the epoch
 """

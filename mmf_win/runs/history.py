@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ASKED = {"model", "config", "overrides", "batch_size", "epochs", "start", "init", "mmf"}
-_ASKED |= {"published_weights", "splits", "data_dir"}
+_ASKED |= {"published_weights", "splits", "data_dir", "precision", "fast"}
 AUROC = "hateful_memes/roc_auc"
 # What tells every run from every other, or one place from another, and nothing about the result.
 _NOT_COMPARED = {f"request.{key}" for key in ("created", "published", "trust", "retry", "stop_timeout")}
@@ -169,6 +169,8 @@ def _chosen(request: RunRequest) -> dict[str, str]:
     chosen = {
         "batch_size": "auto" if request.auto_batch else request.batch_size,
         "epochs": request.epochs,
+        "precision": request.precision,
+        "fast": request.fast or None,
         "allow_missing": request.allow_missing or None,
         "init": request.init and Path(request.init).name,
         "start": request.start and Path(request.start).name,
@@ -191,12 +193,8 @@ def tested(run: Run) -> dict[str, Any]:
     if not scored:
         return {}
     _, auroc, on = max(scored, key=lambda entry: entry[0])
-    return {
-        "test_auroc": auroc,
-        "test_split": on.split,
-        "test_rows": on.rows,
-        "test_full_rows": on.full_rows,
-    }
+    of = {"test_split": on.split, "test_rows": on.rows, "test_full_rows": on.full_rows}
+    return {"test_auroc": auroc, **of}
 
 
 def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:

@@ -12,6 +12,8 @@ BATCH_SIZE = frozenset({"training.batch_size", "training.batch_size_per_device"}
 """The keys of which either names the rows of a batch."""
 OWN_MEMES = frozenset({ANNOTATIONS, f"{_DATASET}.images"})
 """The keys that say where memes are."""
+PRECISION = frozenset({"training.fp16"})
+"""The key that says what the model calculates with."""
 USER_DIR = "env.user_dir"
 """The key that says where code of the user's own is."""
 FEATURES = frozenset({f"{_DATASET}.features"})

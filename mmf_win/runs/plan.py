@@ -47,6 +47,7 @@ def training(
             batch_size=request.batch_size,
             updates=request.updates,
             detect_anomaly=request.detect_anomaly,
+            precision=request.precision,
         ),
         settings.resume(checkpoint) if checkpoint else {},
     )
@@ -62,6 +63,8 @@ def training(
         trust=request.trust,
         epochs=request.epochs,
         detect_anomaly=request.detect_anomaly,
+        precision=request.precision,
+        fast=bool(request.fast),
         keep=1 if request.keep is None else request.keep,
         find_micro_batch=bool(request.auto_batch),
         fits=fits.load() if request.remembered else {},
@@ -90,7 +93,9 @@ def prediction(
     tree = merge(
         settings.common(request.model, request.splits, mmf.version),
         request.settings,
-        settings.options(mmf.version, seed=request.seed, batch_size=request.batch_size),
+        settings.options(
+            mmf.version, seed=request.seed, batch_size=request.batch_size, precision=request.precision
+        ),
         settings.predict(checkpoint),
         target.settings,
         settings.features_in(features) if features else {},
@@ -103,6 +108,8 @@ def prediction(
         overrides=of_prediction(request.overrides, target.keys | (FEATURES if features else set())),
         base_config=request.config,
         checkpoint=str(checkpoint),
+        precision=request.precision,
+        fast=bool(request.fast),
         trust=request.trust,
         images=_text(places.images),
         annotations=str(target.annotations),

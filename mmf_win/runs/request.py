@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mmf_win.runs.overrides import BATCH_SIZE, lasting
+from mmf_win.protocol import Precision
+from mmf_win.runs.overrides import BATCH_SIZE, PRECISION, lasting
 from mmf_win.upstream.config import Experiment
 
 _TOTAL = frozenset({"training.max_updates", "training.max_epochs"})
@@ -16,6 +17,7 @@ _KEYS = {
     "batch_size": BATCH_SIZE,
     "seed": frozenset({"training.seed"}),
     "detect_anomaly": frozenset({"training.detect_anomaly"}),
+    "precision": PRECISION,
 }
 _OF_ONE_COMMAND = ("detect_anomaly", "trust", "retry", "remembered", "stop_timeout")
 
@@ -39,6 +41,8 @@ class RunRequest(Experiment):
         updates: the run's total, also when it resumes.
         epochs: the same as passes over the training rows.
         detect_anomaly: autograd's anomaly detection, which makes training slower; for one command.
+        precision: what the model calculates with; None for what MMF's configuration says.
+        fast: take ways that change results by more than floating-point noise.
         keep: how many older checkpoints stay beside the best and the current one.
         allow_missing: leave out rows without features or image.
         trust: load the checkpoint even if it holds classes that torch refuses; for one command.
@@ -66,6 +70,8 @@ class RunRequest(Experiment):
     updates: int | None = None
     epochs: int | None = None
     detect_anomaly: bool = False
+    precision: Precision | None = None
+    fast: bool | None = None
     keep: int | None = None
     allow_missing: bool = False
     trust: bool = False
@@ -91,7 +97,7 @@ class RunRequest(Experiment):
         An option also replaces the override that set the same before, and a new total the old one, however
         that was given.
         """
-        chosen = ("seed", "batch_size", "auto_batch", "keep")
+        chosen = ("seed", "batch_size", "auto_batch", "keep", "precision", "fast")
         replaced = {key for keys in self.keys.values() for key in keys}
         replaced |= {override.partition("=")[0] for override in self.overrides}
         new_total = self.updates is not None or self.epochs is not None

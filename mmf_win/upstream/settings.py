@@ -77,6 +77,7 @@ def options(
     batch_size: int | None = None,
     updates: int | None = None,
     detect_anomaly: bool = False,
+    precision: str | None = None,
 ) -> Settings:
     """What the user chose by an option.
 
@@ -86,6 +87,7 @@ def options(
         batch_size: rows an update, over all GPUs.
         updates: the run's total, also when it resumes.
         detect_anomaly: autograd's anomaly detection; where MMF has no key for it, a hook switches it.
+        precision: what the model calculates with; a hook sees to it, for both versions and every device.
     """
     chosen: Settings = {"seed": seed, "batch_size": batch_size, "max_updates": updates}
     training = {key: value for key, value in chosen.items() if value is not None}
@@ -93,6 +95,8 @@ def options(
         training["max_epochs"] = None  # else MMF would count epochs instead
     if detect_anomaly and has_key(version, "training.detect_anomaly"):
         training["detect_anomaly"] = True
+    if precision is not None and has_key(version, "training.fp16"):
+        training["fp16"] = False  # MMF's own, which refuses CPUs
     return {"training": training}
 
 

@@ -44,7 +44,7 @@ def _train(rank: int, folder: str, asked: int) -> None:
         if rank == 0:  # as MMF does
             (root / "saved").write_text(str(trainer.num_updates), encoding="utf-8")
 
-    observer.training_started(trainer, None, micro, save)
+    observer.training_started(trainer, None, micro, save, "fp32")
     try:
         while True:
             trainer.num_updates += 1

@@ -29,5 +29,9 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
     watch_scoring(Observer.current)
+    if request.fast:
+        from mmf_win.worker.hooks.fast import pad_to_longest
+
+        pad_to_longest()
     if request.images is not None:
         use(ImageCache(Path(request.images), Observer.current.note_once))

@@ -10,10 +10,11 @@ from mmf.trainers.callbacks import checkpoint
 from mmf.trainers.callbacks.base import Callback
 from mmf.utils.general import get_batch_size
 
-from mmf_win.worker.hooks import checkpoints, splitting
+from mmf_win.worker.hooks import checkpoints, fast, splitting
 from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.precision import Precision
 
 checkpoint.Checkpoint = checkpoints.Checkpoint
 
@@ -26,6 +27,11 @@ class Watch(Callback):  # type: ignore[misc]
         super().__init__(config, trainer)
         self._observer = Observer.current
         require_all_weights(trainer.model)
+        self._precision = Precision(self._observer, trainer)
+        if self._observer.request.precision is not None:
+            trainer.load_fp16_scaler = self._load_scaler
+        if self._observer.request.fast:
+            fast.order_channels_last(trainer.model)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
         self._micro: MicroBatch
         self._mmf_step = trainer.run_training_batch
@@ -39,15 +45,14 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins."""
-        self._micro = MicroBatch(self._observer.request, self.trainer)
-        self._observer.training_started(
-            self.trainer, self.training_config.max_updates, self._micro, self._save
-        )
+        precision, most = self._precision.name, self.training_config.max_updates
+        self._micro = MicroBatch(self._observer.request, self.trainer, precision)
+        self._observer.training_started(self.trainer, most, self._micro, self._save, precision)
         self._continue()
 
     def on_prediction_start(self, **kwargs: Any) -> None:
         """Say that prediction begins."""
-        self._observer.prediction_started(self.trainer, get_batch_size())
+        self._observer.prediction_started(self.trainer, get_batch_size(), self._precision.name)
 
     def on_update_start(self, **kwargs: Any) -> None:
         """Measure the update that begins."""
@@ -115,6 +120,10 @@ class Watch(Callback):  # type: ignore[misc]
     def _check_losses(self, report: Any) -> None:
         """In the place of MMF's check, which does not know the update."""
         check_losses(report.losses, self.trainer.num_updates + 1)
+
+    def _load_scaler(self) -> None:
+        """In the place of MMF's way to make its own."""
+        self.trainer.scaler = self._precision.scaler
 
     def _save(self) -> None:
         self._checkpoint.save(self.trainer.num_updates, self.trainer.current_iteration, update_best=False)

@@ -32,6 +32,7 @@ class MicroBatch:
     Args:
         request: what the worker is to do.
         trainer: MMF's, with its configuration and device.
+        precision: what the model calculates with.
 
     Attributes:
         batch: rows an update, or a step of MMF's own accumulation, over all GPUs.
@@ -41,9 +42,9 @@ class MicroBatch:
         search: looks for the largest micro-batch that fits; None when that is not wanted, or is found.
     """
 
-    def __init__(self, request: AttemptRequest, trainer: Any) -> None:
+    def __init__(self, request: AttemptRequest, trainer: Any, precision: str) -> None:
         self.batch: int = get_batch_size() * get_world_size()
-        self.fit = _dependencies(trainer, self.batch)
+        self.fit = _dependencies(trainer, self.batch, f"{precision}, fast" if request.fast else precision)
         known = request.fits.get(self.fit)
         self.remembered = request.micro_batch is None and known is not None
         self.rows: int = min(request.micro_batch or known or self.batch, self.batch)
@@ -74,14 +75,13 @@ class MicroBatch:
         return found or self.rows != before
 
 
-def _dependencies(trainer: Any, batch: int) -> str:
+def _dependencies(trainer: Any, batch: int, ways: str) -> str:
     config = trainer.config
     model = config.model_config[config.model]
     values = [_plain(model), *(_plain(OmegaConf.select(config, key)) for key in _KEYS)]
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-    half = "fp16" if OmegaConf.select(config, "training.fp16") else "fp32"
     software = f"torch {torch.__version__}, MMF {mmf_version}"
-    return f"{config.model}, batch {batch}, {half}, {_device(trainer.device)}, {software}, {digest[:12]}"
+    return f"{config.model}, batch {batch}, {ways}, {_device(trainer.device)}, {software}, {digest[:12]}"
 
 
 def _plain(value: Any) -> Any:

@@ -65,7 +65,12 @@ class Observer:
             self.event("note", text=text)
 
     def training_started(
-        self, trainer: Any, max_updates: float | None, micro: MicroBatch, save: Callable[[], None]
+        self,
+        trainer: Any,
+        max_updates: float | None,
+        micro: MicroBatch,
+        save: Callable[[], None],
+        precision: str,
     ) -> None:
         """Training is about to start or resume; ``save`` is called before it is left."""
         self._trainer, self._save = trainer, save
@@ -76,6 +81,7 @@ class Observer:
             update=trainer.num_updates,
             max_updates=_finite(max_updates),
             device=str(trainer.device),
+            precision=precision,
             batch=micro.batch,
             micro_batch=micro.rows,
             searching=micro.search is not None,
@@ -113,10 +119,16 @@ class Observer:
         """From the next update on, there is another micro-batch."""
         self.event("micro_batch", rows=micro.rows, found=micro.search is None)
 
-    def prediction_started(self, trainer: Any, batch: int) -> None:
+    def prediction_started(self, trainer: Any, batch: int, precision: str) -> None:
         """The model is loaded, and predicting starts, with ``batch`` rows in one pass unless set lower."""
         training = trainer.config.training
-        self.event("predict_started", device=str(trainer.device), batch=batch, workers=training.num_workers)
+        self.event(
+            "predict_started",
+            device=str(trainer.device),
+            precision=precision,
+            batch=batch,
+            workers=training.num_workers,
+        )
 
     def trained(self, trainer: Any, max_updates: float, scalars: dict[str, Any]) -> None:
         """An update whose figures MMF collected is done."""

@@ -1,6 +1,7 @@
 """What a run needs beyond MMF's checkpoint to resume as if it had not been interrupted.
 
-That is: the state of every random generator, the position among the training rows, and the last validation.
+That is: the state of every random generator, the position among the training rows, the last validation, and
+the scale of losses in fp16, which 1.0.0rc10 does not know.
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ class ResumeState:
         """What a checkpoint stores; None before the first row."""
         position = self._order.position()
         random = self._before_validation or random_state()
-        return position and {"position": position, "random": random, "validated": self.validated}
+        scaler = self._trainer.scaler.state_dict()
+        return position and {
+            "position": position,
+            "random": random,
+            "validated": self.validated,
+            "scaler": scaler,
+        }
 
     def resume(self, state: Saved) -> bool:
         """Resume from ``state``; False where the number of rows has changed; their order is then drawn again.
@@ -55,6 +62,8 @@ class ResumeState:
         """
         self._order.random = random_state() if ranks() > 1 else state["random"]
         self.validated = state["validated"]
+        if scaler := state.get("scaler"):  # none is in a checkpoint of another precision or an earlier mmfw
+            self._trainer.scaler.load_state_dict(scaler)
         return self._order.resume(state["position"])
 
     def batches_left(self) -> int:

@@ -12,10 +12,11 @@ from mmf.trainers.base_trainer import BaseTrainer
 from mmf.utils.general import get_batch_size
 from mmf.utils.timer import Timer
 
-from mmf_win.worker.hooks import checkpoints, splitting
+from mmf_win.worker.hooks import checkpoints, fast, splitting
 from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.precision import Precision, stepped_by
 
 base_trainer.Checkpoint = checkpoints.Checkpoint
 
@@ -39,7 +40,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def predict(self, dataset_type: str) -> None:
         """Report that prediction starts, and predict."""
-        self._observer.prediction_started(self, get_batch_size())
+        self._observer.prediction_started(self, get_batch_size(), self._precision.name)
         super().predict(dataset_type)
 
     def load_extras(self) -> None:
@@ -48,6 +49,10 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         MMF restarts the schedule, and so makes one update at its first rate.
         """
         require_all_weights(self.model)
+        self._precision = Precision(self._observer, self)
+        self.scaler = self._precision.scaler
+        if self._observer.request.fast:
+            fast.order_channels_last(self.model)
         super().load_extras()
         if self.num_updates and self.lr_scheduler is not None:
             self.lr_scheduler.step(self.num_updates - 1)
@@ -55,8 +60,10 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def train(self) -> None:
         """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
-            self._micro = MicroBatch(self._observer.request, self)
-            self._observer.training_started(self, self.max_updates, self._micro, self._save)
+            self._micro = MicroBatch(self._observer.request, self, self._precision.name)
+            self._observer.training_started(
+                self, self.max_updates, self._micro, self._save, self._precision.name
+            )
             torch.autograd.set_detect_anomaly(self._observer.request.detect_anomaly)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
@@ -105,7 +112,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def _step(self, share: float, rows: Any) -> Any:
         report = super()._forward_pass(rows)
         check_losses(report.losses, self.num_updates + 1)
-        (self._extract_loss(report) * share).backward()
+        self.scaler.scale(self._extract_loss(report) * share).backward()
         for key in self.metrics.required_params:
             if torch.is_tensor(report.get(key)):
                 report[key] = report[key].detach()
@@ -113,7 +120,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         return report
 
     def _backward(self, loss: Any) -> None:
-        with splitting.gradients_kept(self.optimizer):
+        self.scaler.unscale_(self.optimizer)  # before MMF clips the gradients
+        with splitting.gradients_kept(self.optimizer), stepped_by(self.scaler, self.optimizer):
             super()._backward(loss)
         if self._micro.update_ends():
             self._observer.micro_batch_changed(self._micro)

@@ -32,7 +32,7 @@ def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Obse
         config=SimpleNamespace(training=training),
     )
     micro: Any = SimpleNamespace(batch=1, rows=1, remembered=False, fit="", search=None)
-    observer.training_started(trainer, 4, micro, lambda: None)
+    observer.training_started(trainer, 4, micro, lambda: None, "fp32")
     trainer.num_updates += began < 4
     return observer
 

@@ -1,0 +1,119 @@
+"""Half precision: a model that calculates with 16 bits where that is exact enough, and a scaler for fp16.
+
+MMF 1.0.0rc12 has ``training.fp16``, for GPUs alone, and 1.0.0rc10 nothing. Here both have the same, by
+torch's autocast: weights, gradients and the optimizer's state stay in 32 bits, and so do scores and losses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from mmf_win.worker.hooks.checkpoint_io import replaced
+from mmf_win.worker.hooks.observer import Observer
+
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """What a model calculates with.
+
+    Args:
+        observer: of this process, with the request.
+        trainer: MMF's, with its configuration, device and model.
+
+    Attributes:
+        name: what it is; ``fp32`` on a device that cannot do what is wanted, which the observer is told.
+        scaler: keeps small gradients of fp16 from becoming zero; it does nothing otherwise.
+    """
+
+    def __init__(self, observer: Observer, trainer: Any) -> None:
+        wanted, device = observer.request.precision, trainer.device
+        by_mmf = "fp16" if OmegaConf.select(trainer.config, "training.fp16") else "fp32"
+        self.name: str = wanted or by_mmf
+        if wanted is not None and not can(wanted, device):
+            self.name = "fp32"
+            name = (
+                torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
+            )
+            observer.event("note", text=f"{name} does not calculate in {wanted}; it goes on in fp32")
+        self.scaler = Scaler(device, enabled=wanted is not None and self.name == "fp16")
+        if wanted is not None and self.name in _HALVES:
+            calculate_in(_HALVES[self.name], type(trainer.model), device.type)
+
+
+def can(precision: str, device: torch.device) -> bool:
+    """Whether a device calculates in ``fp32``, ``bf16`` or ``fp16`` without emulation."""
+    if precision == "fp32":
+        return True
+    if device.type == "cuda":  # bf16 came with compute capability 8
+        return precision == "fp16" or torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type != "cpu":
+        return False
+    try:
+        return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")())
+    except (AttributeError, RuntimeError):  # a torch without oneDNN, or an older one
+        return False
+
+
+def calculate_in(half: torch.dtype, model: type[nn.Module], device: str) -> None:
+    """Let the models of a class calculate in ``half``, from 32 bits to 32 bits.
+
+    The class, since the copies of a model on several GPUs have its methods and not its attributes.
+    """
+    forward: Callable[..., Any] = model.forward
+
+    @functools.wraps(forward)
+    def in_half(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype=half):
+            outputs = forward(*args, **kwargs)
+        return in_full(outputs)
+
+    model.forward = in_half
+
+
+def in_full(value: Any) -> Any:
+    """``value`` with 32 bits in the place of 16, in nested containers."""
+    if torch.is_tensor(value):
+        return value.float() if value.dtype in _HALVES.values() else value
+    if isinstance(value, Mapping):
+        return {key: in_full(entry) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(in_full(entry) for entry in value)
+    return value
+
+
+@contextmanager
+def stepped_by(scaler: Scaler, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside the block, ``optimizer.step`` is the scaler's, which leaves out updates that overflow."""
+    own: Any = optimizer.step
+
+    def step() -> None:
+        with replaced(optimizer, "step", own):
+            scaler.step(optimizer)
+        scaler.update()
+
+    with replaced(optimizer, "step", step):
+        yield
+
+
+_Scaler: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+
+
+class Scaler(_Scaler):  # type: ignore[misc]
+    """torch's, which begins anew where a checkpoint of another precision has no state of one."""
+
+    def __init__(self, device: torch.device, *, enabled: bool) -> None:
+        of_device = {"device": device.type} if hasattr(torch.amp, "GradScaler") else {}  # since torch 2.3
+        super().__init__(**of_device, enabled=enabled)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state of another one, if there is any."""
+        if state:
+            super().load_state_dict(state)
