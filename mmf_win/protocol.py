@@ -16,7 +16,8 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     train_started    update (where it begins), max_updates, device, precision, batch, micro_batch, searching
                      (whether that is only to measure with), workers (of the DataLoader), seed,
                      parameters (how many), remembered (whether the micro-batch is what fitted before),
-                     fit (what a fitting one depends on), data (what it trains on, as in AttemptRequest; null where that is not known)
+                     fit (what a fitting one depends on), data (what it trains on, as in AttemptRequest;
+                     null where that is not known)
     micro_batch      rows (of a micro-batch from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
     val              update, metrics, final (whether with the best checkpoint, after training), data (what

@@ -121,7 +121,12 @@ def resume(
         run, checkpoint = found
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
-        request, places = _with_data(asked.over(run.request()), data_dir, places)
+        earlier = run.request()
+        if asked.precision not in (None, earlier.precision or "fp32"):
+            _log.info(
+                "this run goes on in %s; so far it was %s", asked.precision, earlier.precision or "fp32"
+            )
+        request, places = _with_data(asked.over(earlier), data_dir, places)
         return _train(run, None, request, places, checkpoint, display, asked.overrides)
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
     owner = search.owner(checkpoint)

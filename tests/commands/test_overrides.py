@@ -113,6 +113,7 @@ def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) ->
         (RunRequest(updates=1), "training.max_epochs=2"),
         (RunRequest(epochs=1), "training.max_updates=2"),
         (RunRequest(detect_anomaly=True), "training.detect_anomaly=False"),
+        (RunRequest(precision="bf16"), "training.fp16=True"),
     ],
 )
 def test_an_option_and_a_word_that_say_the_same_are_refused(asked: RunRequest, word: str) -> None:

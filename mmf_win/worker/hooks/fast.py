@@ -4,7 +4,8 @@ Texts are padded to the longest of their batch. MMF pads each to 128 tokens, of 
 twenty, and the model calculates with all. What it makes of padding reaches no score; but with less of it,
 fewer random numbers are drawn, so that dropout is another one.
 
-Convolutions get their weights in the order that the processor reads them in.
+The ResNet of MMF's image models reads all channels of a pixel together ("channels last"). Other convolutions
+are left alone: what follows them may count on the usual order, as MMF's ``Flatten`` does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from mmf.common.batch_collator import BatchCollator
+from mmf.modules.encoders import ResNet152ImageEncoder
 from torch import nn
 
 _MASK = "input_mask"
@@ -55,5 +57,7 @@ def shortened(batch: Any) -> Any:
 
 
 def order_channels_last(model: nn.Module) -> None:
-    """Let two-dimensional convolutions read all channels of a pixel together."""
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    """Let the ResNets in a model read all channels of a pixel together."""
+    for module in model.modules():
+        if isinstance(module, ResNet152ImageEncoder):
+            module.to(memory_format=torch.channels_last)

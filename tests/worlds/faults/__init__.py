@@ -10,6 +10,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             writing                a checkpoint has its bytes, but not its name
             saved                  MMF's Checkpoint.save is done
             meter                  a fake one says that the memory holds as many rows as ``above``
+            hardware               it seems to calculate in half precision, or not
     do      wait                   makes the file ``once`` and goes on when there is one of that name and .go
             connect                holds a connection to ``port`` until the process is dead
             linger                 starts a thread that keeps the process from ending
@@ -21,6 +22,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             spoil                  makes the weights NaN
             truncate               cuts off current.ckpt
             stop                   a signal that asks the run to stop, which it does after this update
+            half, no_half          (at hardware)
             hang                   never returns; hang_in_c does so holding the GIL
 
 and, where given, conditions that must all hold::
@@ -54,7 +56,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mmf_win.worker.hooks import checkpoint_io, micro_batch
+from mmf_win.worker.hooks import checkpoint_io, micro_batch, precision
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1}
@@ -228,6 +230,8 @@ class _FakeMeter:
 for _fault in _FAULTS:
     if _fault["at"] == "meter":
         micro_batch.meter_of = lambda _device, rows=_fault["above"]: _FakeMeter(rows)  # type: ignore[misc]
+    if _fault["at"] == "hardware":
+        precision.can = lambda name, _device, do=_fault["do"]: name == "fp32" or do == "half"  # type: ignore[misc]
 
 if _FAULTS:
     BaseModel.__call__ = _forward

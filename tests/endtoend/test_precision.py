@@ -1,0 +1,143 @@
+"""Half precision and --fast around the real MMF, on a CPU that seems to have what a test needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.protocol import Event, read_events
+from mmf_win.runs.folder import Run
+from tests.endtoend.conftest import Tool
+from tests.worlds.recipes import recipes
+
+pytestmark = pytest.mark.torch
+
+Faulty = Callable[..., None]
+HALF, NO_HALF = {"at": "hardware", "do": "half"}, {"at": "hardware", "do": "no_half"}
+WORDS = ("--seed", "3", "training.log_interval=1")
+
+
+def events(run: Run, kind: str) -> list[Event]:
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+def losses(run: Run) -> list[float]:
+    return [event["loss"] for event in events(run, "train")]
+
+
+def saved(run: Run) -> dict[str, Any]:
+    """The last checkpoint."""
+    import torch
+
+    return dict(torch.load(run.checkpoints / "current.ckpt", weights_only=True))
+
+
+def probabilities(csv: str) -> list[float]:
+    lines = Path(csv).read_text(encoding="utf-8").splitlines()[1:]
+    return [float(line.split(",")[1]) for line in lines]
+
+
+@pytest.mark.parametrize("half", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["mmbt", "vilbert"])
+def test_a_run_in_half_precision_stays_near_the_other_and_resumes_exactly(
+    tool: Tool, faulty: Faulty, name: str, half: str
+) -> None:
+    import torch
+
+    preset = tool.preset(name)
+    words = ("--updates", "5", *WORDS)
+    full = tool.run_of(tool("train", preset, "--name", "full", *words))
+    faulty(HALF)
+    whole = tool.run_of(tool("train", preset, "--name", "whole", "--precision", half, *words))
+    assert f"in {half}:" in tool.errors
+    assert losses(whole) != losses(full)
+    assert losses(whole) == pytest.approx(losses(full), abs=0.05)
+
+    faulty(HALF, {"at": "saved", "do": "stop", "once": str(tool.folder / "stopped")})
+    assert tool.code("train", preset, "--name", "parts", "--precision", half, *words) == 130
+    parts = tool.run_of(tool("train", "--resume", "last"))
+    starts = events(parts, "train_started")
+    assert [(event["update"], event["precision"]) for event in starts] == [(0, half), (1, half)]
+    assert [half in event["fit"] for event in events(parts, "train_started")] == [True, True]
+    assert losses(parts) == losses(whole)
+    there = saved(whole)["model"]
+    assert all(torch.equal(value, there[key]) for key, value in saved(parts)["model"].items())
+    if half == "fp16":
+        scaler = saved(whole)["mmfw"]["scaler"]
+        assert saved(parts)["mmfw"]["scaler"] == scaler
+        assert scaler["scale"] < 2**16, "an update overflowed, and was left out"
+    assert {value.dtype for value in saved(parts)["model"].values() if value.is_floating_point()} == {
+        torch.float32
+    }
+
+
+def test_predictions_are_made_in_the_precision_of_the_run_unless_another_is_asked_for(
+    tool: Tool, faulty: Faulty
+) -> None:
+    faulty(HALF)
+    run = tool.run_of(tool("train", tool.preset("mmbt"), "--updates", "1", *WORDS, "--precision", "bf16"))
+    assert "precision=bf16" in tool("runs")[0]["differs"]
+    predicted = [tool("predict", "--no-report"), tool("predict", "--no-report", "--precision", "fp32")]
+    assert [each["members"][0]["precision"] for each in predicted] == ["bf16", "fp32"]
+    assert [event["precision"] for event in events(run, "predict_started")] == ["bf16", "fp32"]
+    half, full = (probabilities(each["csv"]) for each in predicted)
+    assert half != full and half == pytest.approx(full, abs=0.05)
+    assert json.loads(run.request_file.read_text(encoding="utf-8"))["precision"] == "bf16"
+
+
+def test_hardware_without_half_precision_trains_and_predicts_in_full_and_says_so(
+    tool: Tool, faulty: Faulty
+) -> None:
+    preset = tool.preset("mmbt")
+    full = tool.run_of(tool("train", preset, "--name", "full", "--updates", "2", *WORDS))
+    faulty(NO_HALF)
+    run = tool.run_of(tool("train", preset, "--updates", "2", *WORDS, "--precision", "bf16"))
+    assert "does not calculate in bf16" in tool.errors
+    assert losses(run) == losses(full)
+    assert [event["precision"] for event in events(run, "train_started")] == ["fp32"]
+    assert tool("predict", "--no-report")["members"][0]["precision"] == "fp32"
+    assert "does not calculate in bf16" in tool.errors
+
+
+def test_a_run_may_go_on_in_another_precision(tool: Tool, faulty: Faulty) -> None:
+    faulty(HALF)
+    tool("train", tool.preset("vilbert"), "--updates", "1", *WORDS)
+    for updates, precision in enumerate(("fp16", "bf16", "fp16", "fp32"), start=2):
+        run = tool("train", "--resume", "last", "--precision", precision, "--updates", str(updates))
+        assert f"goes on in {precision}" in tool.errors
+    started = events(tool.run_of(run), "train_started")
+    assert [event["precision"] for event in started] == ["fp32", "fp16", "bf16", "fp16", "fp32"]
+    tool("train", "--resume", "last", "--updates", "6")
+    assert "goes on in" not in tool.errors
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_fast_predictions_of_every_model_are_the_same_to_floating_point_noise(tool: Tool, name: str) -> None:
+    """Texts of some words are padded to 32 tokens, or with --fast to 8."""
+    settings = tool.settings(name)
+    processors = settings.get("dataset_config", {}).get("hateful_memes", {}).get("processors", {})
+    if "max_seq_length" in processors.get("text_processor", {}).get("params", {}):
+        processors["text_processor"]["params"]["max_seq_length"] = 32
+    tool("train", tool.preset(name, settings=settings), "--updates", "1", "--seed", "1")
+    plain, fast = (tool("predict", "--no-report", *words) for words in ((), ("--fast",)))
+    assert probabilities(fast["csv"]) == pytest.approx(probabilities(plain["csv"]), abs=1e-5)
+
+
+def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool, faulty: Faulty) -> None:
+    preset = tool.preset("mmbt")
+    words = ("--updates", "4", *WORDS)
+    plain = tool.run_of(tool("train", preset, "--name", "plain", *words))
+    fast = tool.run_of(tool("train", preset, "--name", "fast", "--fast", *words))
+    assert losses(fast) != losses(plain)
+    assert losses(fast) == pytest.approx(losses(plain), abs=0.2)
+    assert "fast" in tool("runs", "show", "fast")["differs"]
+    faulty({"at": "stepped", "do": "stop", "update": 2})
+    assert tool.code("train", preset, "--name", "parts", "--fast", *words) == 130
+    parts = tool.run_of(tool("train", "--resume", "last"))
+    assert losses(parts) == losses(fast)
+    resumed = tool("train", "--resume", "last", "--no-fast", "--updates", "5")
+    assert "fast" not in (resumed["differs"] or "")

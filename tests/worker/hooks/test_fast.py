@@ -1,0 +1,55 @@
+"""Batches without padding that no text needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.upstream.install import find  # noqa: E402
+from mmf_win.worker import compat  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def shortened() -> Any:
+    compat.install(find().root, find().version)
+    from mmf_win.worker.hooks.fast import shortened
+
+    return shortened
+
+
+def batch(*lengths: int, padded_to: int = 32) -> dict[str, Any]:
+    mask = torch.tensor([[1] * length + [0] * (padded_to - length) for length in lengths])
+    ids = torch.arange(padded_to).repeat(len(lengths), 1) * mask
+    features = torch.ones(len(lengths), padded_to, 5)
+    return {"input_ids": ids, "input_mask": mask, "image_feature_0": features, "text": ["a"] * len(lengths)}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [((3, 5), 8), ((7, 2), 8), ((8, 2), 16), ((30,), 32), ((32, 3), 32)],
+)
+def test_texts_keep_a_column_of_padding_and_a_length_divisible_by_eight(
+    shortened: Any, lengths: tuple[int, ...], expected: int
+) -> None:
+    """The text of 8 tokens would lose its last column of padding, which MMBT takes for the end."""
+    before = batch(*lengths)
+    ids = before["input_ids"].clone()
+    after = shortened(before)
+    assert after["input_mask"].shape == after["input_ids"].shape == (len(lengths), expected)
+    assert torch.equal(after["input_ids"], ids[:, :expected])
+    assert not ids[:, expected:].any()
+    assert after["image_feature_0"].shape == (len(lengths), 32, 5)
+    assert after["text"] == ["a"] * len(lengths)
+
+
+def test_what_is_padded_otherwise_stays(shortened: Any) -> None:
+    left = batch(3)
+    left["input_mask"] = left["input_mask"].flip(1)
+    assert shortened(left)["input_mask"].shape == (1, 32)
+    assert shortened({"text": torch.ones(2, 20)})["text"].shape == (2, 20), "word vectors have no mask"
+    assert shortened({"input_mask": torch.ones(2, 4, 8)})["input_mask"].shape == (2, 4, 8)

@@ -1,0 +1,97 @@
+"""A model in half precision: what goes in and out, and the scaler of losses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.worker.hooks.precision import Scaler, calculate_in, can, stepped_by  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+
+
+def model_of(half: Any) -> Any:
+    """One that notes what it calculates in."""
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+            self.seen: list[Any] = []
+
+        def forward(self, x: Any) -> Any:
+            scores = self.layer(x)
+            self.seen.append(scores.dtype)
+            return {"scores": scores, "others": [scores, 3], "counts": torch.ones(2, dtype=torch.long)}
+
+    calculate_in(half, Model, "cpu")
+    return Model()
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_a_model_calculates_in_half_and_gives_whole_numbers(half: Any) -> None:
+    model = model_of(half)
+    out = model(torch.randn(3, 4))
+    assert model.seen == [half]
+    assert out["scores"].dtype == out["others"][0].dtype == torch.float32
+    assert out["counts"].dtype == torch.long and out["others"][1] == 3
+    out["scores"].sum().backward()
+    assert (
+        {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    )
+
+
+def test_a_copy_of_the_model_calculates_in_half_with_its_own_weights() -> None:
+    """As DataParallel copies it: the class and its attributes, with other parameters."""
+    model = model_of(torch.bfloat16)
+    copy = model._replicate_for_data_parallel()
+    copy.layer = torch.nn.Linear(4, 2)
+    torch.nn.init.zeros_(copy.layer.weight)
+    torch.nn.init.zeros_(copy.layer.bias)
+    assert not copy(torch.randn(3, 4))["scores"].any()
+    assert model.seen == [torch.bfloat16]
+
+
+def test_an_update_that_overflows_is_left_out_and_the_next_is_scaled_down() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = Scaler(CPU, enabled=True)
+    before = scaler.get_scale()
+    for gradient, expected in ((float("inf"), 1.0), (0.5, 0.5)):
+        weight.grad = None
+        scaler.scale((weight * gradient).sum()).backward()
+        scaler.unscale_(optimizer)
+        with stepped_by(scaler, optimizer):
+            optimizer.step()
+        assert weight.tolist() == [expected, expected]
+        assert scaler.get_scale() == before / 2
+    weight.grad = torch.full((2,), 0.5)
+    optimizer.step()
+    assert weight.tolist() == [0.0, 0.0], "outside the block it is the optimizer's own"
+
+
+def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> None:
+    first = Scaler(CPU, enabled=True)
+    first.load_state_dict(first.state_dict() | {"scale": 8.0})
+    second = Scaler(CPU, enabled=True)
+    second.load_state_dict(Scaler(CPU, enabled=False).state_dict())
+    assert second.get_scale() == Scaler(CPU, enabled=True).get_scale()
+    second.load_state_dict(first.state_dict())
+    assert second.get_scale() == 8.0
+
+
+def test_what_a_device_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of NVIDIA's GPUs are made up here: bf16 came with Ampere, 8.0."""
+    assert can("fp32", CPU) and not can("bf16", torch.device("meta"))
+    for capability, half in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, of=capability: of)
+        assert can("bf16", torch.device("cuda")) is half
+        assert can("fp16", torch.device("cuda"))
+    monkeypatch.setattr(torch, "ops", SimpleNamespace())
+    assert not can("bf16", CPU), "a torch without oneDNN"
