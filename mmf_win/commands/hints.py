@@ -248,6 +248,7 @@ _AFTER = {
     "disk": "free some space; {resume}",
     "nan": "{again} --detect-anomaly finds the operation that makes it; else begin again with a smaller "
     "optimizer.params.lr",
+    "nan in fp16": "fp16 ends at 65,504: {again} --precision fp32 goes further",
     "killed": "{resume}",
     "untrusted": "if you trust where the file comes from, repeat the command with --trust",
     "config": "check the KEY=VALUE overrides and the preset against MMF's configuration",
@@ -262,6 +263,9 @@ def _hint_after(outcome: str, trains: bool, run: Run, log: Path | None) -> str |
             return None
         saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
         return f"resume with: {resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
+    if outcome == "nan":
+        with suppress(errors.DataError):
+            outcome = "nan in fp16" if run.request().precision == "fp16" else outcome
     hint = _AFTER.get(outcome, "")
     if "{" in hint:
         hint = _filled_in(hint, run) if trains else ""

@@ -133,6 +133,8 @@ ELSEWHERE = {
     "::test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole",
     "nan": "endtoend/test_memory.py"
     "::test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
+    "nan in fp16": "endtoend/test_precision.py"
+    "::test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision",
     "killed": "endtoend/test_checkpoints.py"
     "::test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before",
     "check_submission: mmfw convert": "commands/test_check_submission.py"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,3 +143,18 @@ def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool,
     assert losses(parts) == losses(fast)
     resumed = tool("train", "--resume", "last", "--no-fast", "--updates", "5")
     assert "fast" not in (resumed["differs"] or "")
+
+
+def test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision(
+    tool: Tool, faulty: Faulty
+) -> None:
+    faulty(HALF)
+    tool("train", tool.preset("vilbert"), "--updates", "1", *WORDS, "--precision", "fp16")
+    faulty(HALF, {"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
+    assert tool.code("train", "--resume", "last", "--updates", "3") == 7
+    [hint] = re.findall("hint: .*?: mmfw (.*?) goes further", tool.errors)
+    words = shlex.split(hint)
+    assert words[-2:] == ["--precision", "fp32"]
+    run = tool.run_of(tool(*words))
+    assert [event["precision"] for event in events(run, "train_started")] == ["fp16", "fp16", "fp32"]
+    assert tool("runs")[0]["updates"] == 3
