@@ -138,6 +138,10 @@ class AttemptFolder:
     """The whole output of a worker that predicted, since several may predict at once."""
     logs = Inside("logs")
     """MMF's own logs of a prediction."""
+    phases = Inside("phases.json")
+    """Where the time of a profiled training went."""
+    trace = Inside("trace.json")
+    """What torch saw of a few of its updates, for Chrome."""
     said = Inside("said")
     """An empty file: what is said once in an attempt has been said."""
 
@@ -180,6 +184,7 @@ class AttemptRequest:
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
+        profile: updates of a training that is measured, and whose weights nobody wants; 0 for any other.
     """
 
     action: Action
@@ -207,6 +212,7 @@ class AttemptRequest:
     annotations: str | None = None
     keep_annotations: bool = False
     report: str | None = None
+    profile: int = 0
 
     @property
     def run(self) -> RunFolder:

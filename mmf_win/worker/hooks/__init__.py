@@ -11,10 +11,14 @@ from pathlib import Path
 
 from mmf_win.protocol import AttemptRequest
 from mmf_win.upstream.versions import has_key
+from mmf_win.worker.hooks.clock import ASIDE
 from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.waiting import LOADING
 from mmf_win.worker.image_cache import ImageCache, use
 from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop
+
+_ALWAYS = {"data", *ASIDE}
 
 
 def register(request: AttemptRequest, version: str, stop: Stop) -> None:
@@ -27,7 +31,10 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
     """
     Observer.current = Observer(request, stop)
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
-    import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
+    hooks = import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
+    if request.action == "train":
+        timed = (*LOADING, *hooks.TIMED)
+        Observer.current.clock.time(each for each in timed if request.profile or each[2] in _ALWAYS)
     watch_scoring(Observer.current)
     if request.fast:
         from mmf_win.worker.hooks.fast import pad_to_longest

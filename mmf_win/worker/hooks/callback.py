@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from mmf.common.registry import registry
-from mmf.common.sample import convert_batch_to_sample_list
+from mmf.common.sample import SampleList, convert_batch_to_sample_list
 from mmf.trainers.callbacks import checkpoint
 from mmf.trainers.callbacks.base import Callback
+from mmf.trainers.core.callback_hook import TrainerCallbackHookMixin
+from mmf.trainers.core.evaluation_loop import TrainerEvaluationLoopMixin
+from mmf.trainers.core.training_loop import TrainerTrainingLoopMixin
 from mmf.utils.general import get_batch_size
 
 from mmf_win.worker.hooks import checkpoints, fast, splitting
+from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.precision import Precision
 
 checkpoint.Checkpoint = checkpoints.Checkpoint
+
+TIMED: tuple[Timed, ...] = (
+    (checkpoints.Checkpoint, "save", "checkpoint"),
+    (TrainerEvaluationLoopMixin, "evaluation_loop", "validation"),
+    (SampleList, "to", "transfer"),
+    (TrainerTrainingLoopMixin, "_forward", "forward"),
+    (torch.Tensor, "backward", "backward"),
+    (TrainerTrainingLoopMixin, "_finish_update", "optimizer"),
+    (TrainerCallbackHookMixin, "on_update_end", "logging"),
+)
+"""What belongs to which phase of training, beside the wait for data."""
 
 
 @registry.register_callback("mmfw")

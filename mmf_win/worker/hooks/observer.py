@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 
 from mmf_win.errors import UsageError
-from mmf_win.protocol import AttemptRequest, EventLog
+from mmf_win.phases import Waiting
+from mmf_win.protocol import AttemptRequest, EventLog, read_events
+from mmf_win.worker.hooks.clock import Clock
+from mmf_win.worker.hooks.profiler import Profiler
+from mmf_win.worker.hooks.waiting import WaitWatch, decodes_once
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
 
@@ -32,6 +36,7 @@ class Observer:
 
     Attributes:
         current: the one of this process, which the objects that MMF makes tell what they do.
+        clock: knows where the time of training goes.
     """
 
     current: ClassVar[Observer]
@@ -41,6 +46,8 @@ class Observer:
         self._log = EventLog(request.run.events, request.attempt.name)
         self._curves = Curves(request.run.path)
         self._stop = stop
+        self.clock = Clock()
+        self._measured: WaitWatch | Profiler | None = None
         self._trainer: Any = None
         self._save: Callable[[], None] | None = None
         self._since = time.monotonic()
@@ -73,7 +80,7 @@ class Observer:
         precision: str,
     ) -> None:
         """Training is about to start or resume; ``save`` is called before it is left."""
-        self._trainer, self._save = trainer, save
+        self._trainer, self._save = trainer, None if self.request.profile else save
         self._first_update = self._last_update = trainer.num_updates
         self._since = time.monotonic()
         self.event(
@@ -94,6 +101,11 @@ class Observer:
         )
         if self.request.find_micro_batch and micro.search is None:
             self.micro_batch_changed(micro)
+        if self.request.profile and self.is_main:
+            self._measured = Profiler(self.request, trainer, self.clock, micro)
+        else:
+            self._measured = WaitWatch(trainer, self.clock, ranks())
+        self.clock.lap()
 
     def require_update(self) -> None:
         """Refuse to call a training done that has done nothing.
@@ -113,6 +125,8 @@ class Observer:
     def training_ended(self) -> None:
         """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
         self._save = None
+        if self._measured is not None:
+            self._measured.ended()
         self._stop.release()
 
     def micro_batch_changed(self, micro: MicroBatch) -> None:
@@ -177,8 +191,20 @@ class Observer:
             StopRequested: this process was asked to stop; the run is saved.
         """
         self._stop.hold()
+        if self._measured is not None and (waiting := self._measured.updated(self.clock.lap())):
+            self._note(waiting)
         if _agreed(self._stop.asked):
             self._leave()
+
+    def _note(self, waiting: Waiting) -> None:
+        """Say that the model waits for data, if more workers may help and fitted into memory."""
+        workers = waiting.helpful_workers() if waiting.is_much else None
+        events = read_events(self._log.path)
+        if workers is None or any("workers" in (event.get("next") or {}) for event in events):
+            return
+        first = self._trainer.current_epoch == 1 and decodes_once(self.request, self._trainer)
+        later = ", and less once all images are decoded" if first else ""
+        self.event("note", text=f"{waiting}{later}: training.num_workers={workers} may help")
 
     def _leave(self) -> NoReturn:
         self._stop.hold()

@@ -7,18 +7,31 @@ from typing import Any
 
 import torch
 from mmf.common.registry import registry
+from mmf.common.sample import SampleList
 from mmf.trainers import base_trainer
 from mmf.trainers.base_trainer import BaseTrainer
 from mmf.utils.general import get_batch_size
 from mmf.utils.timer import Timer
 
 from mmf_win.worker.hooks import checkpoints, fast, splitting
+from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.precision import Precision, stepped_by
 
 base_trainer.Checkpoint = checkpoints.Checkpoint
+
+TIMED: tuple[Timed, ...] = (
+    (checkpoints.Checkpoint, "save", "checkpoint"),
+    (BaseTrainer, "evaluate", "validation"),
+    (SampleList, "to", "transfer"),
+    (BaseTrainer, "_forward_pass", "forward"),
+    (torch.Tensor, "backward", "backward"),
+    (BaseTrainer, "_backward", "optimizer"),  # MMF's own; the gradients are made before
+    (BaseTrainer, "_logistics", "logging"),
+)
+"""What belongs to which phase of training, beside the wait for data."""
 
 
 @registry.register_trainer("mmfw")

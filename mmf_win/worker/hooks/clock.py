@@ -1,0 +1,98 @@
+"""A clock that knows in which phase of training each second was spent."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeAlias
+
+Timed: TypeAlias = tuple[Any, str, str]
+"""A class, the name of its method, and the phase that each call of it is."""
+
+ASIDE = frozenset({"validation", "checkpoint"})
+"""Phases that no update consists of; what happens in them belongs to them alone."""
+
+
+@dataclass(frozen=True)
+class Lap:
+    """What was spent between two readings.
+
+    Attributes:
+        seconds: of each phase; ``other`` is outside of all of them.
+        cpu: seconds in which this thread ran, by phase.
+        begun: how often each phase began.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    cpu: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    begun: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def of_update(self) -> dict[str, float]:
+        """Seconds of each phase that an update consists of."""
+        return {phase: spent for phase, spent in self.seconds.items() if phase not in ASIDE}
+
+
+class Clock:
+    """Charges each second to the innermost phase that is open.
+
+    Args:
+        now: the time in seconds.
+        cpu: how long this thread has run, in seconds.
+    """
+
+    def __init__(
+        self, now: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
+        self.now, self._cpu = now, cpu
+        self._open = ["other"]
+        self._lap = Lap()
+        self._last, self._last_cpu = now(), cpu()
+
+    @property
+    def phase(self) -> str:
+        """The innermost one that is open."""
+        return self._open[-1]
+
+    def enter(self, phase: str) -> None:
+        """A phase begins."""
+        self._charge()
+        outer = self.phase
+        self._open.append(outer if outer in ASIDE else phase)
+        self._lap.begun[phase] += outer not in ASIDE
+
+    def leave(self) -> None:
+        """The innermost phase ends."""
+        self._charge()
+        self._open.pop()
+
+    def lap(self) -> Lap:
+        """What was spent since this was called last."""
+        self._charge()
+        lap, self._lap = self._lap, Lap()
+        return lap
+
+    def _charge(self) -> None:
+        now, cpu = self.now(), self._cpu()
+        self._lap.seconds[self.phase] += now - self._last
+        self._lap.cpu[self.phase] += cpu - self._last_cpu
+        self._last, self._last_cpu = now, cpu
+
+    def time(self, methods: Iterable[Timed]) -> None:
+        """Make each call of some methods the phase that stands beside it, from now on."""
+        for owner, name, phase in methods:
+            setattr(owner, name, self._timed(getattr(owner, name), phase))
+
+    def _timed(self, method: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        @wraps(method)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.enter(phase)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.leave()
+
+        return timed
