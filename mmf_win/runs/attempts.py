@@ -127,6 +127,7 @@ def run_worker(
     files = asked.attempt
     asked.save()
     trains = asked.action == "train"
+    saves = trains and not asked.profile
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
     save_dir, logs = (run.checkpoints, run.logs) if trains else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
@@ -137,10 +138,12 @@ def run_worker(
         remove(run.exit_file)
     else:
         environment = settings.on_one_device(environment)
+    if asked.profile:
+        environment["PYTHONPROFILEIMPORTTIME"] = "1"  # the log then has the time of each import
     kills = oom_kills()
     reader = EventReader(run.events, from_end=True)
     saving = False
-    stopping = f"\n{'saving' if trains else 'stopping'}… press Ctrl+C again to end at once"
+    stopping = f"\n{'saving' if saves else 'stopping'}… press Ctrl+C again to end at once"
 
     def progressed() -> bool:
         """Whether there is a new event; a checkpoint that is being written counts as one."""

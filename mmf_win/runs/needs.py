@@ -59,7 +59,7 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
             the total, or where training has stopped early.
         DataError: something is missing or broken.
     """
-    config, run_type = _config_of(asked, request, places), str(asked.settings["run_type"])
+    config, run_type = config_of(asked, request, places), str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
@@ -134,7 +134,7 @@ def check_prediction(
     Raises:
         DataError: something is missing or broken.
     """
-    config = _config_of(asked, request, places)
+    config = config_of(asked, request, places)
     if features and not config["dataset"].get("use_features"):
         _log.warning("%s reads no region features, so those of %s are not used", request.preset, features)
     if target.is_own and config["dataset"].get("use_features"):
@@ -208,7 +208,13 @@ def needs_of_run(
     return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
 
 
-def _config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
+def config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
+    """The parts of an attempt's configuration that say what it reads, and how it trains.
+
+    Raises:
+        RemoteCode: it runs code that comes with a model, which nobody trusts so far.
+        UsageError: it cannot be used.
+    """
     asked_for = replace(request, settings=asked.settings)
     config = resolve(Path(asked.mmf), places, asked_for, asked.overrides, trained=bool(request.mmf))
     if config["code"] and not request.trust:

@@ -69,6 +69,38 @@ def start(
     )
 
 
+def asked_of(
+    asked: RunRequest, run: Run | None, data_dir: Path | None, save_dir: Path | None
+) -> tuple[RunRequest, Places]:
+    """What a run, or without one the preset of ``asked``, is asked for with ``asked`` over it; MMF's folders.
+
+    Raises:
+        MmfwError: the preset, the run's request or the dataset cannot be read.
+    """
+    places = Places.resolve(data_dir, save_dir)
+    if run is None:
+        return _of_preset(asked, places), places
+    return _with_data(asked.over(run.request()), data_dir, places)
+
+
+def profile(
+    request: RunRequest, places: Places, typed: Sequence[str], updates: int, *, display: Display = silent
+) -> Run:
+    """Train a new run that measures its updates; see :mod:`mmf_win.worker.hooks.profiler`.
+
+    Args:
+        request: what to train, for so many updates.
+        places: MMF's folders.
+        typed: the overrides that the user typed now.
+        updates: how many.
+        display: shows each attempt while it runs.
+
+    Raises:
+        MmfwError: the class says how it ended.
+    """
+    return _train(None, None, request, places, None, display, typed, profile=updates)
+
+
 def check(asked: RunRequest, places: Places) -> None:
     """See to it that a preset could be trained, as far as that is known without training it.
 
@@ -194,6 +226,7 @@ def _train(
     typed: Sequence[str],
     *,
     weights_alone: bool = False,
+    profile: int = 0,
 ) -> Run:
     """Train to the end of ``run``; without one, of a new run named ``name`` or after its preset.
 
@@ -214,6 +247,7 @@ def _train(
                 slot: {**asdict(part), "sha256": inputs.digests[slot]} for slot, part in inputs.read.items()
             },
             asks_hub=inputs.asks_hub,
+            profile=profile,
         )
         if run is not None and checkpoint is not None:
             _log.info("resuming run %s from %s", run.id, checkpoint.name)

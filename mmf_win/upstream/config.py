@@ -33,7 +33,7 @@ _ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
 _DEEPEST = 100
 _LENGTH = (
     *("max_updates", "max_epochs", "batch_size", "update_frequency"),
-    *("early_stop.enabled", "early_stop.patience"),
+    *("early_stop.enabled", "early_stop.patience", "checkpoint_interval", "evaluation_interval"),
 )
 _FOLDERS = ("cache_dir", "data_dir", "save_dir", "report_dir")
 _NAMED_BESIDE = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
@@ -70,7 +70,8 @@ def resolve(
     root: Path, places: Places, asked: Experiment, overrides: Sequence[str] = (), *, trained: bool = False
 ) -> Tree:
     """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``;
-    of ``training``, what decides how long it lasts; and as ``code`` the keys by which a model's code may run.
+    of ``training``, how long it lasts and when it saves and validates; and as ``code`` the keys by which a
+    model's code may run.
 
     Args:
         root: the folder that holds the package ``mmf``.

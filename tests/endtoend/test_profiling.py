@@ -1,0 +1,141 @@
+"""``mmfw profile``, and the note of a training that waits for data, on the real MMF."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmf_win.protocol import read_events
+from mmf_win.results import profile as results
+from mmf_win.runs import attempts
+from tests.endtoend.conftest import Tool
+from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, Faulty, user
+from tests.worlds.tools import requires_console_events
+
+pytestmark = pytest.mark.torch
+
+# Each row takes 20 ms, in which no processor works.
+SLOW_ROWS = """
+import time
+from mmf.datasets.builders.hateful_memes.dataset import HatefulMemesFeaturesDataset as Rows
+get = Rows.__getitem__
+Rows.__getitem__ = lambda self, number: time.sleep(0.02) or get(self, number)
+"""
+
+
+@pytest.fixture
+def fresh_worker(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that starts anew, since one that is forked does not time the imports it has done before."""
+    monkeypatch.setattr(attempts, "_WORKER", FRESH)
+
+
+FRESH = list(attempts._WORKER)
+
+
+def slow_rows(tool: Tool) -> str:
+    """The folder of code that makes rows slow, as an override."""
+    folder = tool.folder / "slow_rows"
+    folder.mkdir(exist_ok=True)
+    (folder / "__init__.py").write_text(SLOW_ROWS, encoding="utf-8")
+    return f"env.user_dir={folder}"
+
+
+@pytest.mark.usefixtures("fresh_worker")
+def test_a_profile_says_where_the_time_and_the_memory_of_a_preset_go(tool: Tool) -> None:
+    out = tool.folder / "профиль"
+    found = tool(
+        "profile", tool.preset("mmbt"), "--updates", "6", "--out", str(out), "training.num_workers=0"
+    )
+    assert sorted(path.name for path in out.iterdir()) == ["profile.html", "profile.json", "trace.json"]
+    assert not tool.save_dir.exists()
+    phases = found["phases"]
+    assert (phases["warm_up"], phases["updates"], phases["traced"], phases["batch"]) == (1, 1, 1, 4)
+    assert {"data", "forward", "backward", "optimizer", "logging", "other"} <= phases["spent"].keys()
+    assert set(phases["spent"]) <= results.PHASES.keys()
+    assert all(phases["spent"][phase] > 0 for phase in ("data", "forward", "backward", "optimizer"))
+    assert (phases["saves"], phases["validations"]) == (2, 1), "current.ckpt and the best, which it is"
+    assert phases["saving"] > 0 and phases["validating"] > 0
+    assert phases["device"] == "cpu" and phases["gpu_busy"] is None
+    assert {"weights", "gradients", "optimizer", "host"} == phases["memory"].keys()
+    assert 0 < phases["memory"]["gradients"] <= phases["memory"]["weights"] < phases["memory"]["host"]
+    assert {"torch", "mmf", "mmf_win"} <= found["imports"].keys()
+    assert sum(found["imports"].values()) > 0
+    assert found["checkpoint_interval"] == 1000 and found["evaluation_interval"] == 1000
+    assert found["verdict"]
+    trace = json.loads((out / "trace.json").read_text(encoding="utf-8"))
+    names = [event.get("name", "") for event in trace["traceEvents"]]
+    assert sum(name.startswith("Optimizer.step") for name in names) == 1, "an update is traced"
+    assert any("backward" in name.lower() for name in names)
+
+
+def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
+    run = tool.trained("vilbert")
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tool.save_dir.rglob("*") if path.is_file()}
+
+    before = content()
+    words = ("--updates", "6", "--out", str(tool.folder / "out"), slow_rows(tool))
+    found = tool("profile", run.id, *words, "training.checkpoint_interval=7")
+    assert found["name"] == run.id
+    assert found["checkpoint_interval"] == 7 and found["evaluation_interval"] == 1, "those of the run"
+    assert content() == before
+    advice = next(each for each in found["verdict"] if "waits for data" in each["text"])
+    assert "for the disk" in advice["text"]
+    assert (advice["setting"] or "").startswith("training.num_workers=")
+
+
+@requires_console_events
+def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty) -> None:
+    at = tool.folder / "at"
+    faulty({"at": "forward", "do": "wait", "once": str(at), "update": 2})
+    out = tool.folder / "out"
+    with user(tool, "profile", tool.preset("vilbert"), "--updates", "6", "--out", str(out)) as somebody:
+        somebody.waits_for(at)
+        somebody.sends(_CTRL_C)
+        somebody.reads("stopping…")
+        Path(f"{at}.go").touch()
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert "nothing is kept" in somebody.read
+    assert not out.exists() and not tool.save_dir.exists()
+
+
+def test_of_a_training_that_fails_the_log_stays(tool: Tool, faulty: Faulty) -> None:
+    faulty({"at": "forward", "do": "nan", "update": 3})
+    out = tool.folder / "out"
+    assert tool.code("profile", tool.preset("vilbert"), "--updates", "6", "--out", str(out)) == 7
+    assert "the loss of update 3 is not a number" in tool.errors
+    assert str(out / "log.txt") in tool.errors
+    assert [path.name for path in out.iterdir()] == ["log.txt"]
+    assert not tool.save_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--updates", "6", "training.max_updates=9"), "--updates and training.max_updates=9"),
+        (("--updates", "6", "--out", "full"), "there is something in it already"),
+    ],
+)
+def test_a_mistake_is_named_at_once(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tool.folder)
+    (tool.folder / "full").mkdir()
+    (tool.folder / "full" / "mine.txt").touch()
+    preset = tool.preset("vilbert")
+    before = sorted(tool.folder.rglob("*"))
+    assert tool.code("profile", preset, *words) == 2
+    assert said in tool.errors
+    assert sorted(tool.folder.rglob("*")) == before
+
+
+def test_a_training_that_waits_for_data_says_so_once(tool: Tool) -> None:
+    words = ("--updates", "30", "--seed", "1", "training.evaluation_interval=30", slow_rows(tool))
+    result = tool("train", tool.preset("vilbert"), *words)
+    notes = [e["text"] for e in read_events(tool.run_of(result).events) if e["kind"] == "note"]
+    assert len(notes) == 1
+    assert notes[0].startswith("the model waits for data ") and notes[0].endswith(" may help")
+    assert f"note: {notes[0]}" in tool.errors
