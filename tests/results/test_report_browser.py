@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.results.test_profile import recorded
 from tests.worlds import report_world
 from tests.worlds.browser import chromium, requires_browser
 
 pytestmark = [pytest.mark.torch, requires_browser()]
 pages = pytest.importorskip("mmf_win.results.report.pages")
+profiled = pytest.importorskip("mmf_win.results.report.profiled")
 
 PLOTS = (
     *("loss", "validation", "rate", "roc", "precision-recall", "calibration", "histogram"),
@@ -35,7 +37,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = [world.run(), world.run("a_rather_long_name_of_a_run_that_somebody_chose")]
     for run in runs:
         world.predict(run, skill=-0.5)  # wrong about most, so that there are mistakes to show
-    return {"run": pages.of_run(runs[0]), "compare": pages.of_runs(runs, world.save)}
+    profile = recorded("a-slow-disk-to-read-from")
+    return {
+        "run": pages.of_run(runs[0]),
+        "compare": pages.of_runs(runs, world.save),
+        "profile": profiled.write(profile, world.save / "profile.html"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +156,7 @@ def test_colours_follow_the_dark_mode(page: Open, name: str) -> None:
     assert all(light != dark for light, dark in zip(*looks, strict=True))
 
 
-@pytest.mark.parametrize("name", ["run", "compare"])
+@pytest.mark.parametrize("name", ["run", "compare", "profile"])
 @pytest.mark.parametrize("width", [360, 768, 1200])
 def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
     shown = page(name, width=width)
@@ -160,7 +167,7 @@ def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
     assert shown.evaluate(too_wide) == 0
 
 
-@pytest.mark.parametrize("name", ["run", "compare"])
+@pytest.mark.parametrize("name", ["run", "compare", "profile"])
 def test_it_can_be_read_without_seeing_it(page: Open, name: str) -> None:
     shown = page(name)
     assert shown.evaluate("document.documentElement.lang") == "en"
@@ -197,7 +204,7 @@ _CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["run", "compare"])
+@pytest.mark.parametrize("name", ["run", "compare", "profile"])
 def test_letters_stand_out_as_wcag_asks(page: Open, name: str, scheme: str) -> None:
     assert page(name, scheme=scheme).evaluate(_CONTRAST) == []
 
@@ -206,3 +213,17 @@ def test_a_script_in_a_meme_is_a_text(page: Open) -> None:
     shown = page()
     assert "taken over" not in shown.title()
     assert shown.get_by_text("document.title =").count() > 0
+
+
+def test_a_profile_has_a_bar_for_each_part_as_long_as_its_share(page: Open) -> None:
+    shown = page("profile")
+    bars = shown.locator("section[aria-labelledby=update-title] .bars > div")
+    assert bars.count() == 7
+    lengths = [bar.locator(".length").bounding_box()["width"] for bar in bars.all()]
+    percents = [float(bar.inner_text().rsplit(", ")[-1].removesuffix(" %")) for bar in bars.all()]
+    assert sum(percents) == pytest.approx(100, abs=0.5)
+    longest = percents.index(max(percents))
+    for length, percent in zip(lengths, percents, strict=True):
+        assert length == pytest.approx(max(2, lengths[longest] * percent / percents[longest]), abs=1)
+    assert shown.locator(".advice li").count() >= 1
+    assert shown.locator(".advice code").first.inner_text().startswith("training.")

@@ -1,0 +1,80 @@
+"""How many DataLoader workers would help, from measured seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.phases import Phases, Waiting
+
+ON_GPU = Waiting(waited=0.41, update=1.0, workers=0, threads=1, processors=8, cpu=0.41)
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers"),
+    [
+        ({}, 1),  # makes a batch in 0.41 s, while the GPU takes 0.59 s
+        ({"waited": 0.8, "cpu": 0.8}, 4),
+        ({"waited": 0.41, "workers": 2, "cpu": None}, 4),  # both make batches all the time: 2 s each
+        ({"waited": 0.41, "workers": 7, "cpu": None}, None),  # there is no other processor
+        ({"waited": 0.09, "cpu": 0.09}, None),  # less than a tenth is to be had
+        ({"processors": 2}, 1),
+        ({"processors": 1}, None),
+    ],
+)
+def test_workers_that_help_a_gpu(changes: dict[str, float], workers: int | None) -> None:
+    assert replace(ON_GPU, **changes).helpful_workers() == workers  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads", "cpu", "workers"),
+    [
+        (2, 2, 0.41, None),  # where both processors compute, workers hinder
+        (2, 1, 0.41, 1),
+        (2, 2, 0.02, 1),  # a worker that waits for a disk hinders nobody
+        (16, 16, 0.41, 1),
+        (3, 3, 0.41, 1),
+    ],
+)
+def test_on_a_cpu_workers_need_processors_that_do_not_compute(
+    processors: int, threads: int, cpu: float, workers: int | None
+) -> None:
+    waiting = replace(ON_GPU, processors=processors, threads=threads, cpu=cpu)
+    assert waiting.helpful_workers() == workers
+
+
+def test_a_wait_is_much_from_a_fifth_of_the_time_on() -> None:
+    assert not replace(ON_GPU, waited=0.19).is_much
+    assert replace(ON_GPU, waited=0.2).is_much
+    assert not Waiting(0.0, 0.0, 0, 1, 8).is_much
+    assert str(ON_GPU) == "the model waits for data 41 % of the time"
+
+
+def test_a_wait_is_for_the_disk_where_no_processor_works_meanwhile() -> None:
+    assert replace(ON_GPU, cpu=0.1).mostly_idle
+    assert not replace(ON_GPU, cpu=0.3).mostly_idle
+    assert not replace(ON_GPU, cpu=None).mostly_idle, "nobody knows what the workers do"
+
+
+def test_phases_are_read_as_they_were_written(tmp_path: Path) -> None:
+    phases = Phases(
+        *("cpu", 2, 2, 0, 4, 5, 9, 5),
+        spent={"data": 0.9, "forward": 1.8},
+        loading_cpu=0.45,
+        a_pass=None,
+        saves=2,
+        saving=1.0,
+        validations=1,
+        validating=2.0,
+        gpu_busy=None,
+        memory={},
+        images_once=True,
+        log_at_start=7,
+    )
+    phases.save(tmp_path / "phases.json")
+    assert Phases.load(tmp_path / "phases.json") == phases
+    assert phases.update == pytest.approx(0.3)
+    assert phases.waiting == Waiting(pytest.approx(0.1), pytest.approx(0.3), 0, 2, 2, 0.05)
+    assert replace(phases, device="NVIDIA H200").waiting.threads == 1

@@ -1,0 +1,86 @@
+"""To which phase each second belongs, by a clock that stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmf_win.worker.hooks.clock import Clock, Timed
+
+
+class Hand:
+    """A clock's hand, which the test moves."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def clock(hand: Hand) -> Clock:
+    return Clock(hand, lambda: hand.at / 2)
+
+
+def test_the_time_of_an_inner_phase_is_not_in_the_outer(clock: Clock, hand: Hand) -> None:
+    hand.at = 1
+    clock.enter("optimizer")
+    hand.at = 3
+    clock.enter("backward")
+    hand.at = 7
+    clock.leave()
+    hand.at = 15
+    clock.leave()
+    hand.at = 31
+    lap = clock.lap()
+    assert lap.seconds == {"other": 1 + 16, "optimizer": 2 + 8, "backward": 4}
+    assert lap.cpu == {"other": 17 / 2, "optimizer": 10 / 2, "backward": 4 / 2}
+    assert lap.begun == {"optimizer": 1, "backward": 1}
+
+
+def test_what_a_validation_does_is_the_validations(clock: Clock, hand: Hand) -> None:
+    clock.enter("logging")
+    clock.enter("validation")
+    clock.enter("forward")
+    hand.at = 5
+    assert clock.phase == "validation"
+    clock.leave()
+    clock.leave()
+    hand.at = 6
+    clock.leave()
+    lap = clock.lap()
+    assert lap.seconds["validation"] == 5
+    assert lap.of_update == {"other": 0, "logging": 1}
+    assert +lap.begun == {"logging": 1, "validation": 1}
+
+
+def test_a_lap_may_end_within_a_phase(clock: Clock, hand: Hand) -> None:
+    clock.enter("logging")
+    hand.at = 2
+    assert clock.lap().seconds["logging"] == 2
+    hand.at = 5
+    clock.leave()
+    lap = clock.lap()
+    assert lap.seconds["logging"] == 3
+    assert lap.begun == {}
+
+
+def test_methods_are_timed_also_where_they_raise(clock: Clock, hand: Hand) -> None:
+    class Loader:
+        def __next__(self) -> int:
+            hand.at += 1
+            raise StopIteration
+
+        def __iter__(self) -> Loader:
+            return self
+
+    methods: tuple[Timed, ...] = ((Loader, "__next__", "data"),)
+    clock.time(methods)
+    assert list(Loader()) == []
+    assert clock.phase == "other"
+    assert clock.lap().seconds["data"] == 1

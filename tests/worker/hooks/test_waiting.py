@@ -1,0 +1,124 @@
+"""What a training finds out about its waiting, from laps of a fake clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.phases import Waiting  # noqa: E402
+from mmf_win.protocol import AttemptRequest, EventLog, read_events  # noqa: E402
+from mmf_win.worker.hooks.clock import Clock, Lap  # noqa: E402
+from mmf_win.worker.hooks.observer import Observer  # noqa: E402
+from mmf_win.worker.hooks.waiting import GpuIdle, WaitWatch  # noqa: E402
+from mmf_win.worker.stopping import Stop  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def watch(workers: int) -> WaitWatch:
+    """Of a training on a CPU."""
+    training = SimpleNamespace(num_workers=workers)
+    trainer = SimpleNamespace(device=torch.device("cpu"), config=SimpleNamespace(training=training))
+    return WaitWatch(trainer, Clock(lambda: 0.0, lambda: 0.0), 1)
+
+
+def lap(data: float, cpu: float = 0.0) -> Lap:
+    """An update of which the model works for a second; a validation fell into it."""
+    found = Lap()
+    found.seconds.update(data=data, other=1.0, validation=50.0)
+    found.cpu.update(data=cpu)
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_speaks_once_of_the_updates_after_the_first_five(workers: int) -> None:
+    watching = watch(workers)
+    told = [watching.updated(lap(100.0)) for _ in range(5)]
+    told += [watching.updated(lap(3.0, 0.5)) for _ in range(25)]
+    assert [update for update, waiting in enumerate(told, start=1) if waiting] == [25]
+    waiting = told[24]
+    assert isinstance(waiting, Waiting)
+    assert (waiting.waited, waiting.update, waiting.workers) == (3.0, 4.0, workers)
+    assert waiting.cpu == (None if workers else 0.5)
+
+
+MUCH = Waiting(waited=0.6, update=1.0, workers=0, threads=1, processors=8, cpu=0.6)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "epoch", "failed", "said"),
+    [
+        (MUCH, 2, {}, "the model waits for data 60 % of the time: training.num_workers=2 may help"),
+        (
+            MUCH,
+            1,
+            {},
+            "the model waits for data 60 % of the time, and less once all images are decoded: "
+            "training.num_workers=2 may help",
+        ),
+        (
+            MUCH,
+            2,
+            {"micro_batch": 4},
+            "the model waits for data 60 % of the time: training.num_workers=2 may help",
+        ),
+        (MUCH, 2, {"workers": 1}, None),  # memory ran out with more
+        (replace(MUCH, waited=0.1), 2, {}, None),
+        (replace(MUCH, processors=1), 2, {}, None),
+    ],
+)
+def test_it_is_noted_if_workers_may_help(
+    user_dir: Path, waiting: Waiting, epoch: int, failed: dict[str, int], said: str | None
+) -> None:
+    attempt = user_dir / "attempts" / "2"
+    attempt.mkdir(parents=True)
+    request = AttemptRequest("train", "m", "mmf", str(attempt), images="kept")
+    log = EventLog(request.run.events, "1")
+    log.write("attempt_failed", next=failed)
+    observer = Observer(request, Stop(attempt / "stop"))
+    config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})
+    observer._trainer = SimpleNamespace(current_epoch=epoch, config=config)
+    observer._note(waiting)
+    notes = [event["text"] for event in read_events(log.path) if event["kind"] == "note"]
+    assert notes == ([] if said is None else [said])
+
+
+class FakeEvent:
+    """Of a GPU whose time passes as ``now`` says."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        self.at = -1.0
+
+    def record(self) -> None:
+        self.at = FakeEvent.now
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return 1000 * (end.at - self.at)
+
+
+def test_a_gpu_waits_while_it_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    clock = Clock(lambda: 0.0, lambda: 0.0)
+    idle = GpuIdle(clock, FakeEvent)
+
+    def load(seconds: float) -> Any:
+        FakeEvent.now += seconds
+
+    noted = idle._noted(load)
+    noted(1.0)
+    assert idle.seconds() == 0, "it is not on"
+    idle.on = True
+    noted(2.0)
+    clock.enter("validation")
+    noted(4.0)
+    clock.leave()
+    assert idle.seconds() == 2.0
