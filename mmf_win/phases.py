@@ -47,8 +47,11 @@ class Waiting:
 
     @property
     def mostly_idle(self) -> bool:
-        """Whether batches mostly wait themselves, as for a disk, while no processor works on them."""
-        return self.cpu is not None and self.cpu < self.waited / 2
+        """Whether batches mostly wait themselves, as for a disk, while no processor works on them.
+
+        Half would not tell it from a busy machine, on which two programs share a processor.
+        """
+        return self.cpu is not None and self.cpu < self.waited / 3
 
     def helpful_workers(self) -> int | None:
         """How many workers would make updates at least a tenth faster; None where no number would.
@@ -56,17 +59,27 @@ class Waiting:
         An update takes as long as the longest of: its computing, its batch divided among the workers, and
         all work of both divided among the processors.
         """
+        most = self.processors if self.mostly_idle else self._spare
         computing = self.update - self.waited
         making = self.waited if not self.workers else self.workers * self.update
         work = (making if self.cpu is None else self.cpu) + computing * min(self.threads, self.processors)
         expected = {
             count: max(computing, making / count, work / self.processors)
-            for count in range(self.workers + 1, self.processors + 1)
+            for count in range(self.workers + 1, most + 1)
         }
         best = min(expected.values(), default=self.update)
         if best > _WORTH * self.update:
             return None
         return next(count for count, seconds in expected.items() if seconds <= _AS_GOOD * best)
+
+    @property
+    def _spare(self) -> int:
+        """How many workers find a processor.
+
+        Those that hinder the threads of a training on a few processors cost more than they bring.
+        """
+        shared = self.processors // 2 if self.processors > 2 else 0
+        return max(self.processors - self.threads, shared)
 
     def __str__(self) -> str:
         return f"the model waits for data {100 * self.share:.0f} % of the time"

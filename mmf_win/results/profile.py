@@ -90,7 +90,7 @@ def _on_data(profile: Profile) -> Advice | None:
         return None
     cause, images = "", ""
     if waiting.cpu is not None:
-        cause = ", mostly for the disk" if waiting.mostly_idle else ", mostly while a processor makes them"
+        cause = ", mostly for the disk" if waiting.mostly_idle else ", mostly for the processor"
     if profile.phases.images_once:
         images = " (less once all images are decoded)"
     workers = waiting.helpful_workers()
@@ -105,7 +105,8 @@ def _on_batch(profile: Profile) -> Advice | None:
     beside_passes = sum(phases.spent.get(phase, 0.0) for phase in _ROWLESS) / phases.updates
     rowless = min(beside_passes + (phases.a_pass or 0.0), phases.update)
     share = rowless / phases.update
-    if share < _MUCH_ROWLESS:
+    is_one = phases.a_pass is None and phases.batch == 1  # which cannot be put through the model in halves
+    if share < (_MUCH_ROWLESS / 2 if is_one else _MUCH_ROWLESS):
         return None
     of_rows = phases.update - rowless
     times = 2
@@ -113,8 +114,8 @@ def _on_batch(profile: Profile) -> Advice | None:
         times *= 2
     faster = times * phases.update / (rowless + times * of_rows)
     text = (
-        f"{_percent(share)} of an update does not depend on its rows ({phases.batch}); with {times} times as "
-        f"many, rows are up to {faster:.1f} times as fast, but the training is another one"
+        f"at least {_percent(share)} of an update does not depend on its rows ({phases.batch}); "
+        f"with {times} times as many, rows are up to {faster:.1f} times as fast, but training is another one"
     )
     return Advice(text, share, f"training.batch_size={times * phases.batch}")
 

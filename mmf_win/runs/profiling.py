@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mmf_win.errors import Interrupted, MmfwError, TrainingError
+from mmf_win.errors import Interrupted, MmfwError, TrainingError, UsageError
 from mmf_win.files import remove_tree
 from mmf_win.paths import Places
 from mmf_win.phases import Phases
@@ -23,6 +25,9 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.overrides import without
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
+from mmf_win.threads import processors
+
+_log = logging.getLogger(__name__)
 
 PYTHON = "Python itself"
 """What the modules of Python's own library are counted as."""
@@ -84,6 +89,7 @@ def profile(
     asked = asked if run else replace(asked, preset=wanted or "")
     request, places = training.asked_of(asked, run, data_dir, save_dir)
     intervals = _intervals(request, places, asked.overrides)
+    _note_load()
     short = replace(
         request,
         updates=updates,
@@ -104,6 +110,12 @@ def profile(
         return found
 
 
+def _note_load() -> None:
+    """Say when other programs may make the figures larger; Windows does not tell."""
+    if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > processors() / 2:
+        _log.warning("this machine has been busy (load %.1f), which may show in the figures", load)
+
+
 def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
     """The run that is meant; None where it is a preset. The name of both is the preset."""
     places = Places.resolve(None, save_dir)
@@ -120,7 +132,13 @@ def _intervals(request: RunRequest, places: Places, typed: list[str]) -> tuple[i
     request = with_own_code(request, typed, mmf.root, f"preset {request.preset}")
     first = plan.training(mmf, request, places, None, weights_alone=False)
     config = needs.config_of(first, request, places)["training"]
-    return int(config["checkpoint_interval"]), int(config["evaluation_interval"])
+    return _interval(config, "checkpoint_interval"), _interval(config, "evaluation_interval")
+
+
+def _interval(config: Mapping[str, object], key: str) -> int:
+    if not isinstance(updates := config[key], int) or updates < 1:
+        raise UsageError(f"training.{key} is {updates}, and must be a number of updates")
+    return updates
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,8 +24,10 @@ from mmf_win.protocol import AttemptRequest
 from mmf_win.threads import processors
 from mmf_win.worker.hooks.checkpoint_io import tensor_bytes
 from mmf_win.worker.hooks.clock import Clock, Lap
-from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.waiting import WARM_UP, decodes_once
+
+if TYPE_CHECKING:
+    from mmf_win.worker.hooks.micro_batch import MicroBatch
 
 _PASS = ("transfer", "forward", "backward")
 
@@ -45,7 +47,7 @@ class Profiler:
         self._few = few = min(WARM_UP, request.profile // 6)
         self._traced = request.profile - 1 - few
         self._pairs = self._traced - 2 * few
-        self._on_gpu = trainer.device.type == "cuda"
+        self._on_gpu = "cuda" in str(trainer.device)
         self._log_at_start = request.log.stat().st_size
         self._laps: list[Lap] = []
         self._memory: dict[str, int] = {}

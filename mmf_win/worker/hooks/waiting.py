@@ -79,7 +79,7 @@ class WaitWatch:
     """
 
     def __init__(self, trainer: Any, clock: Clock, ranks: int) -> None:
-        on_gpu = trainer.device.type == "cuda"
+        on_gpu = "cuda" in str(trainer.device)
         self._workers = int(trainer.config.training.num_workers)
         self._threads = 1 if on_gpu else torch.get_num_threads()
         self._processors = max(1, processors() // ranks)
