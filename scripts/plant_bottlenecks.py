@@ -164,7 +164,7 @@ def main() -> int:
     )
     parser.add_argument("--try", dest="tries", action="store_true", help="profile again with the setting")
     parser.add_argument("--only", default="", help="a part of the name of what to plant")
-    parser.add_argument("--keep", type=Path, help="a folder for each profile.json")
+    parser.add_argument("--keep", type=Path, help="a folder for the figures of each")
     options = parser.parse_args()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +183,8 @@ def main() -> int:
             print(*(f"    {text}" for text in advice), sep="\n", flush=True)
             if options.keep:
                 kept = options.keep / f"{plant.name.replace(' ', '-')}.json"
-                kept.write_text(json.dumps(found, indent=1), encoding="utf-8")
+                figures = {key: found[key] for key in found if key not in ("verdict", "page", "trace")}
+                kept.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
             if options.tries and named and (setting := advice[named]):
                 again = profiled(demo, plant, setting)
                 print(f"    a row took {a_row(found):.1f} ms, and with it {a_row(again):.1f} ms", flush=True)
