@@ -46,7 +46,8 @@ class Profile:
         name: the preset's, or the run's id.
         phases: what the worker measured.
         start: seconds from the worker's first step to the first update.
-        imports: package → seconds that its modules took until then, without those that they import.
+        imports: package → seconds that its modules took until then, without those that they import; nothing
+            on Windows.
         checkpoint_interval, evaluation_interval: updates, in the training that this stands for.
     """
 

@@ -42,14 +42,15 @@ def _about(profile: Profile) -> dict[str, Any]:
     phases, spent = profile.phases, over_a_run(profile)
     parts = {PHASES[phase]: share * phases.update for phase, share in shares(profile).items()}
     imports = dict(list(profile.imports.items())[:_PACKAGES])
-    others = sum(profile.imports.values()) - sum(imports.values())
+    if others := sum(profile.imports.values()) - sum(imports.values()):
+        imports["other packages"] = others
     rest = max(0.0, profile.start - sum(profile.imports.values()))
     return {
         "name": profile.name,
         "verdict": verdict(profile),
         "update": _bars(parts, _milliseconds),
         "run": _bars({_OVER_A_RUN[name]: seconds for name, seconds in spent.items()}, _milliseconds),
-        "start": _bars({**imports, "other packages": others, "model, data and all else": rest}, _seconds),
+        "start": _bars({**imports, "model, data and all else": rest}, _seconds),
         "memory": _bars({_MEMORY[name]: used for name, used in phases.memory.items()}, size, whole=False),
         "profile": profile,
         "facts": [
