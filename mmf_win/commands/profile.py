@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ Examples:
   mmfw profile                              the newest run's training
   mmfw profile mmbt_grid                    a preset's
   mmfw profile mmbt_grid training.num_workers=4
+  mmfw profile mmbt_grid --precision bf16 --fast
   mmfw profile mmbt_grid/2026-01-31T12-00-00 --updates 60 --out slow"""
 )
 @click.argument(
@@ -44,6 +46,8 @@ Examples:
     metavar="DIR",
     help="A new or empty folder for the result.  [default: mmfw-profile-TIME]",
 )
+@options.precision
+@options.fast
 @click.option("--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing.")
 @options.trust
 @options.no_retry
@@ -69,9 +73,9 @@ def command(
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     names, overrides = split_words(words, names=1)
-    options_of_keys = {"--updates": RunRequest(updates=updates).keys["updates"]}
-    require_trainable(overrides, options_of_keys, resumes=False)
     asked = RunRequest(overrides=list(overrides), **chosen)
+    options_of_keys = {f"--{name}": keys for name, keys in replace(asked, updates=updates).keys.items()}
+    require_trainable(overrides, options_of_keys, resumes=False)
     with _folder(out) as folder:
         found = profile(
             next(iter(names), None), asked, updates, folder, data_dir, save_dir, display=RunDisplay
