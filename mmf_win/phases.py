@@ -11,6 +11,7 @@ from mmf_win.protocol import known_fields
 MUCH_WAITING = 0.2
 """The share of the time from which on waiting for data is worth a word."""
 
+_LEAST_WAITING = 0.05  # seconds an update; to get a batch from another process takes some of it
 _WORTH = 0.9  # with more workers an update has to take at most this share of its time
 _AS_GOOD = 1.05  # fewer workers that are at most so much slower than the best number are preferred
 
@@ -43,7 +44,7 @@ class Waiting:
     @property
     def is_much(self) -> bool:
         """Whether it is worth a word."""
-        return self.share >= MUCH_WAITING
+        return self.share >= MUCH_WAITING and self.waited >= _LEAST_WAITING
 
     @property
     def mostly_idle(self) -> bool:
@@ -105,7 +106,7 @@ class Phases:
         a_pass: what a forward and backward pass takes at least beside what its rows take; None where that was
             not measured.
         saves, saving: checkpoints, and what they took in all.
-        validations, validating: the same of validations.
+        validations, validating: the same of validations, without the first, which takes longer.
         gpu_busy: the share of the traced updates in which a GPU worked; None without one.
         memory: what → bytes: ``weights``, ``gradients``, ``optimizer``, ``gpu`` and ``host`` (the peaks).
         images_once: whether images are decoded in the first epoch and kept for the others.
@@ -143,6 +144,8 @@ class Phases:
         cpu = None if self.loading_cpu is None else self.loading_cpu / self.updates
         threads = self.threads if self.device == "cpu" else 1
         waited = self.spent.get("data", 0.0) / self.updates
+        if self.gpu_busy is not None:  # one that is waited for after each phase seems to have less to do
+            waited = min(waited, (1 - self.gpu_busy) * self.update)
         return Waiting(waited, self.update, self.workers, threads, self.processors, cpu)
 
     def save(self, path: Path) -> None:

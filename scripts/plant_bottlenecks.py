@@ -182,6 +182,7 @@ def main() -> int:
             print(f"{plant.name}: {'named' if named else 'NOT NAMED'}")
             print(*(f"    {text}" for text in advice), sep="\n", flush=True)
             if options.keep:
+                options.keep.mkdir(parents=True, exist_ok=True)
                 kept = options.keep / f"{plant.name.replace(' ', '-')}.json"
                 figures = {key: found[key] for key in found if key not in ("verdict", "page", "trace")}
                 kept.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -49,6 +49,7 @@ def test_a_wait_is_much_from_a_fifth_of_the_time_on() -> None:
     assert not replace(ON_GPU, waited=0.19).is_much
     assert replace(ON_GPU, waited=0.2).is_much
     assert not Waiting(0.0, 0.0, 0, 1, 8).is_much
+    assert not replace(ON_GPU, waited=0.041, update=0.1).is_much, "another process would take as long"
     assert str(ON_GPU) == "the model waits for data 41 % of the time"
 
 

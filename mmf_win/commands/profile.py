@@ -13,7 +13,7 @@ import click
 from mmf_win.commands import completion, options
 from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import print_json, say, table
+from mmf_win.console import print_json, table
 from mmf_win.errors import UsageError
 from mmf_win.files import write_json
 from mmf_win.paths import first_free, numbered, timestamp
@@ -66,8 +66,8 @@ def command(
 ) -> None:
     """Show where the time of training goes, and what helps.
 
-    Trains some updates of a preset, or of a run from its beginning, with a checkpoint and a validation at the
-    end, and measures each phase. The run stays as it is, and what was trained is removed. The result is a
+    Trains some updates of a preset, or of a run from its beginning, with two validations and a checkpoint at
+    the end, and measures each phase. The run stays as it is, and what was trained is removed. The result is a
     folder: profile.html, a page with bars; trace.json, a few updates for chrome://tracing; profile.json.
     KEY=VALUE words are overrides, as of mmfw train, so that a setting can be tried at once.
     """
@@ -95,7 +95,7 @@ def command(
     ]
     print(table(("an update", "ms", "%"), of_update))
     for advice in results.verdict(found):
-        say(str(advice))
+        print(advice)
     print(page)
 
 
@@ -104,15 +104,17 @@ def _folder(out: Path | None) -> Iterator[Path]:
     """The new or empty folder for the result; when the block fails, it goes unless something is in it."""
     if out is None:
         names = (Path.cwd() / name for name in numbered(f"mmfw-profile-{timestamp()}"))
-        folder = first_free(names, Path.mkdir)
+        folder, is_new = first_free(names, Path.mkdir), True
     else:
         folder = out.expanduser().absolute()
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError(f"{folder}: there is something in it already", hint="name a new folder")
     try:
         yield folder
     except BaseException:
-        with suppress(OSError):
-            folder.rmdir()
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
         raise

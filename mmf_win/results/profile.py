@@ -23,6 +23,7 @@ _ROWLESS = ("optimizer", "logging", "other")  # they cost the same for any numbe
 _MUCH_ROWLESS = 0.5
 _MUCH_ASIDE = 0.1  # of training, from which on checkpoints or validations are worth a word
 _LITTLE_ASIDE = 0.05  # what a better interval leaves of it
+_LEAST_TIMES = 5  # a training saves and validates, whatever that costs
 _IDLE_GPU = 0.5
 _MOST_TIMES = 8  # rows, of those of the batch now: more would be another training
 
@@ -137,7 +138,9 @@ def _on_aside(profile: Profile, name: str, text: str, interval: str) -> Advice |
         return None
     others = sum(spent.values()) - spent[name]
     seldom = spent[name] * getattr(profile, interval) * (1 - _LITTLE_ASIDE) / (_LITTLE_ASIDE * others)
-    return Advice(f"{text} {_percent(share)} of the time", share, f"training.{interval}={_round_up(seldom)}")
+    updates, most = _round_up(seldom), (profile.max_updates or math.inf) / _LEAST_TIMES
+    setting = f"training.{interval}={updates}" if updates <= most else None
+    return Advice(f"{text} {_percent(share)} of the time", share, setting)
 
 
 def _on_model(profile: Profile) -> Advice:

@@ -174,7 +174,11 @@ def run_worker(
 
 def _newest_saved(run: Run, events: list[Event], failed: AttemptRequest) -> Path | None:
     """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
-    if failed.action == "train" and any(event["kind"] == "checkpoint" for event in events):
+    if (
+        failed.action == "train"
+        and not failed.profile
+        and any(event["kind"] == "checkpoint" for event in events)
+    ):
         try:
             return checkpoints.choose(run, "last")
         except CheckpointError:

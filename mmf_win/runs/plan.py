@@ -35,6 +35,8 @@ def training(
         weights_alone: take only the weights of the checkpoint, and begin at update 0.
     """
     # MMF loads the test set before it trains, and fails without one.
+    # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
+    detect_anomaly = request.detect_anomaly and request.precision != "fp16"
     has_test = places.dataset.split(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
     tree = merge(
@@ -46,7 +48,7 @@ def training(
             seed=request.seed,
             batch_size=request.batch_size,
             updates=request.updates,
-            detect_anomaly=request.detect_anomaly,
+            detect_anomaly=detect_anomaly,
             precision=request.precision,
         ),
         settings.resume(checkpoint) if checkpoint else {},
@@ -62,7 +64,7 @@ def training(
         weights_alone=weights_alone,
         trust=request.trust,
         epochs=request.epochs,
-        detect_anomaly=request.detect_anomaly,
+        detect_anomaly=detect_anomaly,
         precision=request.precision,
         fast=bool(request.fast),
         keep=1 if request.keep is None else request.keep,

@@ -8,14 +8,16 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mmf_win.errors import Interrupted, MmfwError, TrainingError, UsageError
+from mmf_win.errors import Interrupted, MmfwError, TrainingError, UnknownPreset, UsageError
 from mmf_win.files import remove_tree
+from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.phases import Phases
 from mmf_win.protocol import AttemptFolder, read_events
@@ -25,6 +27,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.overrides import without
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
+from mmf_win.runs.search import all_runs
 from mmf_win.threads import processors
 
 _log = logging.getLogger(__name__)
@@ -33,6 +36,8 @@ PYTHON = "Python itself"
 """What the modules of Python's own library are counted as."""
 
 _TRACE, _LOG = "trace.json", "log.txt"
+_SCRATCH = "mmfw-profile-"
+_AN_HOUR = 3600.0
 _IMPORT = re.compile(r"^import time: +(\d+) \| +\d+ \| *([\w.]+)$", re.MULTILINE)
 _FIRST_IMPORT = "import time: self [us]"
 _TOTAL = frozenset({"training.max_updates", "training.max_epochs"})
@@ -49,6 +54,7 @@ class Profile:
         imports: package → seconds that its modules took until then, without those that they import; nothing
             on Windows.
         checkpoint_interval, evaluation_interval: updates, in the training that this stands for.
+        max_updates: its total; None where it counts epochs.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Profile:
     imports: dict[str, float]
     checkpoint_interval: int
     evaluation_interval: int
+    max_updates: int | None = None
 
 
 def profile(
@@ -71,8 +78,9 @@ def profile(
 ) -> Profile:
     """Train some updates as a preset or a run would, and measure them.
 
-    A checkpoint and a validation come at the end. Nothing stays but the trace, or where the training fails,
-    its log. The checkpoint is written where runs are kept, so that the time it takes is that of this disk.
+    A validation comes after half of them, and another one with a checkpoint at the end. Nothing stays but the
+    trace, or where the training fails, its log. The checkpoint is written where runs are kept, so that the
+    time it takes is that of this disk.
 
     Args:
         wanted: a preset, or else a run; None for the newest run.
@@ -90,6 +98,7 @@ def profile(
     asked = asked if run else replace(asked, preset=wanted or "")
     request, places = training.asked_of(asked, run, data_dir, save_dir)
     intervals = _intervals(request, places, asked.overrides)
+    _remove_left(places.save_dir)
     _note_load()
     short = replace(
         request,
@@ -99,7 +108,7 @@ def profile(
             *without(request.overrides, _TOTAL),
             "run_type=train",
             f"training.checkpoint_interval={updates}",
-            f"training.evaluation_interval={updates}",
+            f"training.evaluation_interval={updates // 2}",
             "training.early_stop.enabled=False",
         ],
     )
@@ -124,16 +133,27 @@ def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
         return search.find(places.save_dir, None)
     if wanted in presets.names() or Path(wanted).expanduser().is_file():
         return None
-    return next(search.named(places.save_dir, wanted), None)
+    if (run := next(search.named(places.save_dir, wanted), None)) is None:
+        raise UnknownPreset(f"there is neither a preset nor a run named {wanted}")
+    return run
 
 
-def _intervals(request: RunRequest, places: Places, typed: list[str]) -> tuple[int, int]:
-    """After how many updates the training as it was asked for saves, and validates."""
+def _remove_left(save_dir: Path) -> None:
+    """Remove what killed profiles have left; one that has just begun is not locked yet."""
+    for folder in save_dir.glob(f"{_SCRATCH}*"):
+        is_old = time.time() - folder.stat().st_mtime > _AN_HOUR
+        if is_old and not any(is_locked(run.lock) for run in all_runs(folder)):
+            remove_tree(folder)
+
+
+def _intervals(request: RunRequest, places: Places, typed: list[str]) -> tuple[int, int, int | None]:
+    """After how many updates the training as it was asked for saves, validates, and ends."""
     mmf = needs.mmf_for(request)
     request = with_own_code(request, typed, mmf.root, f"preset {request.preset}")
     first = plan.training(mmf, request, places, None, weights_alone=False)
     config = needs.config_of(first, request, places)["training"]
-    return _interval(config, "checkpoint_interval"), _interval(config, "evaluation_interval")
+    total = config["max_updates"] if isinstance(config["max_updates"], int) else None
+    return _interval(config, "checkpoint_interval"), _interval(config, "evaluation_interval"), total
 
 
 def _interval(config: Mapping[str, object], key: str) -> int:
@@ -147,7 +167,7 @@ def _scratch(save_dir: Path, output: Path) -> Iterator[Path]:
     """A folder for runs, removed in the end; of a training that fails, the log is put into ``output``."""
     missing = [folder for folder in (save_dir, *save_dir.parents) if not folder.exists()]
     save_dir.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="mmfw-profile-", dir=save_dir))
+    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=save_dir))
     try:
         yield scratch
     except (Interrupted, KeyboardInterrupt):
@@ -155,7 +175,8 @@ def _scratch(save_dir: Path, output: Path) -> Iterator[Path]:
     except MmfwError as error:
         if error.log is not None and error.log.is_file():
             kept = output / _LOG
-            shutil.copyfile(error.log, kept)
+            log = error.log.read_bytes().decode(errors="replace")
+            kept.write_text(_IMPORT.sub("", log).lstrip(), encoding="utf-8")
             error.hint = error.hint and error.hint.replace(str(error.log), str(kept))
             error.action, error.log = "profile", kept
         raise
@@ -170,7 +191,7 @@ def _last_attempt(run: Run) -> AttemptFolder:
     return AttemptFolder(max((run.path / "attempts").iterdir(), key=lambda folder: int(folder.name)))
 
 
-def _read(run: Run, name: str, intervals: tuple[int, int]) -> Profile:
+def _read(run: Run, name: str, intervals: tuple[int, int, int | None]) -> Profile:
     attempt = _last_attempt(run)
     try:
         phases = Phases.load(attempt.phases)

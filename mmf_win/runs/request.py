@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmf_win.protocol import Precision
-from mmf_win.runs.overrides import BATCH_SIZE, PRECISION, lasting
+from mmf_win.runs.overrides import BATCH_SIZE, PRECISION, lasting, set_by
 from mmf_win.upstream.config import Experiment
 
 _TOTAL = frozenset({"training.max_updates", "training.max_epochs"})
@@ -100,11 +100,13 @@ class RunRequest(Experiment):
         chosen = ("seed", "batch_size", "auto_batch", "keep", "precision", "fast")
         replaced = {key for keys in self.keys.values() for key in keys}
         replaced |= {override.partition("=")[0] for override in self.overrides}
+        of_mmf = any(set_by(override, PRECISION) for override in self.overrides)
         new_total = self.updates is not None or self.epochs is not None
         total = self if new_total else earlier
         return replace(
             earlier,
-            **{name: value for name in chosen if (value := getattr(self, name)) is not None},
+            **({"precision": None} if of_mmf else {})
+            | {name: value for name in chosen if (value := getattr(self, name)) is not None},
             **{name: getattr(self, name) for name in _OF_ONE_COMMAND},
             updates=total.updates,
             epochs=total.epochs,

@@ -16,7 +16,7 @@ from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import checkpoints, fits, needs, plan, presets, published_weights, search
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, silent, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
-from mmf_win.runs.history import changed_splits
+from mmf_win.runs.history import changed_splits, events_of
 from mmf_win.runs.overrides import without
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.presets import merge
@@ -154,10 +154,7 @@ def resume(
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
         earlier = run.request()
-        if asked.precision not in (None, earlier.precision or "fp32"):
-            _log.info(
-                "this run goes on in %s; so far it was %s", asked.precision, earlier.precision or "fp32"
-            )
+        _note_precision(asked.precision, run)
         request, places = _with_data(asked.over(earlier), data_dir, places)
         return _train(run, None, request, places, checkpoint, display, asked.overrides)
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
@@ -175,6 +172,14 @@ def resume(
         )
     request = replace(request, start=str(checkpoint))
     return _train(None, name, request, places, checkpoint, display, asked.overrides)
+
+
+def _note_precision(asked: str | None, run: Run) -> None:
+    """Say so where a run goes on in another precision."""
+    begun = [event for event in events_of(run) if event["kind"] == "train_started"]
+    before = begun[-1].get("precision", "fp32") if begun else asked
+    if asked not in (None, before):
+        _log.info("this run goes on in %s; so far it was %s", asked, before)
 
 
 def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run, Path] | None:
@@ -238,6 +243,10 @@ def _train(
         whose = f"run {run.id}" if run else f"preset {request.preset}"
         request = with_own_code(request, typed, mmf.root, whose)
         first = plan.training(mmf, request, places, checkpoint, weights_alone=weights_alone)
+        if request.detect_anomaly and not first.detect_anomaly:
+            _log.warning(
+                "anomalies are not looked for: in fp16, updates overflow now and then, and are left out"
+            )
         inputs = needs.check_training(first, request, places)  # before there is a folder
         stack.enter_context(reading(places.dataset.root))
         first = replace(

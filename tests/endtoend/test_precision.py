@@ -129,6 +129,26 @@ def test_fast_predictions_of_every_model_are_the_same_to_floating_point_noise(to
     assert probabilities(fast["csv"]) == pytest.approx(probabilities(plain["csv"]), abs=1e-5)
 
 
+@pytest.mark.usefixtures("only_rc12")
+@pytest.mark.parametrize("name", ["lxmert", "vilt"])
+def test_fast_leaves_models_of_rc12_as_they_are_that_read_padding(tool: Tool, name: str) -> None:
+    tool("train", tool.preset(name), "--updates", "1", "--seed", "1")
+    plain, fast = (tool("predict", "--no-report", *words) for words in ((), ("--fast",)))
+    assert ("reads padding" in tool.errors) == (name == "lxmert")
+    assert probabilities(fast["csv"]) == pytest.approx(probabilities(plain["csv"]), abs=1e-5)
+
+
+def test_anomalies_are_not_looked_for_in_fp16_and_a_micro_batch_not_among_short_texts(
+    tool: Tool, faulty: Faulty
+) -> None:
+    faulty(HALF, {"at": "meter", "above": 4})
+    words = ("--updates", "2", *WORDS, "--precision", "fp16", "--detect-anomaly")
+    run = tool("train", tool.preset("vilbert"), *words, "--fast", "--batch-size", "auto")
+    assert run["state"] == "done"
+    assert "anomalies are not looked for" in tool.errors
+    assert "texts stay as long" in tool.errors
+
+
 def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool, faulty: Faulty) -> None:
     preset = tool.preset("mmbt")
     words = ("--updates", "4", *WORDS)

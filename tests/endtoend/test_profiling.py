@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,8 @@ def test_a_profile_says_where_the_time_and_the_memory_of_a_preset_go(tool: Tool)
     assert {"data", "forward", "backward", "optimizer", "logging", "other"} <= phases["spent"].keys()
     assert set(phases["spent"]) <= results.PHASES.keys()
     assert all(phases["spent"][phase] > 0 for phase in ("data", "forward", "backward", "optimizer"))
-    assert (phases["saves"], phases["validations"]) == (2, 1), "current.ckpt and the best, which it is"
+    assert phases["saves"] == 3, "the best of the first validation, that of the last, and current.ckpt"
+    assert phases["validations"] == 1, "the last"
     assert phases["saving"] > 0 and phases["validating"] > 0
     assert phases["device"] == "cpu" and phases["gpu_busy"] is None
     assert {"weights", "gradients", "optimizer", "host"} == phases["memory"].keys()
@@ -77,6 +80,9 @@ def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
         return {path: path.read_bytes() for path in tool.save_dir.rglob("*") if path.is_file()}
 
     before = content()
+    left = tool.save_dir / "mmfw-profile-killed" / "vilbert" / run.path.name
+    shutil.copytree(run.path, left)
+    os.utime(left.parents[1], (0, 0))
     words = ("--updates", "6", "--out", str(tool.folder / "out"), slow_rows(tool))
     found = tool("profile", run.id, *words, "training.checkpoint_interval=7")
     assert found["name"] == run.id
@@ -117,6 +123,7 @@ def test_of_a_training_that_fails_the_log_stays(tool: Tool, faulty: Faulty) -> N
     [
         (("--updates", "6", "training.max_updates=9"), "--updates and training.max_updates=9"),
         (("--updates", "6", "--out", "full"), "there is something in it already"),
+        (("--out", "empty", "training.checkpoint_interval=0"), "training.checkpoint_interval is 0"),
         (("--out", "new", "training.checkpoint_interval=0"), "training.checkpoint_interval is 0"),
         (("--out", "new", "training.evaluation_interval=often"), "training.evaluation_interval=often"),
     ],
@@ -127,11 +134,32 @@ def test_a_mistake_is_named_at_once(
     monkeypatch.chdir(tool.folder)
     (tool.folder / "full").mkdir()
     (tool.folder / "full" / "mine.txt").touch()
+    (tool.folder / "empty").mkdir()
     preset = tool.preset("vilbert")
     before = set(tool.folder.rglob("*"))
     assert tool.code("profile", preset, *words) == 2
     assert said in tool.errors
+    assert tool.code("profile", "nosuch", "--out", "empty") == 2
+    assert "neither a preset nor a run named nosuch" in tool.errors
+    assert (tool.folder / "empty").is_dir()
     assert set(tool.folder.rglob("*")) - before <= {own_code.file()}, "the tests' own code is trusted"
+
+
+def test_memory_that_runs_out_in_the_validation_of_a_profile_makes_it_begin_again(
+    tool: Tool, faulty: Faulty
+) -> None:
+    faulty({"at": "validation", "do": "cuda_oom", "once": str(tool.folder / "struck")})
+    found = tool("profile", tool.preset("vilbert"), "--updates", "6", "--out", str(tool.folder / "out"))
+    assert found["phases"]["updates"] == 1
+    assert "training from the beginning" in tool.errors
+
+
+def test_a_profile_that_would_begin_later_is_refused(tool: Tool) -> None:
+    run = tool.trained("vilbert")
+    weights = f"checkpoint.resume_file={run.checkpoints / 'current.ckpt'}"
+    words = ("--updates", "6", "--out", str(tool.folder / "out"), weights)
+    assert tool.code("profile", tool.preset("vilbert"), *words) == 2
+    assert "training did not begin at update 0" in tool.errors
 
 
 def test_a_training_that_waits_for_data_says_so_once(tool: Tool) -> None:

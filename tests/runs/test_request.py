@@ -51,6 +51,14 @@ def test_a_run_of_0_1_0_is_read_and_resumed_as_it_was_asked_for(tmp_path: Path) 
     assert resumed.retry and resumed.remembered and not resumed.trust
 
 
+def test_the_last_word_about_the_precision_holds() -> None:
+    half = RunRequest(precision="bf16").over(RunRequest(overrides=["training.fp16=True"]))
+    assert (half.precision, half.overrides) == ("bf16", [])
+    of_mmf = RunRequest(overrides=["training.fp16=True"]).over(half)
+    assert (of_mmf.precision, of_mmf.overrides) == (None, ["training.fp16=True"])
+    assert RunRequest(overrides=["training.seed=1"]).over(half).precision == "bf16"
+
+
 def test_what_was_chosen_for_one_command_does_not_hold_for_the_next(tmp_path: Path) -> None:
     chosen = RunRequest(trust=True, retry=False, remembered=False, detect_anomaly=True, stop_timeout=1)
     run = Run.create(tmp_path, "mmbt")

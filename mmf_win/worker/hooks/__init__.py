@@ -37,8 +37,6 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
         Observer.current.clock.time(each for each in timed if request.profile or each[2] in _ALWAYS)
     watch_scoring(Observer.current)
     if request.fast:
-        from mmf_win.worker.hooks.fast import pad_to_longest
-
-        pad_to_longest()
+        import_module("mmf_win.worker.hooks.fast").pad_to_longest(Observer.current)
     if request.images is not None:
         use(ImageCache(Path(request.images), Observer.current.note_once))

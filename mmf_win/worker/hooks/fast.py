@@ -13,17 +13,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from mmf.common.batch_collator import BatchCollator
-from mmf.modules.encoders import ResNet152ImageEncoder
 from torch import nn
+
+from mmf_win.worker.hooks.observer import Observer
 
 _MASK = "input_mask"
 _OF_TOKENS = (_MASK, "input_ids", "input_ids_masked", "segment_ids", "lm_label_ids")
 _STEP = 8
+_READ_PADDING = {"lxmert"}  # MMF gives it the segments as the mask
 
 
-def pad_to_longest() -> None:
-    """Let MMF's batches be as long as their longest text, in this process."""
+def pad_to_longest(observer: Observer) -> None:
+    """Let MMF's batches be as long as their longest text, in this process, unless that would do harm."""
+    if observer.request.model in _READ_PADDING:
+        return observer.note_once(f"{observer.request.model} reads padding, too, so its texts stay as long")
+    if observer.request.find_micro_batch:
+        return observer.note_once("texts stay as long as they can be, to find a micro-batch that fits all")
+    from mmf.common.batch_collator import BatchCollator
+
     collate = BatchCollator.__call__
 
     def collated(self: Any, rows: Any) -> Any:
@@ -58,6 +65,8 @@ def shortened(batch: Any) -> Any:
 
 def order_channels_last(model: nn.Module) -> None:
     """Let the ResNets in a model read all channels of a pixel together."""
+    from mmf.modules.encoders import ResNet152ImageEncoder
+
     for module in model.modules():
         if isinstance(module, ResNet152ImageEncoder):
             module.to(memory_format=torch.channels_last)

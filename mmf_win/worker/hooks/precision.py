@@ -1,12 +1,13 @@
 """Half precision: a model that calculates with 16 bits where that is exact enough, and a scaler for fp16.
 
 MMF 1.0.0rc12 has ``training.fp16``, for GPUs alone, and 1.0.0rc10 nothing. Here both have the same, by
-torch's autocast: weights, gradients and the optimizer's state stay in 32 bits, and so do scores and losses.
+torch's autocast: weights, gradients, the optimizer's state and losses stay in 32 bits.
 """
 
 from __future__ import annotations
 
 import functools
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,9 @@ def can(precision: str, device: torch.device) -> bool:
     if device.type != "cpu":
         return False
     try:
+        if precision == "bf16" and platform.machine().lower() in ("x86_64", "amd64"):
+            # Of AVX-512 without instructions for it, oneDNN says that it can, at half the speed of fp32.
+            return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
         return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")())
     except (AttributeError, RuntimeError):  # a torch without oneDNN, or an older one
         return False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mmf_win.errors import UsageError
 from mmf_win.phases import Phases
 from mmf_win.protocol import AttemptRequest
 from mmf_win.threads import processors
@@ -81,7 +82,14 @@ class Profiler:
     def ended(self) -> None:
         """Training has ended, with a checkpoint and a validation."""
         laps, few = [*self._laps, self._clock.lap()], self._few
+        if len(self._laps) < self._request.profile:
+            raise UsageError(
+                f"training did not begin at update 0, and so made only {len(self._laps)} updates",
+                hint="leave out what names a checkpoint",
+            )
         measured, pairs = laps[few : self._pairs], laps[self._pairs : self._traced]
+        # The first validation imports what only validations need, and decodes images.
+        validated = [lap for lap in laps if lap.begun["validation"]][1:]
         traced = sum(sum(lap.seconds.values()) for lap in laps[self._traced : self._traced + few])
         workers = int(self._trainer.config.training.num_workers)
         Phases(
@@ -98,8 +106,8 @@ class Profiler:
             a_pass=_a_pass(pairs) if self._is_halved else None,
             saves=sum(lap.begun["checkpoint"] for lap in laps),
             saving=sum(lap.seconds["checkpoint"] for lap in laps),
-            validations=sum(lap.begun["validation"] for lap in laps),
-            validating=sum(lap.seconds["validation"] for lap in laps),
+            validations=sum(lap.begun["validation"] for lap in validated),
+            validating=sum(lap.seconds["validation"] for lap in validated),
             gpu_busy=_busy(self._trace.events()) / traced if self._on_gpu else None,
             memory=self._memory | self._peaks(),
             images_once=decodes_once(self._request, self._trainer),
@@ -153,7 +161,9 @@ def _a_pass(laps: Sequence[Lap]) -> float:
 def _busy(events: Iterable[Any]) -> float:
     """Seconds in which a GPU did at least one of the traced things."""
     spans = sorted(
-        (event.time_range.start, event.time_range.end) for event in events if event.device_type.name == "CUDA"
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
     )
     busy, until = 0.0, 0.0
     for start, end in spans:

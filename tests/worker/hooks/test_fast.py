@@ -8,18 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.upstream.install import find  # noqa: E402
-from mmf_win.worker import compat  # noqa: E402
+from mmf_win.worker.hooks.fast import shortened  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module")
-def shortened() -> Any:
-    compat.install(find().root, find().version)
-    from mmf_win.worker.hooks.fast import shortened
-
-    return shortened
 
 
 def batch(*lengths: int, padded_to: int = 32) -> dict[str, Any]:
@@ -34,7 +25,7 @@ def batch(*lengths: int, padded_to: int = 32) -> dict[str, Any]:
     [((3, 5), 8), ((7, 2), 8), ((8, 2), 16), ((30,), 32), ((32, 3), 32)],
 )
 def test_texts_keep_a_column_of_padding_and_a_length_divisible_by_eight(
-    shortened: Any, lengths: tuple[int, ...], expected: int
+    lengths: tuple[int, ...], expected: int
 ) -> None:
     """The text of 8 tokens would lose its last column of padding, which MMBT takes for the end."""
     before = batch(*lengths)
@@ -47,7 +38,7 @@ def test_texts_keep_a_column_of_padding_and_a_length_divisible_by_eight(
     assert after["text"] == ["a"] * len(lengths)
 
 
-def test_what_is_padded_otherwise_stays(shortened: Any) -> None:
+def test_what_is_padded_otherwise_stays() -> None:
     left = batch(3)
     left["input_mask"] = left["input_mask"].flip(1)
     assert shortened(left)["input_mask"].shape == (1, 32)

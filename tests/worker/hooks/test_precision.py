@@ -94,4 +94,21 @@ def test_what_a_device_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
         assert can("bf16", torch.device("cuda")) is half
         assert can("fp16", torch.device("cuda"))
     monkeypatch.setattr(torch, "ops", SimpleNamespace())
-    assert not can("bf16", CPU), "a torch without oneDNN"
+    assert not can("fp16", CPU), "a torch without oneDNN"
+
+
+@pytest.mark.parametrize(
+    ("instructions", "machine", "half"), [(False, "x86_64", False), (True, "AMD64", True)]
+)
+def test_a_processor_that_only_emulates_bf16_does_not_have_it(
+    monkeypatch: pytest.MonkeyPatch, instructions: bool, machine: str, half: bool
+) -> None:
+    """What oneDNN and torch say of one is made up here: AVX-512 alone is enough for oneDNN to say yes."""
+    says = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True)
+    monkeypatch.setattr(torch, "ops", SimpleNamespace(mkldnn=says))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert can("bf16", CPU) is half
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert can("bf16", CPU)

@@ -39,8 +39,10 @@ def test_a_gpu_is_busy_while_any_kernel_runs() -> None:
     cuda, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
     spans = [(cuda, 0, 10), (cuda, 5, 20), (cuda, 6, 8), (cpu, 0, 1000), (cuda, 100, 130)]
     events = [
-        SimpleNamespace(device_type=device, time_range=SimpleNamespace(start=start, end=end))
-        for device, start, end in spans
+        SimpleNamespace(
+            device_type=device, time_range=SimpleNamespace(start=start, end=end), is_user_annotation=named
+        )
+        for device, start, end, named in [*((*span, False) for span in spans), (cuda, 0, 500, True)]
     ]
     assert profiler._busy(events) == pytest.approx(50e-6)
 
