@@ -20,6 +20,7 @@ pytestmark = pytest.mark.torch
 
 Faulty = Callable[..., None]
 HALF, NO_HALF = {"at": "hardware", "do": "half"}, {"at": "hardware", "do": "no_half"}
+_HALVES = ("bf16", "fp16")
 WORDS = ("--seed", "3", "training.log_interval=1")
 
 
@@ -43,7 +44,7 @@ def probabilities(csv: str) -> list[float]:
     return [float(line.split(",")[1]) for line in lines]
 
 
-@pytest.mark.parametrize("half", ["bf16", "fp16"])
+@pytest.mark.parametrize("half", _HALVES)
 @pytest.mark.parametrize("name", ["mmbt", "vilbert"])
 def test_a_run_in_half_precision_stays_near_the_other_and_resumes_exactly(
     tool: Tool, faulty: Faulty, name: str, half: str
@@ -115,6 +116,22 @@ def test_a_run_may_go_on_in_another_precision(tool: Tool, faulty: Faulty) -> Non
     assert [event["precision"] for event in started] == ["fp32", "fp16", "bf16", "fp16", "fp32"]
     tool("train", "--resume", "last", "--updates", "6")
     assert "goes on in" not in tool.errors
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    # A CPU that only seems to have fp16 has no LSTM in it.
+    [(name, half) for name in sorted(recipes()) for half in _HALVES if (name, half) != ("cnn_lstm", "fp16")],
+)
+def test_every_model_trains_and_predicts_in_half_precision(
+    tool: Tool, faulty: Faulty, name: str, half: str
+) -> None:
+    faulty(HALF)
+    tool("train", tool.preset(name), "--updates", "1", "--precision", half, *WORDS)
+    found = [tool("predict", "--no-report", "--precision", each) for each in (half, "fp32")]
+    assert [each["members"][0]["precision"] for each in found] == [half, "fp32"]
+    in_half, in_full = (probabilities(each["csv"]) for each in found)
+    assert in_half == pytest.approx(in_full, abs=0.03)
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
