@@ -11,7 +11,7 @@ from mmf_win.protocol import known_fields
 MUCH_WAITING = 0.2
 """The share of the time from which on waiting for data is worth a word."""
 
-_LEAST_WAITING = 0.05  # seconds an update; to get a batch from another process takes some of it
+_LEAST_WAITING = 0.05  # seconds an update
 _WORTH = 0.9  # with more workers an update has to take at most this share of its time
 _AS_GOOD = 1.05  # fewer workers that are at most so much slower than the best number are preferred
 
@@ -44,7 +44,12 @@ class Waiting:
     @property
     def is_much(self) -> bool:
         """Whether it is worth a word."""
-        return self.share >= MUCH_WAITING and self.waited >= _LEAST_WAITING
+        return self.share >= MUCH_WAITING
+
+    @property
+    def is_short(self) -> bool:
+        """Whether to get a batch from another process would take about as long."""
+        return self.waited < _LEAST_WAITING
 
     @property
     def mostly_idle(self) -> bool:
@@ -60,6 +65,8 @@ class Waiting:
         An update takes as long as the longest of: its computing, its batch divided among the workers, and
         all work of both divided among the processors.
         """
+        if self.is_short:
+            return None
         most = self.processors if self.mostly_idle else self._spare
         computing = self.update - self.waited
         making = self.waited if not self.workers else self.workers * self.update

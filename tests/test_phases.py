@@ -49,7 +49,12 @@ def test_a_wait_is_much_from_a_fifth_of_the_time_on() -> None:
     assert not replace(ON_GPU, waited=0.19).is_much
     assert replace(ON_GPU, waited=0.2).is_much
     assert not Waiting(0.0, 0.0, 0, 1, 8).is_much
-    assert not replace(ON_GPU, waited=0.041, update=0.1).is_much, "another process would take as long"
+    assert replace(ON_GPU, waited=0.041, cpu=0.041, update=0.1).is_much
+
+
+def test_workers_do_not_help_against_a_short_wait() -> None:
+    assert replace(ON_GPU, waited=0.49, cpu=0.49, update=1.0).helpful_workers() is not None
+    assert replace(ON_GPU, waited=0.049, cpu=0.049, update=0.1).helpful_workers() is None
     assert str(ON_GPU) == "the model waits for data 41 % of the time"
 
 

@@ -95,6 +95,9 @@ def _on_data(profile: Profile) -> Advice | None:
     if profile.phases.images_once:
         images = " (less once all images are decoded)"
     workers = waiting.helpful_workers()
+    if workers is None and waiting.is_short:
+        short = f"{1000 * waiting.waited:.0f} ms an update, too short for workers to help"
+        return Advice(f"{waiting}{cause}{images}: {short}", waiting.share)
     if workers is None:
         more = "more workers would not help on" if waiting.workers else "workers would not help on"
         return Advice(f"{waiting}{cause}{images}; {more} {waiting.processors} processors", waiting.share)

@@ -67,6 +67,19 @@ def test_where_all_processors_compute_workers_are_no_help_for_a_slow_decoder() -
     ]
 
 
+def test_a_short_wait_is_named_without_a_setting() -> None:
+    profile = recorded("a-slow-decoder", images_once=False)
+    phases = profile.phases
+    tenth = {phase: seconds / 10 for phase, seconds in phases.spent.items()}
+    short = replace(
+        profile, phases=replace(phases, spent=tenth, loading_cpu=phases.loading_cpu / 10, a_pass=0.0)
+    )
+    assert said(short) == [
+        "the model waits for data 58 % of the time, mostly for the processor: 25 ms an update, too short for "
+        "workers to help"
+    ]
+
+
 def test_what_workers_wait_for_is_not_known() -> None:
     profile = recorded("a-slow-disk-to-read-from", workers=2, loading_cpu=None, images_once=False)
     assert said(profile) == [
