@@ -20,8 +20,9 @@ from mmf_win.integrity.manifest import Manifest, noted
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import events_of, summarize
+from mmf_win.runs.history import summarize
 from mmf_win.runs.search import all_runs
+from mmf_win.runs.training import precision_of
 from mmf_win.upstream.sources import SOURCES
 
 
@@ -265,8 +266,7 @@ def _hint_after(outcome: str, trains: bool, run: Run, log: Path | None) -> str |
         return f"resume with: {resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
     if outcome == "nan":
         with suppress(errors.DataError):
-            begun = [event for event in events_of(run) if event["kind"] == "train_started"]
-            outcome = "nan in fp16" if begun and begun[-1].get("precision") == "fp16" else outcome
+            outcome = "nan in fp16" if precision_of(run) == "fp16" else outcome
     hint = _AFTER.get(outcome, "")
     if "{" in hint:
         hint = _filled_in(hint, run) if trains else ""

@@ -87,6 +87,10 @@ fast = click.option(
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
+allow_missing = click.option(
+    "--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing."
+)
+
 no_retry = click.option(
     "--no-retry",
     "retry",

@@ -48,7 +48,7 @@ Examples:
 )
 @options.precision
 @options.fast
-@click.option("--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing.")
+@options.allow_missing
 @options.trust
 @options.no_retry
 @options.stop_timeout

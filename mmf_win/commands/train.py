@@ -96,7 +96,7 @@ Examples:
 @options.precision
 @options.fast
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
-@click.option("--allow-missing", is_flag=True, help="Leave out rows whose features or image are missing.")
+@options.allow_missing
 @options.source
 @options.trust
 @options.no_retry

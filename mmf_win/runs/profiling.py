@@ -36,7 +36,7 @@ PYTHON = "Python itself"
 """What the modules of Python's own library are counted as."""
 
 _TRACE, _LOG = "trace.json", "log.txt"
-_SCRATCH = "mmfw-profile-"
+_SCRATCH = ".mmfw-profiling-"  # unlike the folder of a result, which may lie beside it
 _AN_HOUR = 3600.0
 _IMPORT = re.compile(r"^import time: +(\d+) \| +\d+ \| *([\w.]+)$", re.MULTILINE)
 _FIRST_IMPORT = "import time: self [us]"
@@ -142,7 +142,8 @@ def _remove_left(save_dir: Path) -> None:
     """Remove what killed profiles have left; one that has just begun is not locked yet."""
     for folder in save_dir.glob(f"{_SCRATCH}*"):
         is_old = time.time() - folder.stat().st_mtime > _AN_HOUR
-        if is_old and not any(is_locked(run.lock) for run in all_runs(folder)):
+        is_name = any(folder.glob("*/request.json"))  # somebody has named runs so
+        if is_old and not is_name and not any(is_locked(run.lock) for run in all_runs(folder)):
             remove_tree(folder)
 
 

@@ -153,9 +153,10 @@ def resume(
         run, checkpoint = found
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
-        earlier = run.request()
-        _note_precision(asked.precision, run)
-        request, places = _with_data(asked.over(earlier), data_dir, places)
+        before = precision_of(run)
+        if before is not None and asked.precision not in (None, before):
+            _log.info("this run goes on in %s; so far it was %s", asked.precision, before)
+        request, places = _with_data(asked.over(run.request()), data_dir, places)
         return _train(run, None, request, places, checkpoint, display, asked.overrides)
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
     owner = search.owner(checkpoint)
@@ -174,12 +175,14 @@ def resume(
     return _train(None, name, request, places, checkpoint, display, asked.overrides)
 
 
-def _note_precision(asked: str | None, run: Run) -> None:
-    """Say so where a run goes on in another precision."""
+def precision_of(run: Run) -> str | None:
+    """What a run calculated with when it trained last; None where it has not trained.
+
+    Raises:
+        DataError: its events cannot be read.
+    """
     begun = [event for event in events_of(run) if event["kind"] == "train_started"]
-    before = begun[-1].get("precision", "fp32") if begun else asked
-    if asked not in (None, before):
-        _log.info("this run goes on in %s; so far it was %s", asked, before)
+    return str(begun[-1].get("precision", "fp32")) if begun else None
 
 
 def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run, Path] | None:

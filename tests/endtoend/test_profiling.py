@@ -12,6 +12,7 @@ import pytest
 from mmf_win.protocol import read_events
 from mmf_win.results import profile as results
 from mmf_win.runs import attempts, own_code
+from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool
 from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, Faulty, user
 from tests.worlds.tools import requires_console_events
@@ -79,15 +80,20 @@ def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
     def content() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tool.save_dir.rglob("*") if path.is_file()}
 
+    named = Run.create(tool.save_dir, ".mmfw-profiling-mine")
+    shutil.copytree(run.path, named.path, dirs_exist_ok=True)
+    shutil.copytree(run.path, tool.save_dir / "mmfw-profile-2026" / "mine" / "run")
+    for mine in (named.path.parent, tool.save_dir / "mmfw-profile-2026"):
+        os.utime(mine, (0, 0))
     before = content()
-    left = tool.save_dir / "mmfw-profile-killed" / "vilbert" / run.path.name
+    left = tool.save_dir / ".mmfw-profiling-killed" / "vilbert" / run.path.name
     shutil.copytree(run.path, left)
     os.utime(left.parents[1], (0, 0))
     words = ("--updates", "6", "--out", str(tool.folder / "out"), slow_rows(tool))
     found = tool("profile", run.id, *words, "training.checkpoint_interval=7")
     assert found["name"] == run.id
     assert found["checkpoint_interval"] == 7 and found["evaluation_interval"] == 1, "those of the run"
-    assert content() == before
+    assert content() == before, "what a killed profile has left is gone, and nothing else"
     advice = next(each for each in found["verdict"] if "waits for data" in each["text"])
     assert "for the disk" in advice["text"]
     assert (advice["setting"] or "").startswith("training.num_workers=")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mmf_win.protocol import AttemptRequest
 from mmf_win.upstream.versions import has_key
+from mmf_win.worker.hooks import fast
 from mmf_win.worker.hooks.clock import ASIDE
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.waiting import LOADING
@@ -37,6 +38,6 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
         Observer.current.clock.time(each for each in timed if request.profile or each[2] in _ALWAYS)
     watch_scoring(Observer.current)
     if request.fast:
-        import_module("mmf_win.worker.hooks.fast").pad_to_longest(Observer.current)
+        fast.pad_to_longest(request)
     if request.images is not None:
         use(ImageCache(Path(request.images), Observer.current.note_once))

@@ -47,7 +47,7 @@ class Watch(Callback):  # type: ignore[misc]
         if self._observer.request.precision is not None:
             trainer.load_fp16_scaler = self._load_scaler
         if self._observer.request.fast:
-            fast.order_channels_last(trainer.model)
+            fast.prepare(trainer.model, self._observer)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
         self._micro: MicroBatch
         self._mmf_step = trainer.run_training_batch

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmf_win.protocol import AttemptRequest
 from mmf_win.worker.hooks.observer import Observer
 
 _MASK = "input_mask"
@@ -23,12 +24,26 @@ _STEP = 8
 _READ_PADDING = {"lxmert"}  # MMF gives it the segments as the mask
 
 
-def pad_to_longest(observer: Observer) -> None:
+def prepare(model: nn.Module, observer: Observer) -> None:
+    """Make a model ready, and say so where its texts keep their padding."""
+    order_channels_last(model)
+    if (reason := why_padded(observer.request)) is not None:
+        observer.event("note", text=reason)
+
+
+def why_padded(request: AttemptRequest) -> str | None:
+    """Why texts keep all of their padding; None where they do not."""
+    if request.model in _READ_PADDING:
+        return f"{request.model} reads padding, too, so its texts stay as long"
+    if request.find_micro_batch:
+        return "texts stay as long as they can be, to find a micro-batch that fits all"
+    return None
+
+
+def pad_to_longest(request: AttemptRequest) -> None:
     """Let MMF's batches be as long as their longest text, in this process, unless that would do harm."""
-    if observer.request.model in _READ_PADDING:
-        return observer.note_once(f"{observer.request.model} reads padding, too, so its texts stay as long")
-    if observer.request.find_micro_batch:
-        return observer.note_once("texts stay as long as they can be, to find a micro-batch that fits all")
+    if why_padded(request) is not None:
+        return
     from mmf.common.batch_collator import BatchCollator
 
     collate = BatchCollator.__call__

@@ -199,8 +199,10 @@ class Observer:
     def _note(self, waiting: Waiting) -> None:
         """Say that the model waits for data, if more workers may help and fitted into memory."""
         workers = waiting.helpful_workers() if waiting.is_much else None
+        if workers is None:
+            return
         events = read_events(self._log.path)
-        if workers is None or any("workers" in (event.get("next") or {}) for event in events):
+        if any("workers" in (event.get("next") or {}) for event in events):
             return
         first = self._trainer.current_epoch == 1 and decodes_once(self.request, self._trainer)
         later = ", and less once all images are decoded" if first else ""

@@ -65,7 +65,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         self._precision = Precision(self._observer, self)
         self.scaler = self._precision.scaler
         if self._observer.request.fast:
-            fast.order_channels_last(self.model)
+            fast.prepare(self.model, self._observer)
         super().load_extras()
         if self.num_updates and self.lr_scheduler is not None:
             self.lr_scheduler.step(self.num_updates - 1)
