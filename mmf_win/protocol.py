@@ -26,7 +26,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     checkpoint       update, is_best; it is written
     note             text; something that the user should know
     alive            progress that has no event of its own
-    predict_started  device, precision, batch, workers
+    predict_started  report, device, precision, batch, workers
     predict          done, total: rows
     run_ended        action, outcome
     attempt_failed   reason, phase, micro_batch, eval_batch, workers: what it had; next: what the next one has

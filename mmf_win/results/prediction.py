@@ -255,7 +255,7 @@ class _Team:
                     "run": member.run.id,
                     "checkpoint": str(member.checkpoint),
                     "checkpoint_sha256": self._sha256(member.checkpoint),
-                    "precision": _said(member, "predict_started").get("precision", "fp32"),
+                    "precision": self._precision(member, target),
                 }
                 for member in members
             ],
@@ -299,6 +299,11 @@ class _Team:
         columns = [[row.proba for row in read_predictions(self.csv(m, target))] for m in members]
         return columns[0] if self.options.kind is None else probabilities.blend(self.options.kind, columns)
 
+    def _precision(self, member: RunCheckpoint, target: Target) -> str:
+        """What the model calculated with; other predictions of the run may be made at the same time."""
+        said = _said(member, "predict_started", report=str(self.csv(member, target)))
+        return str(said.get("precision", "fp32"))
+
     def _places(self, member: RunCheckpoint) -> Places:
         return Places.resolve(self.options.data_dir or Path(member.run.request().data_dir), self.save_dir)
 
@@ -324,6 +329,7 @@ def _versions(member: RunCheckpoint) -> dict[str, str]:
     return {"mmfw": __version__, "mmf": usable_mmf().version, **known}
 
 
-def _said(member: RunCheckpoint, kind: str) -> Event:
-    """The newest event of a kind in a member's run; empty where there is none."""
-    return next((event for event in reversed(read_events(member.run.events)) if event["kind"] == kind), {})
+def _said(member: RunCheckpoint, kind: str, **values: str) -> Event:
+    """The newest event of a kind with these values in a member's run; empty where there is none."""
+    wanted = {"kind": kind, **values}.items()
+    return next((event for event in reversed(read_events(member.run.events)) if wanted <= event.items()), {})

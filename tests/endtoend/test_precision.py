@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from mmf_win.protocol import Event, read_events
+from mmf_win.results.record import path_beside
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool
+from tests.endtoend.test_stopping import user
 from tests.worlds.recipes import recipes
+from tests.worlds.tools import requires_console_events
 
 pytestmark = pytest.mark.torch
 
@@ -90,6 +93,20 @@ def test_predictions_are_made_in_the_precision_of_the_run_unless_another_is_aske
     half, full = (probabilities(each["csv"]) for each in predicted)
     assert half != full and half == pytest.approx(full, abs=0.05)
     assert json.loads(run.request_file.read_text(encoding="utf-8"))["precision"] == "bf16"
+
+
+@requires_console_events
+def test_each_of_two_predictions_at_once_records_its_own_precision(tool: Tool, faulty: Faulty) -> None:
+    run, at = tool.trained("mmbt"), tool.folder / "at"
+    faulty(HALF, {"at": "validation", "do": "wait", "once": str(at)})
+    with user(tool, "predict", "--no-report", "--precision", "bf16") as somebody:
+        somebody.waits_for(at)
+        first = tool("predict", "--no-report")
+        Path(f"{at}.go").touch()
+        assert somebody.gets_the_prompt_back() == 0
+    (second,) = {*run.reports.glob("*.csv")} - {Path(first["csv"])}
+    records = (json.loads(path_beside(csv).read_text(encoding="utf-8")) for csv in (Path(first["csv"]), second))
+    assert [each["members"][0]["precision"] for each in records] == ["fp32", "bf16"]
 
 
 def test_hardware_without_half_precision_trains_and_predicts_in_full_and_says_so(

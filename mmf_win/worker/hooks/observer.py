@@ -138,6 +138,7 @@ class Observer:
         training = trainer.config.training
         self.event(
             "predict_started",
+            report=self.request.report,
             device=str(trainer.device),
             precision=precision,
             batch=batch,
