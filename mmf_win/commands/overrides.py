@@ -26,13 +26,13 @@ RESERVED = {
     "training.callbacks": "put them into a preset's settings, where mmfw adds its own to them",
     "training.exit_on_nan_losses": "a loss that is not a number always ends the run",
     "trainer": "only PyTorch Lightning reads it, which mmfw does not use",
-    "checkpoint.max_to_keep": "use --keep",
+    "checkpoint.max_to_keep": "use mmfw train --keep N",
 }
 """Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""
 
 _IN_TRAINING = {
-    "checkpoint.resume": "use --resume last",
-    "checkpoint.resume_best": "use --resume best",
+    "checkpoint.resume": "use mmfw train --resume last",
+    "checkpoint.resume_best": "use mmfw train --resume best",
 }
 _IN_RESUMING = {
     key: "--resume and --init name the weights; others need a new run: mmfw train PRESET KEY=VALUE"

@@ -46,6 +46,12 @@ Examples:
     metavar="DIR",
     help="A new or empty folder for the result.  [default: mmfw-profile-TIME]",
 )
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Rows an update, over all GPUs.  [default: the preset's or the run's]",
+)
 @options.precision
 @options.fast
 @options.allow_missing

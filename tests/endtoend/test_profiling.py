@@ -19,12 +19,12 @@ from tests.worlds.tools import requires_console_events
 
 pytestmark = pytest.mark.torch
 
-# Each row takes 20 ms, in which no processor works.
+# Each row takes 50 ms, in which no processor works.
 SLOW_ROWS = """
 import time
 from mmf.datasets.builders.hateful_memes.dataset import HatefulMemesFeaturesDataset as Rows
 get = Rows.__getitem__
-Rows.__getitem__ = lambda self, number: time.sleep(0.02) or get(self, number)
+Rows.__getitem__ = lambda self, number: time.sleep(0.05) or get(self, number)
 """
 
 
@@ -90,8 +90,8 @@ def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
     shutil.copytree(run.path, left)
     os.utime(left.parents[1], (0, 0))
     words = ("--updates", "6", "--out", str(tool.folder / "out"), slow_rows(tool))
-    found = tool("profile", run.id, *words, "training.checkpoint_interval=7")
-    assert found["name"] == run.id
+    found = tool("profile", run.id, *words, "training.checkpoint_interval=7", "--batch-size", "2")
+    assert found["name"] == run.id and found["phases"]["batch"] == 2
     assert found["checkpoint_interval"] == 7 and found["evaluation_interval"] == 1, "those of the run"
     assert content() == before, "what a killed profile has left is gone, and nothing else"
     advice = next(each for each in found["verdict"] if "waits for data" in each["text"])
