@@ -309,5 +309,6 @@ def _told(gpus: int) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of what Ray says, which goes on with tracebacks."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What Ray says, in a line: the first, or where it is a task's traceback, the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1 if "ray::" in lines[0] else 0]

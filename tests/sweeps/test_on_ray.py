@@ -282,6 +282,7 @@ def test_nothing_of_a_task_outlives_a_driver_that_was_killed(here: Path) -> None
     [
         ("mount -t tmpfs tmpfs '{package}'", "of the cluster has no mmfw"),
         ("mount --bind '{init}' '{package}/__init__.py'", "has mmfw 0.0.1, and this machine"),
+        ("mount --bind /dev/null '{package}/__init__.py'", "of the cluster: ImportError: cannot import"),
     ],
 )
 def test_a_node_with_another_mmfw_is_refused(
