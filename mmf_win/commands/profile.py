@@ -72,8 +72,8 @@ def command(
 ) -> None:
     """Show where the time of training goes, and what helps.
 
-    Trains some updates of a preset, or of a run from its beginning, with two validations and a checkpoint at
-    the end, and measures each phase. The run stays as it is, and what was trained is removed. The result is a
+    Trains some updates of a preset, or of a run from its beginning, validates and saves as MMF does, and
+    measures each phase. The run stays as it is, and what was trained is removed. The result is a
     folder: profile.html, a page with bars; trace.json, a few updates for chrome://tracing; profile.json.
     KEY=VALUE words are overrides, as of mmfw train, so that a setting can be tried at once.
     """

@@ -66,12 +66,12 @@ def over_a_run(profile: Profile) -> dict[str, float]:
     """Seconds of an update in the training that this stands for: ``update``, ``saving``, ``validating``.
 
     There, each update bears its part of the checkpoint and of the validation that come every so many of them.
+    MMF saves after a validation, too, which belongs to that.
     """
-    phases = profile.phases
     return {
-        "update": phases.update,
-        "saving": phases.saving / max(phases.saves, 1) / profile.checkpoint_interval,
-        "validating": phases.validating / max(phases.validations, 1) / profile.evaluation_interval,
+        "update": profile.phases.update,
+        "saving": _a_save(profile) / profile.checkpoint_interval,
+        "validating": _a_validation(profile) / profile.evaluation_interval,
     }
 
 
@@ -124,14 +124,22 @@ def _on_batch(profile: Profile) -> Advice | None:
     return Advice(text, share, f"training.batch_size={times * phases.batch}")
 
 
+def _a_save(profile: Profile) -> float:
+    return profile.phases.saving / max(profile.phases.saves, 1)
+
+
+def _a_validation(profile: Profile) -> float:
+    return profile.phases.validating / max(profile.phases.validations, 1) + _a_save(profile)
+
+
 def _on_saving(profile: Profile) -> Advice | None:
-    once = profile.phases.saving / max(profile.phases.saves, 1)
-    return _on_aside(profile, "saving", f"checkpoints of {once:.1f} s each take", "checkpoint_interval")
+    text = f"checkpoints of {_a_save(profile):.1f} s each take"
+    return _on_aside(profile, "saving", text, "checkpoint_interval")
 
 
 def _on_validating(profile: Profile) -> Advice | None:
-    once = profile.phases.validating / max(profile.phases.validations, 1)
-    return _on_aside(profile, "validating", f"validations of {once:.1f} s each take", "evaluation_interval")
+    text = f"validations of {_a_validation(profile):.1f} s each, a checkpoint after them included, take"
+    return _on_aside(profile, "validating", text, "evaluation_interval")
 
 
 def _on_aside(profile: Profile, name: str, text: str, interval: str) -> Advice | None:

@@ -78,9 +78,9 @@ def profile(
 ) -> Profile:
     """Train some updates as a preset or a run would, and measure them.
 
-    A validation comes after half of them, and another one with a checkpoint at the end. Nothing stays but the
-    trace, or where the training fails, its log. The checkpoint is written where runs are kept, so that the
-    time it takes is that of this disk.
+    A validation comes after half of them and at the end, and MMF saves after each, and in the end once more.
+    Nothing stays but the trace, or where the training fails, its log. Checkpoints are written where runs are
+    kept, so that the time they take is that of this disk.
 
     Args:
         wanted: a preset, or else a run; None for the newest run.

@@ -46,7 +46,7 @@ def said(profile: Profile) -> list[str]:
         ),
         (
             "a-slow-disk-to-write-to",
-            "checkpoints of 3.2 s each take 46 % of the time: training.checkpoint_interval=500",
+            "checkpoints of 3.2 s each take 45 % of the time: training.checkpoint_interval=500",
         ),
         (
             "a-tiny-batch",

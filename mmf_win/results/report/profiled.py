@@ -14,7 +14,7 @@ from mmf_win.results.report.page import Fact
 from mmf_win.runs.profiling import Profile
 
 _PACKAGES = 12  # shown by name
-_OVER_A_RUN = {"update": "updates", "saving": "checkpoints", "validating": "validations"}
+_OVER_A_RUN = {"update": "updates", "saving": "checkpoints", "validating": "validations, with a checkpoint"}
 _MEMORY = {
     "weights": "weights",
     "gradients": "gradients",
