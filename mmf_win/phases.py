@@ -26,7 +26,9 @@ class Waiting:
         workers: processes of the DataLoader; with 0, the process that trains makes the batches.
         threads: processors that the rest of an update keeps busy; 1 where a GPU computes.
         processors: what this process and its workers may use.
-        cpu: how much of ``waited`` a processor worked; None where workers did.
+        making: how long this process made the batch, or got it from workers: more than ``waited`` where a GPU
+            was at work meanwhile.
+        cpu: how much of ``making`` a processor worked; None where workers did.
     """
 
     waited: float
@@ -34,6 +36,7 @@ class Waiting:
     workers: int
     threads: int
     processors: int
+    making: float
     cpu: float | None = None
 
     @property
@@ -57,7 +60,7 @@ class Waiting:
 
         Half would not tell it from a busy machine, on which two programs share a processor.
         """
-        return self.cpu is not None and self.cpu < self.waited / 3
+        return self.cpu is not None and self.cpu < self.making / 3
 
     def helpful_workers(self) -> int | None:
         """How many workers would make updates at least a tenth faster; None where no number would.
@@ -69,7 +72,7 @@ class Waiting:
             return None
         most = self.processors if self.mostly_idle else self._spare
         computing = self.update - self.waited
-        making = self.waited if not self.workers else self.workers * self.update
+        making = self.making if not self.workers else self.workers * self.update
         work = (making if self.cpu is None else self.cpu) + computing * min(self.threads, self.processors)
         expected = {
             count: max(computing, making / count, work / self.processors)
@@ -150,10 +153,10 @@ class Phases:
         """How long an update waits for its rows."""
         cpu = None if self.loading_cpu is None else self.loading_cpu / self.updates
         threads = self.threads if self.device == "cpu" else 1
-        waited = self.spent.get("data", 0.0) / self.updates
+        waited = making = self.spent.get("data", 0.0) / self.updates
         if self.gpu_busy is not None:  # one that is waited for after each phase seems to have less to do
             waited = min(waited, (1 - self.gpu_busy) * self.update)
-        return Waiting(waited, self.update, self.workers, threads, self.processors, cpu)
+        return Waiting(waited, self.update, self.workers, threads, self.processors, making, cpu)
 
     def save(self, path: Path) -> None:
         """Write them as JSON."""

@@ -9,17 +9,18 @@ import pytest
 
 from mmf_win.phases import Phases, Waiting
 
-ON_GPU = Waiting(waited=0.41, update=1.0, workers=0, threads=1, processors=8, cpu=0.41)
+ON_GPU = Waiting(waited=0.41, update=1.0, workers=0, threads=1, processors=8, making=0.41, cpu=0.41)
 
 
 @pytest.mark.parametrize(
     ("changes", "workers"),
     [
         ({}, 1),  # makes a batch in 0.41 s, while the GPU takes 0.59 s
-        ({"waited": 0.8, "cpu": 0.8}, 4),
+        ({"waited": 0.8, "making": 0.8, "cpu": 0.8}, 4),
+        ({"waited": 0.41, "making": 1.2, "cpu": 1.2}, 2),  # most of it while the GPU works
         ({"waited": 0.41, "workers": 2, "cpu": None}, 4),  # both make batches all the time: 2 s each
         ({"waited": 0.41, "workers": 7, "cpu": None}, None),  # there is no other processor
-        ({"waited": 0.09, "cpu": 0.09}, None),  # less than a tenth is to be had
+        ({"waited": 0.09, "making": 0.09, "cpu": 0.09}, None),  # less than a tenth is to be had
         ({"processors": 2}, 1),
         ({"processors": 1}, None),
     ],
@@ -48,19 +49,20 @@ def test_on_a_cpu_workers_need_processors_that_do_not_compute(
 def test_a_wait_is_much_from_a_fifth_of_the_time_on() -> None:
     assert not replace(ON_GPU, waited=0.19).is_much
     assert replace(ON_GPU, waited=0.2).is_much
-    assert not Waiting(0.0, 0.0, 0, 1, 8).is_much
-    assert replace(ON_GPU, waited=0.041, cpu=0.041, update=0.1).is_much
+    assert not Waiting(0.0, 0.0, 0, 1, 8, 0.0).is_much
+    assert replace(ON_GPU, waited=0.041, making=0.041, cpu=0.041, update=0.1).is_much
 
 
 def test_workers_do_not_help_against_a_short_wait() -> None:
-    assert replace(ON_GPU, waited=0.49, cpu=0.49, update=1.0).helpful_workers() is not None
-    assert replace(ON_GPU, waited=0.049, cpu=0.049, update=0.1).helpful_workers() is None
+    assert replace(ON_GPU, waited=0.49, making=0.49, cpu=0.49, update=1.0).helpful_workers() is not None
+    assert replace(ON_GPU, waited=0.049, making=0.049, cpu=0.049, update=0.1).helpful_workers() is None
     assert str(ON_GPU) == "the model waits for data 41 % of the time"
 
 
 def test_a_wait_is_for_the_disk_where_no_processor_works_meanwhile() -> None:
     assert replace(ON_GPU, cpu=0.1).mostly_idle
     assert not replace(ON_GPU, cpu=0.3).mostly_idle
+    assert replace(ON_GPU, making=1.2, cpu=0.3).mostly_idle
     assert not replace(ON_GPU, cpu=None).mostly_idle, "nobody knows what the workers do"
 
 
@@ -82,5 +84,7 @@ def test_phases_are_read_as_they_were_written(tmp_path: Path) -> None:
     phases.save(tmp_path / "phases.json")
     assert Phases.load(tmp_path / "phases.json") == phases
     assert phases.update == pytest.approx(0.3)
-    assert phases.waiting == Waiting(pytest.approx(0.1), pytest.approx(0.3), 0, 2, 2, 0.05)
+    assert phases.waiting == Waiting(
+        pytest.approx(0.1), pytest.approx(0.3), 0, 2, 2, pytest.approx(0.1), 0.05
+    )
     assert replace(phases, device="NVIDIA H200").waiting.threads == 1

@@ -55,6 +55,7 @@ class Profiler:
         self._rows = 0  # of the micro-batch, while it is halved
         self._is_halved = False
         self._trace: Any = None
+        self._in_trace = 0.0  # seconds
         self._now = clock.now
         if self._on_gpu:
             clock.now = self._settled
@@ -63,18 +64,19 @@ class Profiler:
         """An update is done."""
         self._laps.append(lap)
         done = len(self._laps)
-        if done == self._few:
-            self._memory = self._sizes()
-        elif self._pairs <= done < self._traced and self._micro.rows == self._micro.batch > 1:
+        if self._pairs <= done < self._traced and self._micro.rows == self._micro.batch > 1:
             self._rows, self._micro.rows = self._micro.rows, (self._micro.rows + 1) // 2
         elif self._rows:
             self._micro.rows, self._rows = self._rows, 0
             self._is_halved = True
         if done == self._traced:
+            self._memory = self._sizes()  # in fp16, the first updates may overflow, and so make no state
             self._clock.now = self._now  # a GPU is seen at work as it works in training
             self._trace = torch.profiler.profile()
             self._trace.start()
+            self._in_trace = -self._now()
         elif done == self._traced + self._few:
+            self._in_trace += self._settled() if self._on_gpu else self._now()
             self._trace.stop()
             self._export(self._request.attempt.trace)
         self._clock.lap()  # none of that belongs to an update
@@ -90,7 +92,6 @@ class Profiler:
         measured, pairs = laps[few : self._pairs], laps[self._pairs : self._traced]
         # The first validation imports what only validations need, and decodes images.
         validated = [lap for lap in laps if lap.begun["validation"]][1:]
-        traced = sum(sum(lap.seconds.values()) for lap in laps[self._traced : self._traced + few])
         workers = int(self._trainer.config.training.num_workers)
         Phases(
             device=torch.cuda.get_device_name() if self._on_gpu else str(self._trainer.device),
@@ -108,7 +109,7 @@ class Profiler:
             saving=sum(lap.seconds["checkpoint"] for lap in laps),
             validations=sum(lap.begun["validation"] for lap in validated),
             validating=sum(lap.seconds["validation"] for lap in validated),
-            gpu_busy=_busy(self._trace.events()) / traced if self._on_gpu else None,
+            gpu_busy=_busy(self._trace.events(), self._in_trace) if self._on_gpu else None,
             memory=self._memory | self._peaks(),
             images_once=decodes_once(self._request, self._trainer),
             log_at_start=self._log_at_start,
@@ -158,8 +159,11 @@ def _a_pass(laps: Sequence[Lap]) -> float:
     return min(max(0.0, found[len(found) // 4]), median(spent[1::2]))
 
 
-def _busy(events: Iterable[Any]) -> float:
-    """Seconds in which a GPU did at least one of the traced things."""
+def _busy(events: Iterable[Any], seconds: float) -> float | None:
+    """The share of some seconds in which a GPU did one of the traced things; None where none was seen.
+
+    Not every system lets torch see what a GPU does.
+    """
     spans = sorted(
         (event.time_range.start, event.time_range.end)
         for event in events
@@ -169,7 +173,7 @@ def _busy(events: Iterable[Any]) -> float:
     for start, end in spans:
         busy += max(0.0, end - max(start, until))
         until = max(until, end)
-    return busy / 1e6
+    return min(1.0, busy / 1e6 / seconds) if spans else None
 
 
 def peak_memory() -> int | None:

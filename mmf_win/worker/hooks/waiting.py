@@ -98,13 +98,15 @@ class WaitWatch:
         if len(self._laps) < WARM_UP + _MEASURED:
             return None
         measured = self._laps[WARM_UP:]
-        waited = sum(lap.seconds["data"] for lap in measured) if self._idle is None else self._idle.seconds()
+        making = sum(lap.seconds["data"] for lap in measured)
+        waited = making if self._idle is None else self._idle.seconds()
         return Waiting(
             waited=waited / _MEASURED,
             update=sum(sum(lap.of_update.values()) for lap in measured) / _MEASURED,
             workers=self._workers,
             threads=self._threads,
             processors=self._processors,
+            making=making / _MEASURED,
             cpu=None if self._workers else sum(lap.cpu["data"] for lap in measured) / _MEASURED,
         )
 

@@ -44,7 +44,9 @@ def test_a_gpu_is_busy_while_any_kernel_runs() -> None:
         )
         for device, start, end, named in [*((*span, False) for span in spans), (cuda, 0, 500, True)]
     ]
-    assert profiler._busy(events) == pytest.approx(50e-6)
+    assert profiler._busy(events, 100e-6) == pytest.approx(0.5)
+    assert profiler._busy(events, 40e-6) == 1
+    assert profiler._busy(events[3:4], 100e-6) is None, "torch cannot see it here"
 
 
 def test_the_peak_of_the_memory_is_at_least_what_python_and_torch_need() -> None:

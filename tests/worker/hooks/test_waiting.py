@@ -49,7 +49,7 @@ def test_it_speaks_once_of_the_updates_after_the_first_five(workers: int) -> Non
     assert waiting.cpu == (None if workers else 0.5)
 
 
-MUCH = Waiting(waited=0.6, update=1.0, workers=0, threads=1, processors=8, cpu=0.6)
+MUCH = Waiting(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
 
 
 @pytest.mark.parametrize(
