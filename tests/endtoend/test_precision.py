@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable
@@ -24,6 +25,11 @@ pytestmark = pytest.mark.torch
 Faulty = Callable[..., None]
 HALF, NO_HALF = {"at": "hardware", "do": "half"}, {"at": "hardware", "do": "no_half"}
 _HALVES = ("bf16", "fp16")
+MMFS_SCALER = """
+import torch
+from mmf.trainers.mmf_trainer import MMFTrainer
+MMFTrainer.load_fp16_scaler = lambda self: setattr(self, "scaler", torch.amp.GradScaler("cpu"))
+"""
 WORDS = ("--seed", "3", "training.log_interval=1")
 
 
@@ -105,8 +111,8 @@ def test_each_of_two_predictions_at_once_records_its_own_precision(tool: Tool, f
         Path(f"{at}.go").touch()
         assert somebody.gets_the_prompt_back() == 0
     (second,) = {*run.reports.glob("*.csv")} - {Path(first["csv"])}
-    records = (json.loads(path_beside(csv).read_text(encoding="utf-8")) for csv in (Path(first["csv"]), second))
-    assert [each["members"][0]["precision"] for each in records] == ["fp32", "bf16"]
+    record = json.loads(path_beside(second).read_text(encoding="utf-8"))
+    assert [each["members"][0]["precision"] for each in (first, record)] == ["fp32", "bf16"]
 
 
 def test_hardware_without_half_precision_trains_and_predicts_in_full_and_says_so(
@@ -181,6 +187,29 @@ def test_anomalies_are_not_looked_for_in_fp16_and_a_micro_batch_not_among_short_
     assert run["state"] == "done"
     assert "anomalies are not looked for" in tool.errors
     assert "texts stay as long" in tool.errors
+
+
+@pytest.mark.usefixtures("only_rc12")
+def test_a_run_goes_on_with_mmfs_own_scaler_here_one_of_a_cpu(tool: Tool) -> None:
+    tool.trained("vilbert")
+    folder = tool.folder / "scaled"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(MMFS_SCALER, encoding="utf-8")
+    words = ("--updates", "2", f"env.user_dir={folder}", "--trust")
+    run = tool.run_of(tool("train", "--resume", "last", *words))
+    assert saved(run)["fp16_scaler"]["scale"] > 1
+
+
+def test_an_update_that_overflows_does_not_count_in_the_search_for_a_micro_batch(
+    tool: Tool, faulty: Faulty
+) -> None:
+    faulty(HALF, {"at": "meter", "above": 4})
+    words = ("--updates", "16", *WORDS, "--precision", "fp16", "--batch-size", "auto")
+    run = tool.run_of(tool("train", tool.preset("vilbert"), *words, "training.batch_size=8"))
+    found = next(event for event in events(run, "micro_batch") if event["found"])
+    before = [event["update"] for event in events(run, "train") if event["t"] < found["t"]]
+    left_out = math.log2(2**16 / saved(run)["mmfw"]["scaler"]["scale"])
+    assert 2 < len(before) <= 2 + left_out, "one to warm up, two measured, and those that overflowed"
 
 
 def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool, faulty: Faulty) -> None:

@@ -29,6 +29,7 @@ from mmf_win.worker.hooks.resume import ResumeState
 from mmf_win.worker.outcome import WeightsMissing
 
 _KEY = "mmfw"
+_SCALER = "fp16_scaler"  # of MMF 1.0.0rc12
 
 
 class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
@@ -104,6 +105,8 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         if self._starting and self._observer.request.weights_alone:
             # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
             loaded = {"model": loaded.get("model", loaded)}
+        if not loaded.get(_SCALER, True):  # of a run in another precision, and torch refuses it
+            loaded = {key: value for key, value in loaded.items() if key != _SCALER}
         self._loaded = loaded
         return loaded
 
