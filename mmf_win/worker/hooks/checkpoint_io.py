@@ -48,7 +48,8 @@ def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
         name = str(file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", file))
         if mapped and name.isprintable() and is_zipfile(name):  # torch takes no name that is not Unicode
-            file, kwargs = name, {**kwargs, "mmap": True}
+            # MMF names the GPU, to which torch would bring all of the file, the optimizer's state included.
+            file, kwargs = name, {**kwargs, "mmap": True, "map_location": "cpu"}
         try:
             return _load(file, *args, **{**kwargs, "weights_only": not trust})
         except pickle.UnpicklingError as error:

@@ -44,6 +44,13 @@ def test_a_mapped_file_holds_the_same(user_dir: Path, zipped: bool, opened: bool
     assert found["optimizer"]["state"].tolist() == [1.0, 1.0, 1.0]
 
 
+def test_a_mapped_file_stays_where_it_is_whatever_device_is_named(user_dir: Path) -> None:
+    path = user_dir / "model.ckpt"
+    torch.save({"head": torch.ones(3)}, path)
+    with loading(trust=False, mapped=True):
+        assert torch.load(path, map_location="meta")["head"].device.type == "cpu"
+
+
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_class_is_refused_by_name_unless_the_file_is_trusted(
