@@ -75,7 +75,7 @@ precision = click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
     help="Calculate with 16 bits a number where that is exact enough (bf16, or fp16 on older GPUs), or with "
-    "32 throughout.  [default: the run's, else fp32]",
+    "32 (fp32).  [default: the run's, else fp32]",
 )
 
 fast = click.option(

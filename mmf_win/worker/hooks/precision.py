@@ -58,7 +58,8 @@ def can(precision: str, device: torch.device) -> bool:
     if device.type != "cpu":
         return False
     try:
-        if precision == "bf16" and platform.machine().lower() in ("x86_64", "amd64"):
+        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        if precision == "bf16" and is_x86 and hasattr(torch.cpu, "_is_avx512_bf16_supported"):
             # Of AVX-512 without instructions for it, oneDNN says that it can, at half the speed of fp32.
             return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
         return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")())

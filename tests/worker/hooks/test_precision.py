@@ -112,3 +112,6 @@ def test_a_processor_that_only_emulates_bf16_does_not_have_it(
     assert can("bf16", CPU) is half
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert can("bf16", CPU)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert can("bf16", CPU), "an older torch does not tell"
