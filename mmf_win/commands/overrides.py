@@ -10,6 +10,7 @@ from pathlib import Path
 from mmf_win.console import say
 from mmf_win.errors import UsageError
 from mmf_win.runs.overrides import ANNOTATIONS, key_of, set_by
+from mmf_win.runs.request import RunRequest
 
 _IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
 RESERVED = {
@@ -74,6 +75,11 @@ def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[s
         if count > 1:
             say(f"note: {key} is given {count} times; the last one holds: {last[key]}")
     return first, overrides
+
+
+def options_of(request: RunRequest) -> dict[str, frozenset[str]]:
+    """The options that were given, as they are typed → MMF's keys that set the same."""
+    return {f"--{name.replace('_', '-')}": keys for name, keys in request.keys.items()}
 
 
 def require_trainable(

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import completion, options
-from mmf_win.commands.overrides import require_trainable, split_words
+from mmf_win.commands.overrides import options_of, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import print_json, table
 from mmf_win.errors import UsageError
@@ -73,15 +73,14 @@ def command(
     """Show where the time of training goes, and what helps.
 
     Trains some updates of a preset, or of a run from its beginning, validates and saves as MMF does, and
-    measures each phase. The run stays as it is, and what was trained is removed. The result is a
-    folder: profile.html, a page with bars; trace.json, a few updates for chrome://tracing; profile.json.
-    KEY=VALUE words are overrides, as of mmfw train, so that a setting can be tried at once.
+    measures each phase. The run stays as it is, and what was trained is removed. The result is a folder:
+    profile.html, a page with bars; trace.json, a few updates for chrome://tracing; profile.json. KEY=VALUE
+    words are overrides, as of mmfw train, so that a setting can be tried at once.
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     names, overrides = split_words(words, names=1)
     asked = RunRequest(overrides=list(overrides), **chosen)
-    options_of_keys = {f"--{name}": keys for name, keys in replace(asked, updates=updates).keys.items()}
-    require_trainable(overrides, options_of_keys, resumes=False)
+    require_trainable(overrides, options_of(replace(asked, updates=updates)), resumes=False)
     with _folder(out) as folder:
         found = profile(
             next(iter(names), None), asked, updates, folder, data_dir, save_dir, display=RunDisplay

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import completion, options
-from mmf_win.commands.overrides import require_trainable, split_words
+from mmf_win.commands.overrides import options_of, require_trainable, split_words
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
 from mmf_win.commands.train import resumed
@@ -308,7 +308,7 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
 def _require_trainable(request: RunRequest, typed: Sequence[str], places: Places) -> None:
     """See to it that each value could be trained with: one error now instead of one a task."""
     options_of_keys = {
-        "--seeds" if name == "seed" else f"--{name}": keys for name, keys in request.keys.items()
+        "--seeds" if option == "--seed" else option: keys for option, keys in options_of(request).items()
     }
     listed = [[f"{key}={value}" for value in values] for key, values in grid.values_of(typed).items()]
     first = [values[0] for values in listed]

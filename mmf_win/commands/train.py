@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import completion, options
-from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
+from mmf_win.commands.overrides import options_of, require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import as_typed, duration, print_json, say, table
 from mmf_win.errors import MmfError, UsageError
@@ -161,8 +161,7 @@ def command(
         auto_batch=None if batch_size is None else batch_size == "auto",
         **chosen,
     )
-    options_of_keys = {f"--{option.replace('_', '-')}": keys for option, keys in asked.keys.items()}
-    require_trainable(overrides, options_of_keys, resumes=bool(resume or init))
+    require_trainable(overrides, options_of(asked), resumes=bool(resume or init))
     if resume:
         require_optimizer_kept(overrides)
         run = training.resume(resume, asked, name, data_dir, save_dir, display=RunDisplay)

@@ -138,7 +138,7 @@ def _on_saving(profile: Profile) -> Advice | None:
 
 
 def _on_validating(profile: Profile) -> Advice | None:
-    text = f"validations of {_a_validation(profile):.1f} s each, a checkpoint after them included, take"
+    text = f"validations of {_a_validation(profile):.1f} s each, with the checkpoint after each, take"
     return _on_aside(profile, "validating", text, "evaluation_interval")
 
 

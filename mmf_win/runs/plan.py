@@ -34,9 +34,9 @@ def training(
         checkpoint: the file to start from; None for the weights that MMF begins with.
         weights_alone: take only the weights of the checkpoint, and begin at update 0.
     """
-    # MMF loads the test set before it trains, and fails without one.
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
     detect_anomaly = request.detect_anomaly and request.precision != "fp16"
+    # MMF loads the test set before it trains, and fails without one.
     has_test = places.dataset.split(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
     tree = merge(

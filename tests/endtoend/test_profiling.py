@@ -128,6 +128,7 @@ def test_of_a_training_that_fails_the_log_stays(tool: Tool, faulty: Faulty) -> N
     ("words", "said"),
     [
         (("--updates", "6", "training.max_updates=9"), "--updates and training.max_updates=9"),
+        (("--batch-size", "2", "training.batch_size=4"), "--batch-size and training.batch_size=4"),
         (("--updates", "6", "--out", "full"), "there is something in it already"),
         (("--out", "empty", "training.checkpoint_interval=0"), "training.checkpoint_interval is 0"),
         (("--out", "new", "training.checkpoint_interval=0"), "training.checkpoint_interval is 0"),

@@ -31,7 +31,8 @@ class MicroBatch:
 
     Args:
         request: what the worker is to do.
-        trainer: MMF's, with its configuration and device.
+        trainer: MMF's, with its configuration and device, and a scaler whose factor falls when an update
+            overflows.
         precision: what the model calculates with.
 
     Attributes:
@@ -49,7 +50,7 @@ class MicroBatch:
         self.remembered = request.micro_batch is None and known is not None
         self.rows: int = min(request.micro_batch or known or self.batch, self.batch)
         self.search: Search | None = None
-        self._scaler, self._scale = getattr(trainer, "scaler", None), 0.0
+        self._scaler, self._scale = trainer.scaler, 0.0
         meter = meter_of(trainer.device)
         if request.find_micro_batch and not (request.micro_batch or known) and meter is not None:
             self.search = Search(get_batch_size(), meter)
@@ -63,22 +64,18 @@ class MicroBatch:
     def update_begins(self) -> None:
         """The gradients of an update are about to be computed."""
         if self.search is not None:
-            self._scale = self._scale_now()
+            self._scale = self._scaler.get_scale()
             self.search.update_begins()
 
     def update_ends(self) -> bool:
         """An update is done; True when the next one has another micro-batch, or the search has ended."""
-        if self.search is None or self._scale_now() < self._scale:
+        if self.search is None or self._scaler.get_scale() < self._scale:
             return False  # in fp16, an update that overflowed: the optimizer may not have made its state yet
         found, before = self.search.update_ends(), self.rows
         self.rows = self.search.rows * int(get_world_size())
         if found:
             self.search = None
         return found or self.rows != before
-
-    def _scale_now(self) -> float:
-        """The factor of the losses in fp16, which becomes smaller where an update is left out."""
-        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
 
 def _dependencies(trainer: Any, batch: int, ways: str) -> str:
