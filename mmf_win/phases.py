@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-from mmf_win.files import read_json, write_json
-from mmf_win.protocol import known_fields
+from dataclasses import dataclass
 
 MUCH_WAITING = 0.2
 """The share of the time from which on waiting for data is worth a word."""
@@ -50,11 +46,6 @@ class Waiting:
         return self.share >= MUCH_WAITING
 
     @property
-    def is_short(self) -> bool:
-        """Whether to get a batch from another process would take about as long."""
-        return self.waited < _LEAST_WAITING
-
-    @property
     def mostly_idle(self) -> bool:
         """Whether batches mostly wait themselves, as for a disk, while no processor works on them.
 
@@ -68,7 +59,7 @@ class Waiting:
         An update takes as long as the longest of: its computing, its batch divided among the workers, and
         all work of both divided among the processors.
         """
-        if self.is_short:
+        if self.waited < _LEAST_WAITING:  # to get a batch from another process would take about as long
             return None
         most = self.processors if self.mostly_idle else self._spare
         computing = self.update - self.waited
@@ -94,75 +85,3 @@ class Waiting:
 
     def __str__(self) -> str:
         return f"the model waits for data {100 * self.share:.0f} % of the time"
-
-
-@dataclass(frozen=True)
-class Phases:
-    """What a worker measured of a training that it profiled; ``phases.json`` in the attempt's folder.
-
-    Times are seconds, sizes bytes.
-
-    Attributes:
-        device: ``cpu``, or the GPU's name.
-        threads: of torch on the CPU.
-        processors: what the worker may use.
-        workers: of the DataLoader.
-        batch: rows an update.
-        warm_up: updates at the beginning that are not measured.
-        updates: how many are.
-        traced: updates of which there is a trace.
-        spent: of the measured updates, phase → seconds in all; no second is in two of them.
-        loading_cpu: how much of ``spent["data"]`` a processor worked; None where DataLoader workers did.
-        a_pass: what a forward and backward pass takes at least beside what its rows take; None where that was
-            not measured.
-        saves, saving: checkpoints, and what they took in all.
-        validations, validating: the same of validations, without the first, which takes longer.
-        gpu_busy: the share of the traced updates in which a GPU worked; None without one.
-        memory: what → bytes: ``weights``, ``gradients``, ``optimizer``, ``gpu`` and ``host`` (the peaks).
-        images_once: whether images are decoded in the first epoch and kept for the others.
-        log_at_start: length of the log when training began.
-    """
-
-    device: str
-    threads: int
-    processors: int
-    workers: int
-    batch: int
-    warm_up: int
-    updates: int
-    traced: int
-    spent: dict[str, float]
-    loading_cpu: float | None
-    a_pass: float | None
-    saves: int
-    saving: float
-    validations: int
-    validating: float
-    gpu_busy: float | None
-    memory: dict[str, int]
-    images_once: bool
-    log_at_start: int
-
-    @property
-    def update(self) -> float:
-        """Seconds of one update."""
-        return sum(self.spent.values()) / self.updates
-
-    @property
-    def waiting(self) -> Waiting:
-        """How long an update waits for its rows."""
-        cpu = None if self.loading_cpu is None else self.loading_cpu / self.updates
-        threads = self.threads if self.device == "cpu" else 1
-        waited = making = self.spent.get("data", 0.0) / self.updates
-        if self.gpu_busy is not None:  # one that is waited for after each phase seems to have less to do
-            waited = min(waited, (1 - self.gpu_busy) * self.update)
-        return Waiting(waited, self.update, self.workers, threads, self.processors, making, cpu)
-
-    def save(self, path: Path) -> None:
-        """Write them as JSON."""
-        write_json(path, asdict(self))
-
-    @classmethod
-    def load(cls, path: Path) -> Phases:
-        """Read them, skipping fields of later versions."""
-        return cls(**known_fields(cls, read_json(path)))

@@ -28,6 +28,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     alive            progress that has no event of its own
     predict_started  report, device, precision, batch, workers
     predict          done, total: rows
+    profiled         what was measured of a training that is profiled; see runs/profiling.py
     run_ended        action, outcome
     attempt_failed   reason, phase, micro_batch, eval_batch, workers: what it had; next: what the next one has
                      instead; written by the parent, which begins that one then
@@ -138,10 +139,8 @@ class AttemptFolder:
     """The whole output of a worker that predicted, since several may predict at once."""
     logs = Inside("logs")
     """MMF's own logs of a prediction."""
-    phases = Inside("phases.json")
-    """Where the time of a profiled training went."""
     trace = Inside("trace.json")
-    """What torch saw of a few of its updates, for Chrome."""
+    """What torch saw of a few updates of a profiled training, for Chrome."""
     said = Inside("said")
     """An empty file: what is said once in an attempt has been said."""
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from mmf_win.phases import Phases, Waiting
+from mmf_win.phases import Waiting
 
 ON_GPU = Waiting(waited=0.41, update=1.0, workers=0, threads=1, processors=8, making=0.41, cpu=0.41)
 
@@ -64,27 +63,3 @@ def test_a_wait_is_for_the_disk_where_no_processor_works_meanwhile() -> None:
     assert not replace(ON_GPU, cpu=0.3).mostly_idle
     assert replace(ON_GPU, making=1.2, cpu=0.3).mostly_idle
     assert not replace(ON_GPU, cpu=None).mostly_idle, "nobody knows what the workers do"
-
-
-def test_phases_are_read_as_they_were_written(tmp_path: Path) -> None:
-    phases = Phases(
-        *("cpu", 2, 2, 0, 4, 5, 9, 5),
-        spent={"data": 0.9, "forward": 1.8},
-        loading_cpu=0.45,
-        a_pass=None,
-        saves=2,
-        saving=1.0,
-        validations=1,
-        validating=2.0,
-        gpu_busy=None,
-        memory={},
-        images_once=True,
-        log_at_start=7,
-    )
-    phases.save(tmp_path / "phases.json")
-    assert Phases.load(tmp_path / "phases.json") == phases
-    assert phases.update == pytest.approx(0.3)
-    assert phases.waiting == Waiting(
-        pytest.approx(0.1), pytest.approx(0.3), 0, 2, 2, pytest.approx(0.1), 0.05
-    )
-    assert replace(phases, device="NVIDIA H200").waiting.threads == 1

@@ -1,14 +1,14 @@
-"""What a profile says about a training, in words with the setting that helps."""
+"""What a profile says about a training: the verdict, a table, and a page with both."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 from mmf_win.runs.profiling import Profile
 
-PHASES = {
+NAMES = {
     "data": "waiting for data",
     "transfer": "moving rows to the device",
     "forward": "forward",
@@ -16,16 +16,17 @@ PHASES = {
     "optimizer": "optimizer",
     "logging": "logging",
     "other": "everything else",
+    "checkpoint": "checkpoints",
+    "evaluation": "validations and their checkpoints",
 }
-"""The phases that an update consists of, as people call them."""
+"""What takes time, as people call it."""
 
 _ROWLESS = ("optimizer", "logging", "other")  # they cost the same for any number of rows
-_MUCH_ROWLESS = 0.5
-_MUCH_ASIDE = 0.1  # of training, from which on checkpoints or validations are worth a word
+_MUCH_ROWLESS = 0.3
+_MUCH_ASIDE = 0.1  # from which share on checkpoints or validations are worth a word
 _LITTLE_ASIDE = 0.05  # what a better interval leaves of it
 _LEAST_TIMES = 5  # a training saves and validates, whatever that costs
 _IDLE_GPU = 0.5
-_MOST_TIMES = 8  # rows, of those of the batch now: more would be another training
 
 
 @dataclass(frozen=True)
@@ -46,126 +47,83 @@ class Advice:
         return f"{self.text}: {self.setting}" if self.setting else self.text
 
 
-def verdict(profile: Profile) -> list[Advice]:
-    """What takes the time of a training, and what helps; the largest share first."""
-    found = [advise(profile) for advise in (_on_data, _on_batch, _on_saving, _on_validating)]
-    advice = sorted((each for each in found if each is not None), key=lambda each: -each.share)
-    busy = profile.phases.gpu_busy
-    if busy is not None and busy < _IDLE_GPU:
-        advice.append(Advice(f"the GPU works {_percent(busy)} of the time", 1 - busy))
-    return advice or [_on_model(profile)]
-
-
-def shares(profile: Profile) -> dict[str, float]:
-    """The share of each phase in an update, from 0 to 1, in the order of :data:`PHASES`."""
-    phases = profile.phases
-    return {phase: phases.spent.get(phase, 0.0) / phases.updates / phases.update for phase in PHASES}
-
-
-def over_a_run(profile: Profile) -> dict[str, float]:
-    """Seconds of an update in the training that this stands for: ``update``, ``saving``, ``validating``.
+def table(profile: Profile) -> dict[str, float]:
+    """Seconds of an update in the training that this stands for, by the keys of :data:`NAMES`.
 
     There, each update bears its part of the checkpoint and of the validation that come every so many of them.
     MMF saves after a validation, too, which belongs to that.
     """
     return {
-        "update": profile.phases.update,
-        "saving": _a_save(profile) / profile.checkpoint_interval,
-        "validating": _a_validation(profile) / profile.evaluation_interval,
+        **{phase: profile.spent.get(phase, 0.0) for phase in NAMES},
+        "checkpoint": profile.checkpoint / profile.checkpoint_interval,
+        "evaluation": (profile.validation + profile.checkpoint) / profile.evaluation_interval,
     }
 
 
-def as_json(profile: Profile) -> dict[str, Any]:
-    """All figures, and the verdict."""
-    return {
-        "verdict": [
-            {"text": a.text, "setting": a.setting, "share": round(a.share, 4)} for a in verdict(profile)
-        ],
-        **asdict(profile),
-    }
+def verdict(profile: Profile) -> list[Advice]:
+    """What takes the time of a training, and what helps; the largest share first."""
+    spent = table(profile)
+    total = sum(spent.values())
+    share = {name: seconds / total for name, seconds in spent.items()}
+    rowless = sum(share[name] for name in _ROWLESS)
+    found = [_on_data(profile, total), *(_on_aside(profile, share, n) for n in ("checkpoint", "evaluation"))]
+    if rowless >= _MUCH_ROWLESS:
+        text = f"{_percent(rowless)} of the time is spent once an update, whatever its rows; "
+        text += "a larger batch is another training"
+        found.append(Advice(text, rowless, f"training.batch_size={2 * profile.batch}"))
+    if (busy := profile.gpu_busy) is not None and busy < _IDLE_GPU:
+        found.append(Advice(f"the GPU works {_percent(busy)} of the time", 1 - busy))
+    if advice := sorted(filter(None, found), key=lambda each: -each.share):
+        return advice
+    model = {name: share[name] for name in ("forward", "backward", "optimizer")}
+    each = ", ".join(f"{name} {_percent(part)}" for name, part in model.items())
+    return [Advice(f"the model itself takes the time: {each}", sum(model.values()))]
 
 
-def _on_data(profile: Profile) -> Advice | None:
-    waiting = profile.phases.waiting
+def write_page(profile: Profile) -> Path:
+    """Write the page of a profile into its folder."""
+    from mmf_win.results.report import page
+    from mmf_win.results.report.page import Fact
+
+    facts = [
+        Fact.above("Device", profile.device),
+        Fact.above("Batch", f"{profile.batch} rows"),
+        Fact.above("DataLoader workers", str(profile.waiting.workers)),
+        Fact.above("Processors", str(profile.waiting.processors)),
+        Fact.above("Checkpoints", f"every {profile.checkpoint_interval} updates"),
+        Fact.above("Validations", f"every {profile.evaluation_interval} updates"),
+    ]
+    rows = {NAMES[name]: 1000 * seconds for name, seconds in table(profile).items()}
+    about = {"name": profile.name, "verdict": verdict(profile), "rows": rows, "facts": facts}
+    return page.write("profile.html", profile.folder / "profile.html", about)
+
+
+def _on_data(profile: Profile, total: float) -> Advice | None:
+    waiting = profile.waiting
     if not waiting.is_much:
         return None
-    cause, images = "", ""
+    share = waiting.waited / total
+    text = f"the model waits for data {_percent(share)} of the time"
     if waiting.cpu is not None:
-        cause = ", mostly for the disk" if waiting.mostly_idle else ", mostly for the processor"
-    if profile.phases.images_once:
-        images = " (less once all images are decoded)"
-    workers = waiting.helpful_workers()
-    if workers is None and waiting.is_short:
-        short = f"{1000 * waiting.waited:.0f} ms an update, too short for workers to help"
-        return Advice(f"{waiting}{cause}{images}: {short}", waiting.share)
-    if workers is None:
-        more = "more workers would not help on" if waiting.workers else "workers would not help on"
-        return Advice(f"{waiting}{cause}{images}; {more} {waiting.processors} processors", waiting.share)
-    return Advice(f"{waiting}{cause}{images}", waiting.share, f"training.num_workers={workers}")
+        text += ", mostly for the disk" if waiting.mostly_idle else ", mostly for the processor"
+    if profile.images_once:
+        text += " (less once all images are decoded)"
+    if (workers := waiting.helpful_workers()) is not None:
+        return Advice(text, share, f"training.num_workers={workers}")
+    return Advice(f"{text}; more DataLoader workers would not help", share)
 
 
-def _on_batch(profile: Profile) -> Advice | None:
-    phases = profile.phases
-    beside_passes = sum(phases.spent.get(phase, 0.0) for phase in _ROWLESS) / phases.updates
-    rowless = min(beside_passes + (phases.a_pass or 0.0), phases.update)
-    share = rowless / phases.update
-    is_one = phases.a_pass is None and phases.batch == 1  # which cannot be put through the model in halves
-    if share < (_MUCH_ROWLESS / 2 if is_one else _MUCH_ROWLESS):
+def _on_aside(profile: Profile, share: dict[str, float], name: str) -> Advice | None:
+    if share[name] < _MUCH_ASIDE:
         return None
-    of_rows = phases.update - rowless
-    times = 2
-    while times < _MOST_TIMES and rowless > (rowless + times * of_rows) / 4:
-        times *= 2
-    faster = times * phases.update / (rowless + times * of_rows)
-    text = (
-        f"at least {_percent(share)} of an update does not depend on its rows ({phases.batch}); "
-        f"with {times} times as many, rows are up to {faster:.1f} times as fast, but training is another one"
-    )
-    return Advice(text, share, f"training.batch_size={times * phases.batch}")
-
-
-def _a_save(profile: Profile) -> float:
-    return profile.phases.saving / max(profile.phases.saves, 1)
-
-
-def _a_validation(profile: Profile) -> float:
-    return profile.phases.validating / max(profile.phases.validations, 1) + _a_save(profile)
-
-
-def _on_saving(profile: Profile) -> Advice | None:
-    text = f"checkpoints of {_a_save(profile):.1f} s each take"
-    return _on_aside(profile, "saving", text, "checkpoint_interval")
-
-
-def _on_validating(profile: Profile) -> Advice | None:
-    text = f"validations of {_a_validation(profile):.1f} s each, with the checkpoint after each, take"
-    return _on_aside(profile, "validating", text, "evaluation_interval")
-
-
-def _on_aside(profile: Profile, name: str, text: str, interval: str) -> Advice | None:
-    spent = over_a_run(profile)
-    share = spent[name] / sum(spent.values())
-    if share < _MUCH_ASIDE:
-        return None
-    others = sum(spent.values()) - spent[name]
-    seldom = spent[name] * getattr(profile, interval) * (1 - _LITTLE_ASIDE) / (_LITTLE_ASIDE * others)
-    updates, most = _round_up(seldom), (profile.max_updates or math.inf) / _LEAST_TIMES
-    setting = f"training.{interval}={updates}" if updates <= most else None
-    return Advice(f"{text} {_percent(share)} of the time", share, setting)
-
-
-def _on_model(profile: Profile) -> Advice:
-    found = shares(profile)
-    own = ", ".join(f"{phase} {_percent(found[phase])}" for phase in ("forward", "backward", "optimizer"))
-    model = sum(found[phase] for phase in ("forward", "backward", "optimizer"))
-    return Advice(f"the model itself takes the time: {own}", model)
+    interval: int = getattr(profile, f"{name}_interval")
+    each = interval * table(profile)[name]
+    least = interval * (share[name] / (1 - share[name])) * (1 - _LITTLE_ASIDE) / _LITTLE_ASIDE
+    step = 10 ** int(math.log10(least))
+    updates, most = step * math.ceil(least / step), (profile.max_updates or math.inf) / _LEAST_TIMES
+    text = f"{NAMES[name]} take {_percent(share[name])} of the time, {each:.1f} s each"
+    return Advice(text, share[name], f"training.{name}_interval={updates}" if updates <= most else None)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _round_up(number: float) -> int:
-    """The next of 1, 2, 5, 10, 20, 50 …"""
-    power: int = 10 ** max(0, math.ceil(math.log10(max(number, 1))) - 1)
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= number)

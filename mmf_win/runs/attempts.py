@@ -138,8 +138,6 @@ def run_worker(
         remove(run.exit_file)
     else:
         environment = settings.on_one_device(environment)
-    if asked.profile and sys.platform != "win32":  # under Wine, a Python that does so crashes in the end
-        environment["PYTHONPROFILEIMPORTTIME"] = "1"  # the log then has the time of each import
     kills = oom_kills()
     reader = EventReader(run.events, from_end=True)
     saving = False

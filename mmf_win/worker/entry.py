@@ -39,7 +39,6 @@ def main(request_file: Path) -> int:
     As a rule, the process ends here.
     """
     os.environ[_REQUEST] = str(request_file)
-    os.environ.pop("PYTHONPROFILEIMPORTTIME", None)  # it is for this process, and not for its helpers
     request = AttemptRequest.load(request_file)
     log = EventLog(request.run.events, request.attempt.name)
     log.write("run_started", action=request.action, pid=os.getpid(), **versions())

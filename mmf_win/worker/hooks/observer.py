@@ -102,7 +102,7 @@ class Observer:
         if self.request.find_micro_batch and micro.search is None:
             self.micro_batch_changed(micro)
         if self.request.profile and self.is_main:
-            self._measured = Profiler(self.request, trainer, self.clock, micro)
+            self._measured = Profiler(self.request, trainer, self.clock, micro.batch)
         else:
             self._measured = WaitWatch(trainer, self.clock, ranks())
         self.clock.lap()
@@ -125,8 +125,8 @@ class Observer:
     def training_ended(self) -> None:
         """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
         self._save = None
-        if self._measured is not None:
-            self._measured.ended()
+        if isinstance(self._measured, Profiler):
+            self.event("profiled", **self._measured.ended())
         self._stop.release()
 
     def micro_batch_changed(self, micro: MicroBatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, wraps
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -79,11 +81,9 @@ class WaitWatch:
     """
 
     def __init__(self, trainer: Any, clock: Clock, ranks: int) -> None:
-        on_gpu = "cuda" in str(trainer.device)
-        self._workers = int(trainer.config.training.num_workers)
-        self._threads = 1 if on_gpu else torch.get_num_threads()
-        self._processors = max(1, processors() // ranks)
-        self._idle = GpuIdle(clock, partial(torch.cuda.Event, enable_timing=True)) if on_gpu else None
+        self._trainer, self._ranks = trainer, ranks
+        event = partial(torch.cuda.Event, enable_timing=True)
+        self._idle = GpuIdle(clock, event) if is_on_gpu(trainer) else None
         if self._idle is not None:
             self._idle.watch()
         self._laps: list[Lap] = []
@@ -97,21 +97,34 @@ class WaitWatch:
             self._idle.on = WARM_UP <= len(self._laps) < WARM_UP + _MEASURED
         if len(self._laps) < WARM_UP + _MEASURED:
             return None
-        measured = self._laps[WARM_UP:]
-        making = sum(lap.seconds["data"] for lap in measured)
-        waited = making if self._idle is None else self._idle.seconds()
-        return Waiting(
-            waited=waited / _MEASURED,
-            update=sum(sum(lap.of_update.values()) for lap in measured) / _MEASURED,
-            workers=self._workers,
-            threads=self._threads,
-            processors=self._processors,
-            making=making / _MEASURED,
-            cpu=None if self._workers else sum(lap.cpu["data"] for lap in measured) / _MEASURED,
-        )
+        found = waiting_in(self._laps[WARM_UP:], self._trainer, self._ranks)
+        return found if self._idle is None else replace(found, waited=self._idle.seconds() / _MEASURED)
 
-    def ended(self) -> None:
-        """Training has ended."""
+
+def waiting_in(laps: Sequence[Lap], trainer: Any, ranks: int) -> Waiting:
+    """How long updates waited for their rows, by the clock of the process that trains.
+
+    Args:
+        laps: one an update.
+        trainer: MMF's.
+        ranks: processes that train together and share the processors.
+    """
+    workers = int(trainer.config.training.num_workers)
+    making = fmean(lap.seconds["data"] for lap in laps)
+    return Waiting(
+        waited=making,
+        update=fmean(sum(lap.of_update.values()) for lap in laps),
+        workers=workers,
+        threads=1 if is_on_gpu(trainer) else torch.get_num_threads(),
+        processors=max(1, processors() // ranks),
+        making=making,
+        cpu=None if workers else fmean(lap.cpu["data"] for lap in laps),
+    )
+
+
+def is_on_gpu(trainer: Any) -> bool:
+    """Whether the model is."""
+    return "cuda" in str(trainer.device)
 
 
 def decodes_once(request: AttemptRequest, trainer: Any) -> bool:
