@@ -30,12 +30,13 @@ class Cost(NamedTuple):
     memory: float
 
 
-def parser(about: str, runs: int) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+def parser(about: str, runs: int | None = None) -> argparse.ArgumentParser:
+    """What reads the options; without ``runs``, which is their default, there is no option for them."""
     made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    made.add_argument("--runs", type=int, default=runs, help="of each contestant, in turn")
+    if runs is not None:
+        made.add_argument("--runs", type=int, default=runs, help="of each contestant, in turn")
     return made
 
 

@@ -6,15 +6,13 @@ python scripts/soak.py --seed 7                            other moments
 
 The demo's tiny model trains, with dropout. It is interrupted at random moments in random ways, and goes on
 with `mmfw train --resume last` each time. In the end its losses are compared with those of a run that nobody
-interrupted. Which MMF is used is for `mmfw setup` and MMFW_HOME to say. After a Ctrl+C there are no more
-interruptions, and the rest is done.
+interrupted. Which MMF is used is for `mmfw setup` and MMFW_HOME to say.
 
 The exit code is 1 when something was lost: an update, a checkpoint, an equal loss, or control over a process.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -22,11 +20,12 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from _bench import MMFW, parser, tell
 from _demo_set import make
 
 from mmf_win.console import say
@@ -46,6 +45,7 @@ _WORDS = (
     "model_config.vilbert.hidden_dropout_prob=0.1",
     "--seed=1",
 )
+_MOMENTS = ("while starting", "while training", "while saving")
 
 
 class Attempt:
@@ -57,16 +57,16 @@ class Attempt:
         number: of this attempt.
     """
 
-    def __init__(self, words: list[str], folder: DemoFolder, number: int) -> None:
+    def __init__(self, words: Sequence[str], folder: DemoFolder, number: int) -> None:
         places = ("--data-dir", str(folder.data_dir), "--save-dir", str(folder.save_dir))
-        mark = {"MMFW_SOAK": f"{os.getpid()}-{number}"}
-        self._mark = "=".join(*mark.items()).encode()
+        mark = f"{os.getpid()}-{number}"
+        self._mark = f"MMFW_SOAK={mark}".encode()
         self._output = folder.path / f"attempt-{number}.txt"
         self.since = time.time()
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mmf_win", "train", *words, *places],
-                env={**os.environ, **mark, "OMP_NUM_THREADS": "1"},
+                [*MMFW, "train", *words, *places],
+                env={**os.environ, "MMFW_SOAK": mark, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -85,21 +85,20 @@ class Attempt:
 
     def alive(self) -> list[int]:
         """All processes of this attempt, whoever their parents are."""
-        return [pid for pid, environment in _environments() if self._mark in environment]
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if self._mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # it has ended, or is somebody else's
+                continue
+        return found
 
     def end_all(self) -> None:
         """End what is left of it."""
         for pid in self.alive():
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
-
-
-def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            yield int(entry.name), (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is somebody else's
-            continue
 
 
 def _wait(until: Callable[[], bool]) -> None:
@@ -110,40 +109,21 @@ def _wait(until: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def ctrl_c(attempt: Attempt, worker: int) -> None:
-    """It saves and leaves."""
+def _ctrl_c_twice(attempt: Attempt, worker: int) -> None:
+    """The second one follows when the first has been answered."""
+    attempt.process.send_signal(signal.SIGINT)
+    _wait(lambda: attempt.ended or "Ctrl+C again" in attempt.said)
     attempt.process.send_signal(signal.SIGINT)
 
 
-def ctrl_c_twice(attempt: Attempt, worker: int) -> None:
-    """The second one follows when the first has been answered, and ends it at once."""
-    ctrl_c(attempt, worker)
-    _wait(lambda: attempt.ended or "Ctrl+C again" in attempt.said)
-    ctrl_c(attempt, worker)
-
-
-def terminate(attempt: Attempt, worker: int) -> None:
-    """It saves and leaves."""
-    attempt.process.terminate()
-
-
-def kill_parent(attempt: Attempt, worker: int) -> None:
-    """Its worker saves, and leaves by itself."""
-    attempt.process.kill()
-
-
-def kill_worker(attempt: Attempt, worker: int) -> None:
-    """It says so and leaves."""
-    os.kill(worker, signal.SIGKILL)
-
-
-INTERRUPTIONS = {
-    "Ctrl+C": ctrl_c,
-    "Ctrl+C twice": ctrl_c_twice,
-    "SIGTERM": terminate,
-    "kill -9 of mmfw": kill_parent,
-    "kill -9 of its worker": kill_worker,
+INTERRUPTIONS: dict[str, Callable[[Attempt, int], None]] = {
+    "Ctrl+C": lambda attempt, worker: attempt.process.send_signal(signal.SIGINT),
+    "Ctrl+C twice": _ctrl_c_twice,
+    "SIGTERM": lambda attempt, worker: attempt.process.terminate(),
+    "kill -9 of mmfw": lambda attempt, worker: attempt.process.kill(),
+    "kill -9 of its worker": lambda attempt, worker: os.kill(worker, signal.SIGKILL),
 }
+"""Each gets the attempt and the id of its worker."""
 
 
 @dataclass
@@ -175,26 +155,21 @@ class Soak:
     """
 
     def __init__(self, folder: DemoFolder, updates: int, random: Random) -> None:
-        self._folder = folder
-        self._updates = updates
-        self._random = random
+        self._folder, self._updates, self._random = folder, updates, random
         self._attempts = 0
         self.told: defaultdict[str, Told] = defaultdict(Told)
         self.faults: list[str] = []
 
     def go(self, times: int) -> None:
         """Train with so many interruptions, and without any, and compare."""
-        words = ["demo", "--updates", str(self._updates), *_WORDS]
-        whole = self._finish([*words, "--name", "whole"])
-        resuming = [*words, "--name", "soak"]
+        words = ["demo", "--updates", str(self._updates), *_WORDS, "--name"]
+        self._finish([*words, "whole"])
+        resuming = [*words, "soak"]
         for left in range(times, 0, -1):
-            try:
-                self._interrupt(resuming, left)
-            except KeyboardInterrupt:
-                say("no more interruptions; the run resumes to its end")
-                break
+            self._interrupt(resuming, left)
             resuming = ["--resume", "last"]
-        self._compare(self._finish(resuming), whole)
+        self._finish(resuming)
+        self._compare(self._run("soak"), self._run("whole"))
 
     def _interrupt(self, words: list[str], left: int) -> None:
         """Begin an attempt, interrupt it, and look at what is left."""
@@ -219,14 +194,16 @@ class Soak:
             if attempt.alive():
                 self.faults.append(f"{kind}: a process survived")
         except TimeoutError:
-            log = search.find(self._folder.save_dir, "soak").log.read_text(encoding="utf-8")
+            log = self._run("soak").log.read_text(encoding="utf-8")
             sys.exit(f"{log[-4000:]}\n{attempt.said}\nthen nothing happened for {_PATIENCE:g} s")
         finally:
             attempt.end_all()
-        self.told[kind].moments[_moment(events)] += 1
+        last = events[-1]["kind"] if events else "run_started"
+        moment = {"run_started": _MOMENTS[0], "saving": _MOMENTS[2]}.get(last, _MOMENTS[1])
+        self.told[kind].moments[moment] += 1
         self._look_at_checkpoints(kind)
         faults = f", {len(self.faults)} faults" if self.faults else ""
-        say(f"{left - 1:3} left: {kind} {_moment(events)}, at update {max(_updates(self._events()))}{faults}")
+        say(f"{left - 1:3} left: {kind} {moment}, at update {max(_updates(self._events()))}{faults}")
 
     def _let_it_make(self, updates: int, attempt: Attempt) -> None:
         """Wait until it has made so many updates, and a moment longer; with none, for one of its start."""
@@ -240,7 +217,7 @@ class Soak:
         """All are whole, and the last one that was announced is among them."""
         events = self._events()
         announced = max(event["update"] for event in events if event["kind"] == "checkpoint")
-        checkpoints = listed(search.find(self._folder.save_dir, "soak"))
+        checkpoints = listed(self._run("soak"))
         self.faults += [f"{kind}: {c.name}: {c.problem}" for c in checkpoints if c.problem]
         kept = max((c.update for c in checkpoints if c.update), default=0)
         if kept < announced:
@@ -258,18 +235,20 @@ class Soak:
         if history.summarize(run).updates != self._updates:
             self.faults.append("it did not come to its end")
 
-    def _finish(self, words: list[str]) -> Run:
+    def _finish(self, words: Sequence[str]) -> None:
         attempt = self._start(words)
         try:
             if attempt.process.wait():
                 sys.exit(f"{attempt.said}\nfailed")
         finally:
             attempt.end_all()
-        return search.find(self._folder.save_dir, "soak" if "--resume" in words else words[-1])
 
-    def _start(self, words: list[str]) -> Attempt:
+    def _start(self, words: Sequence[str]) -> Attempt:
         self._attempts += 1
         return Attempt(words, self._folder, self._attempts)
+
+    def _run(self, name: str) -> Run:
+        return search.find(self._folder.save_dir, name)
 
     def _events(self, attempt: Attempt | None = None) -> list[Event]:
         """Of the interrupted run, or of one attempt of it."""
@@ -282,45 +261,30 @@ def _updates(events: list[Event]) -> list[int]:
     return [event["update"] for event in events if event["kind"] == "train"]
 
 
-def _moment(events: list[Event]) -> str:
-    last = events[-1]["kind"] if events else "run_started"
-    return {"run_started": "while starting", "saving": "while saving"}.get(last, "while training")
-
-
-def _print_table(told: dict[str, Told]) -> None:
-    moments = ("while starting", "while training", "while saving")
-    print(f"| | times | {' | '.join(moments)} | updates made again, at most | s to the prompt, at most |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
-    for kind in INTERRUPTIONS:
-        if (one := told.get(kind)) is not None:
-            counts = " | ".join(str(one.moments[moment]) for moment in moments)
-            print(f"| {kind} | {len(one.prompt)} | {counts} | {max(one.again)} | {max(one.prompt):.1f} |")
-
-
 def main() -> None:
     """Print a table in Markdown, and what was lost."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--interruptions", type=int, default=50)
-    parser.add_argument("--updates", type=int, default=3000, help="of the run")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments and ways")
-    options = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--interruptions", type=int, default=50)
+    options.add_argument("--updates", type=int, default=3000, help="of the run")
+    options.add_argument("--seed", type=int, default=1, help="of the moments and ways")
+    asked = options.parse_args()
     # A shell lets what it starts in the background ignore it, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="soak-") as root:
         started = time.monotonic()
-        soak = Soak(make(Path(root, "demo")), options.updates, Random(options.seed))
-        soak.go(options.interruptions)
+        soak = Soak(make(Path(root, "demo")), asked.updates, Random(asked.seed))
+        soak.go(asked.interruptions)
         minutes = (time.monotonic() - started) / 60
-    _print_table(soak.told)
-    times = sum(len(one.prompt) for one in soak.told.values())
+    rows = []
+    for kind, one in soak.told.items():
+        moments = (str(one.moments[moment]) for moment in _MOMENTS)
+        rows.append([kind, str(len(one.prompt)), *moments, str(max(one.again)), f"{max(one.prompt):.1f}"])
+    tell("", ["times", *_MOMENTS, "updates made again, at most", "s to the prompt, at most"], rows)
     print(
-        f"\nMMF {usable_mmf().version}, {times} interruptions, {options.updates} updates, "
-        f"seed {options.seed}, {minutes:.0f} minutes. Lost: {'; '.join(soak.faults) or 'nothing'}."
+        f"\nMMF {usable_mmf().version}, {asked.interruptions} interruptions, {asked.updates} updates, "
+        f"seed {asked.seed}, {minutes:.0f} minutes. Lost: {'; '.join(soak.faults) or 'nothing'}."
     )
-    if soak.faults:
-        sys.exit(1)
+    sys.exit(bool(soak.faults))
 
 
 if __name__ == "__main__":
