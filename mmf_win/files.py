@@ -138,6 +138,19 @@ def json_bytes(value: object, indent: int | None = None) -> bytes:
         return (json.dumps(value, indent=indent) + "\n").encode()
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files below a folder, in order. Links are followed; one that leads nowhere is no file."""
+    seen: set[str] = set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        folders.sort()
+        real = os.path.realpath(here)
+        if real in seen:  # a link to a folder above would never end
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (file for name in sorted(files) if (file := Path(here, name)).is_file())
+
+
 def require_end(path: Path) -> None:
     """See to it that reading ``path`` comes to an end, as that of a pipe or a device may not.
 

@@ -5,7 +5,6 @@ A folder is read as if it were an archive.
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -13,10 +12,13 @@ from pathlib import Path
 from mmf_win.archives.base import BLOCK, Archive, Ask, Extracted, Member, damaged, with_problems, write_member
 from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
+from mmf_win.files import files_below
 from mmf_win.threads import Advance, ignore
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a part of several
 _SEVEN_ZIP = b"7z\xbc\xaf\x27\x1c"
+_GZIP = b"\x1f\x8b"
+_OTHER_COMPRESSION = (b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
 _WEB_PAGE = (b"<!doctype", b"<html")
 _HEAD = 512
 
@@ -27,7 +29,7 @@ def open_archive(
     """Open an archive for reading, whatever its suffix says.
 
     Args:
-        path: a zip, 7z or tar file (plain, gzip, bzip2, xz), or a folder.
+        path: a zip, 7z, tar or tar.gz file, or a folder.
         ask: answers with the password; called once, and only if something is encrypted.
         progress: called with the number of bytes read while the members are listed; only a compressed tar
             has to be read to its end for that.
@@ -53,13 +55,15 @@ def open_archive(
 
         return SevenZipArchive(path, ask)
 
-    from mmf_win.archives.tar import MAGIC, TarArchive
+    from mmf_win.archives.tar import TarArchive
 
-    for name, magic in MAGIC.items():
-        if head.startswith(magic):
-            return TarArchive(path, name, progress, listed=listed)
-    if _is_tar(head):
-        return TarArchive(path, None, listed=listed)
+    if head.startswith(_GZIP) or _is_tar(head):
+        return TarArchive(path, head.startswith(_GZIP), progress, listed=listed)
+    if head.startswith(_OTHER_COMPRESSION):
+        raise ArchiveError(
+            f"{path}: of compressed files, zip, 7z and tar.gz are read",
+            hint="unpack it, and name the folder instead",
+        )
     if zipfile.is_zipfile(path):  # a self-extracting one begins with a program
         return ZipArchive(path, ask)
     if head.lstrip().lower().startswith(_WEB_PAGE):
@@ -89,7 +93,7 @@ class FolderArchive(Archive):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.members = with_problems(
-            Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in _files(path)
+            Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in files_below(path)
         )
 
     def _extract(
@@ -97,18 +101,6 @@ class FolderArchive(Archive):
     ) -> Generator[Extracted, None, None]:
         for name, (member, target) in wanted.items():
             yield write_member(self.path, member, target, _blocks(self.path / name), progress)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    seen: set[str] = set()
-    for here, folders, files in os.walk(folder, followlinks=True):
-        folders.sort()
-        real = os.path.realpath(here)
-        if real in seen:  # a link to a folder above would never end
-            folders.clear()
-            continue
-        seen.add(real)
-        yield from (file for name in sorted(files) if (file := Path(here, name)).is_file())
 
 
 def _blocks(file: Path) -> Iterator[bytes]:

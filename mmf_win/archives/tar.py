@@ -1,75 +1,21 @@
-"""tar, plain or compressed by gzip, bzip2 or xz."""
+"""tar, plain or compressed by gzip."""
 
 from __future__ import annotations
 
-import bz2
 import hashlib
-import io
-import lzma
 import os
 import tarfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
-from mmf_win.archives.base import (
-    BLOCK,
-    MOST_DICTIONARY,
-    Archive,
-    Digest,
-    Extracted,
-    Member,
-    with_problems,
-    write_member,
-)
+from mmf_win.archives.base import BLOCK, Archive, Digest, Extracted, Member, with_problems, write_member
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.fast_zlib import Inflater, gunzip
 from mmf_win.threads import Advance, ignore
 
-MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
-"""Kind of compression → the first bytes of such a file."""
-
-
-class _Unxz(io.RawIOBase):
-    """What an xz file unpacks to, with a limit of memory, which LZMAFile takes none of."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._lzma = self._new()
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """At most ``size`` bytes; none at the end only."""
-        while True:
-            packed = b""
-            if self._lzma.eof:  # after zeros, another stream may follow
-                packed = self._lzma.unused_data.lstrip(b"\0")
-                while not packed:
-                    if not (block := self._stream.read(BLOCK)):
-                        return b""
-                    packed = block.lstrip(b"\0")
-                self._lzma = self._new()
-            elif self._lzma.needs_input and not (packed := self._stream.read(BLOCK)):
-                raise EOFError("it ends too early")
-            try:
-                block = self._lzma.decompress(packed, -1 if size is None else size)
-            except lzma.LZMAError as error:
-                if "limit" in str(error):
-                    raise lzma.LZMAError("it takes too much memory; pack it again by xz -9") from None
-                raise
-            if block:
-                return block
-
-    def _new(self) -> lzma.LZMADecompressor:
-        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_DICTIONARY + BLOCK)
-
-
-_OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes] | _Unxz]] = {
-    "gz": gunzip,
-    "bz2": bz2.BZ2File,
-    "xz": _Unxz,
-}
 T = TypeVar("T")
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
@@ -81,13 +27,11 @@ _MOST_HEADER = 1 << 16
 _MOST_HEADERS = 1 << 24  # altogether; words take much longer to read than files
 _MOST_WORDS = 1000
 
-# For bz2, damage is an OSError; unlike those of the system it has no number.
 _DAMAGE: tuple[type[Exception], ...] = (
     tarfile.TarError,
     EOFError,
     *Inflater.error,
-    lzma.LZMAError,
-    OSError,
+    OSError,  # of gzip; unlike those of the system it has no number
     ValueError,  # a number of tarfile's that is none, or too large
     RecursionError,  # headers that each stand before another header
 )
@@ -101,17 +45,17 @@ class TarArchive(Archive):
 
     Args:
         path: the file.
-        compression: a key of :data:`MAGIC`; None for a plain tar.
+        is_packed: whether gzip has compressed it.
         progress: called with the number of compressed bytes read while listing.
         listed: whether to list it; without that, ``members`` stays empty.
     """
 
     def __init__(
-        self, path: Path, compression: str | None, progress: Advance = ignore, *, listed: bool = True
+        self, path: Path, is_packed: bool, progress: Advance = ignore, *, listed: bool = True
     ) -> None:
         super().__init__(path)
-        self.format = f"tar.{compression}" if compression else "tar"
-        self._compression = compression
+        self.format = "tar.gz" if is_packed else "tar"
+        self._is_packed = is_packed
         if listed:
             with self._damage_named():
                 self.members = with_problems(self._listed(progress))
@@ -169,7 +113,7 @@ class TarArchive(Archive):
                 yield chosen, size, sha256.hexdigest()
 
     def _listed(self, progress: Advance) -> Iterator[Member]:
-        if self._compression is not None:
+        if self._is_packed:
             with self._streamed(progress, None) as (tar, _, finish):
                 yield from map(self._member, self._infos(tar))
                 finish()
@@ -238,8 +182,8 @@ class TarArchive(Archive):
             raw = ReadAhead(self.path.open("rb", buffering=0), observe)
             stack.callback(raw.close)
             content = raw
-            if self._compression is not None:
-                content = ReadAhead(_OPENERS[self._compression](raw))  # type: ignore[arg-type]
+            if self._is_packed:
+                content = ReadAhead(gunzip(raw))  # type: ignore[arg-type]
                 stack.callback(content.close)
             forward = _Forward(content, raw, progress)
             tar = stack.enter_context(

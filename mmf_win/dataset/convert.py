@@ -134,7 +134,7 @@ def convert(
             raise AlreadyThere(f"{paths.root}: {message}")
         archive.check_password()
         made_of = Source.of(source)
-        with staging(paths.root, purpose=made_of.key, needed=_size(archive, layout)) as here:
+        with staging(paths.root, needed=_size(archive, layout)) as here:
             digest = hashlib.sha256() if source.is_file() else None
             rows, images, files = unpack(archive, layout, here, digest, allow_missing=allow_missing)
             made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())

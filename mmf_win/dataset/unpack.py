@@ -161,9 +161,7 @@ def _image_archive(
         yield archive, layout.images
         return
     packed = Path(layout.packed_images).name
-    # When an earlier start has unpacked it already, this one still reads the whole archive to know its hash.
-    choose = {layout.packed_images: packed}.get
-    unpack_chosen(archive, choose, here, "Unpacking the images' archive", digest)
+    unpack_chosen(archive, {layout.packed_images: packed}.get, here, "Unpacking the images' archive", digest)
     path = here.new / packed
     try:
         with open_with_progress(path) as inner:

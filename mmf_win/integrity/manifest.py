@@ -14,8 +14,6 @@ another ``SHA256SUMS``, every file is read again at the next check, and the hash
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -28,7 +26,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from mmf_win.console import Progress
 from mmf_win.errors import DamagedManifest, DataError
-from mmf_win.files import json_bytes, read_json, write_bytes
+from mmf_win.files import files_below, json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import file_digest
 
 SUMS = "SHA256SUMS"
@@ -96,17 +94,9 @@ class Source:
         Raises:
             OSError: there is none.
         """
-        if path.is_dir():
-            files = [Path(here, name).stat() for here, _, names in os.walk(path) for name in names]
-        else:
-            files = [path.stat()]
+        files = [file.stat() for file in (files_below(path) if path.is_dir() else [path])]
         newest = max((file.st_mtime_ns for file in files), default=0)
         return cls(path.name, sum(file.st_size for file in files), newest, sha256, str(path.absolute()))
-
-    @property
-    def key(self) -> str:
-        """What tells it from other archives without reading it; ASCII, whatever its name."""
-        return json.dumps([self.name, self.size, self.mtime_ns])
 
     def is_same(self, path: Path) -> bool:
         """Whether ``path`` is this; a file that may only have been touched or copied is hashed to know."""

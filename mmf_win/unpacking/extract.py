@@ -1,8 +1,7 @@
 """An archive unpacked to a folder, with a manifest of every file: all of it, or nothing that looks like it.
 
 Chosen members are written to a staging folder; they and the archive itself are hashed meanwhile. Only then
-everything moves to its place, the manifest last. What an interrupted extraction has finished is not written
-again.
+everything moves to its place, the manifest last.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def extract_verified(
     with open_archive(archive, ask, listed=False) as opened:
         opened.check_password()
         source = Source.of(archive)
-        with staging(folder, purpose=source.key, needed=least_size(opened, choose), wait=True) as here:
+        with staging(folder, needed=least_size(opened, choose), wait=True) as here:
             manifest = _made_of(archive, folder, expected_sha256)
             if manifest is not None and not verify(manifest):
                 return manifest  # thanks to the process that was at work here until now

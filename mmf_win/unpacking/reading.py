@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Container, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TypeAlias
@@ -15,9 +14,7 @@ from mmf_win.archives.names import folded
 from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
-from mmf_win.files import naming
-from mmf_win.integrity.manifest import Entry, Manifest
-from mmf_win.integrity.verify import verify
+from mmf_win.integrity.manifest import Entry
 from mmf_win.unpacking.staging import Staging, flushing_ahead, require_space
 
 Choose: TypeAlias = Callable[[str], str | None]
@@ -65,7 +62,7 @@ def unpack_chosen(
     *,
     enough: int | None = None,
 ) -> dict[str, Entry]:
-    """Write the chosen members below ``here.new``, but for those that an earlier start has finished.
+    """Write the chosen members below ``here.new``.
 
     Args:
         archive: opened; a tar that is not listed is read only once.
@@ -84,24 +81,21 @@ def unpack_chosen(
     """
     sizes = {name: m.size for m in archive.members if (name := choose(m.name)) is not None}
     choose = _once(choose, archive.path)
-    with closing(Journal(here.journal, here.new)) as journal:
-        files = journal.intact(sizes if archive.members else None)
-        require_space(here.new, sum(size for name, size in sizes.items() if name not in files))
+    require_space(here.new, sum(sizes.values()))
 
-        def target(member: Member) -> Path | None:
-            name = choose(member.name)
-            if name is None or name in files:
-                return None
-            if member.size > _LARGE:
-                require_space(here.new, member.size)
-            return here.new / name
+    def target(member: Member) -> Path | None:
+        if (name := choose(member.name)) is None:
+            return None
+        if member.size > _LARGE:
+            require_space(here.new, member.size)
+        return here.new / name
 
-        with closing(_written(archive, target, digest, title)) as written:
-            for done in written:
-                journal.note(done)
-                files[done.target.relative_to(here.new).as_posix()] = Entry(done.sha256, done.size)
-                if len(files) == enough:
-                    break
+    files: dict[str, Entry] = {}
+    with closing(_written(archive, target, digest, title)) as written:
+        for done in written:
+            files[done.target.relative_to(here.new).as_posix()] = Entry(done.sha256, done.size)
+            if len(files) == enough:
+                break
     return files
 
 
@@ -163,53 +157,3 @@ def _once(choose: Choose, archive: Path) -> Choose:
         return name
 
     return choose_once
-
-
-class Journal:
-    """What an unfinished step has verified so far, so that the next start can resume from there.
-
-    One JSON object a line, written after the file was written and verified. A torn last line is ignored, and
-    no file is believed before its size and hash were compared again: the system may have died, too.
-
-    Args:
-        path: the journal; made when there is none.
-        root: the folder of the step's files.
-    """
-
-    def __init__(self, path: Path, root: Path) -> None:
-        self._path, self._root = path, root
-        self._entries = dict(_read(path))
-        self._file = path.open("a", encoding="utf-8", newline="\n")
-        self._file.write("\n")  # after a torn line, the next one begins again
-
-    def note(self, done: Extracted) -> None:
-        """A file below the root is written and verified."""
-        name = done.target.relative_to(self._root).as_posix()
-        with naming(self._path):
-            self._file.write(json.dumps({"name": name, "size": done.size, "sha256": done.sha256}) + "\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        with naming(self._path):
-            self._file.close()
-
-    def intact(self, names: Container[str] | None = None) -> dict[str, Entry]:
-        """Those of the files ``names``, or of all, that were verified and have not changed since."""
-        noted = {name: e for name, e in self._entries.items() if names is None or name in names}
-        found = verify(Manifest(self._root, noted), title="Checking what was done before")
-        wrong = {difference.path for difference in found}
-        return {name: entry for name, entry in noted.items() if name not in wrong}
-
-
-def _read(path: Path) -> Iterable[tuple[str, Entry]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            value = json.loads(line)
-            yield str(value["name"]), Entry(str(value["sha256"]), int(value["size"]))
-        except (ValueError, TypeError, KeyError):
-            continue

@@ -4,9 +4,7 @@
 
     <dataset root>/
     ├── .mmfw-lock              held while one process works here; the system frees it when that one dies
-    └── .mmfw-staging/          what is not finished; removed at the end, or at the next start of another step
-        ├── purpose             the step that it belongs to, if that one can be resumed after an interruption
-        ├── journal             what of it was verified
+    └── .mmfw-staging/          what is not finished; removed at the end, or at the next start
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
         ├── old/                what they replace, until all of them are in place
@@ -37,7 +35,7 @@ from mmf_win.locking import is_locked, locked
 
 _log = logging.getLogger(__name__)
 
-_PURPOSE, _INSTALLING = "purpose", "installing"
+_INSTALLING = "installing"
 _RESERVE = 64 << 20
 _FLUSHED_AT_ONCE = 8
 _AHEAD = 1 << 25
@@ -49,7 +47,6 @@ class Staging:
     Attributes:
         folder: the staging folder itself.
         new: write here.
-        journal: for notes on what is complete in it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -58,7 +55,6 @@ class Staging:
         self._installing = self.folder / _INSTALLING
         self._old = self.folder / "old"
         self.new = self.folder / "new"
-        self.journal = self.folder / "journal"
 
     def install(self, moves: Sequence[tuple[Path | None, Path]]) -> None:
         """Move each new file or folder to its target, in this order; None only takes the target away.
@@ -77,7 +73,6 @@ class Staging:
                 rename(new, old)  # should one fail, `installing` stays, and the next one makes all moves
             remove(self._installing)
             raise
-        remove(self.folder / _PURPOSE)  # there is nothing left to resume
         remove(self._installing)
 
     def finish(self) -> None:
@@ -106,18 +101,14 @@ class Staging:
 
 
 @contextmanager
-def staging(
-    root: Path, *, purpose: str | None = None, needed: int = 0, wait: bool = False
-) -> Iterator[Staging]:
+def staging(root: Path, *, needed: int = 0, wait: bool = False) -> Iterator[Staging]:
     """A staging folder in ``root``, which is made. It is empty at first, and gone afterwards.
 
-    With a ``purpose``, it outlives an interruption – Ctrl+C or the death of the process, no error – and
-    whoever comes next with the same purpose finds it as it was then.
+    What a process that died has left in it is removed, or moved to its place where that had begun.
 
     Args:
         root: the folder that the files are for.
-        purpose: of the step.
-        needed: bytes that will be written, less what an interrupted step with this purpose has left.
+        needed: bytes that will be written.
         wait: for another process to finish, rather than refuse; it may then have done the same step already.
 
     Raises:
@@ -125,43 +116,27 @@ def staging(
         UsageError: another process is at work in ``root``.
     """
     if needed:
-        require_space(root, needed - _left_over(root, purpose))
+        require_space(root, needed - _left_over(root))
     root.mkdir(parents=True, exist_ok=True)
     refused = _at_work(root)
     waiting = partial(_log.info, "%s; waiting for it to finish", refused)
     with locked(root / LOCK, inf if wait else 0, waiting, refused=refused):
-        folder, here = staging_folder(root), Staging(root)
+        here = Staging(root)
         here.finish()
-        if not _can_resume(root, purpose):
-            _remove(folder)
+        _remove(here.folder)
         here.new.mkdir(parents=True, exist_ok=True)
-        if purpose is not None:
-            (folder / _PURPOSE).write_text(purpose, encoding="utf-8")
-        keep = False
         try:
             yield here
-        except BaseException as error:
-            keep = purpose is not None and not isinstance(error, Exception)
-            raise
         finally:
-            if not keep and not is_unfinished(root):
-                _remove(folder)
+            if not is_unfinished(root):
+                _remove(here.folder)
 
 
-def _left_over(root: Path, purpose: str | None) -> int:
-    """Bytes that an interrupted step with this purpose has left for the next start."""
-    if not _can_resume(root, purpose):
+def _left_over(root: Path) -> int:
+    """Bytes that a process which died has left, and whose room is free again at the next start."""
+    if is_unfinished(root):
         return 0
     return sum(path.stat().st_size for path in Staging(root).new.rglob("*") if path.is_file())
-
-
-def _can_resume(root: Path, purpose: str | None) -> bool:
-    if purpose is None or is_unfinished(root):
-        return False
-    try:
-        return (staging_folder(root) / _PURPOSE).read_text(encoding="utf-8") == purpose
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def staging_folder(root: Path) -> Path:
@@ -210,8 +185,7 @@ def _at_work(root: Path) -> UsageError:
 
 def finish_installation(root: Path) -> None:
     """Make the moves that a process left when it died between them, as far as it noted them, and clear up."""
-    here = staging_folder(root)
-    if here.exists() and (is_unfinished(root) or not (here / _PURPOSE).exists()):
+    if staging_folder(root).exists():
         with suppress(UsageError), staging(root, wait=is_unfinished(root)):
             pass
 

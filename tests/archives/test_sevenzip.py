@@ -205,7 +205,7 @@ def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: p
     def full(output: Output, block: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    paths = [write_7z(user_dir / "a.7z", FILES), write_tar(user_dir / "a.tar.bz2", FILES, "bz2")]
+    paths = [write_7z(user_dir / "a.7z", FILES), write_tar(user_dir / "a.tar.gz", FILES, "gz")]
     monkeypatch.setattr(Output, "write", full)
     for path in paths:
         with open_archive(path) as opened, pytest.raises(OSError, match="No space left"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import tarfile
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +21,22 @@ from tests.worlds.packing import FILES, unpack, write_tar
 from tests.worlds.tools import call, requires_tool
 
 
-@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
+@pytest.mark.parametrize("compression", ["", "gz"])
 def test_tar(compression: str, user_dir: Path) -> None:
     path = write_tar(user_dir / "мемы.bin", FILES, compression)
     with open_archive(path) as archive:
         assert archive.format == ("tar." + compression).rstrip(".")
     assert unpack(path, user_dir / "out") == FILES
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
+def test_other_compression_is_refused_with_a_way_out(
+    compress: Callable[[bytes], bytes], user_dir: Path
+) -> None:
+    (user_dir / "a.tar.gz").write_bytes(compress(gzip.decompress(tar_gz(FILES))))
+    with pytest.raises(ArchiveError, match=r"a\.tar\.gz: .*tar\.gz are read") as caught:
+        open_archive(user_dir / "a.tar.gz")
+    assert caught.value.hint is not None and "unpack it" in caught.value.hint
 
 
 @requires_tool("tar")
@@ -34,7 +47,7 @@ def test_tar_of_the_real_program_with_dots_and_long_names(user_dir: Path) -> Non
     assert unpack(user_dir / "a.tar.gz", user_dir / "out") == files
 
 
-@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
+@pytest.mark.parametrize("compression", ["", "gz"])
 def test_a_truncated_tar(compression: str, user_dir: Path) -> None:
     path = hostile.cut(write_tar(user_dir / "a.tar", FILES, compression), 0.4)
     with pytest.raises(ArchiveError, match="not a valid tar"):
@@ -51,13 +64,6 @@ def test_a_tar_that_was_cut_off_at_a_member_is_not_taken_for_whole(
         last = tar.getmembers()[-1].offset
     path.write_bytes(path.read_bytes()[: last + into_the_header])
     with pytest.raises(ArchiveError, match=r"cut\.tar: not a valid tar: its end is missing"):
-        open_archive(path)
-
-
-def test_a_damaged_tar_bz2_is_noticed_when_it_is_opened(user_dir: Path) -> None:
-    path = write_tar(user_dir / "a.tar.bz2", FILES, "bz2")
-    hostile.flip_byte(path, 12)  # the checksum of its first block
-    with pytest.raises(ArchiveError, match=r"not a valid tar\.bz2"):
         open_archive(path)
 
 
@@ -166,4 +172,4 @@ def test_a_tar_with_a_damaged_header_is_not_taken_for_one_that_ends_there(user_d
     path = hostile.tar_with(user_dir / "a.tar", *(hostile.tar_member(name) for name in "abc"))
     hostile.flip_byte(path, 512)
     with pytest.raises(ArchiveError, match="its end is missing"):
-        list(TarArchive(path, None, listed=False).extract_in_order(lambda member: user_dir / member.name))
+        list(TarArchive(path, False, listed=False).extract_in_order(lambda member: user_dir / member.name))

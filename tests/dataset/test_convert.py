@@ -78,6 +78,23 @@ def test_a_folder(user_dir: Path, places: Places) -> None:
     assert convert(user_dir / "unpacked", places).already_done
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
+def test_a_folder_with_links_is_what_they_lead_to(user_dir: Path, places: Places) -> None:
+    files = lay_out(memes(), user_dir / "unpacked")
+    picture = next(files.rglob("00001.png"))
+    elsewhere = picture.rename(user_dir / "elsewhere.png")
+    picture.symlink_to(elsewhere)
+    (files / "dangling.txt").symlink_to(user_dir / "nowhere")
+    convert(files, places)
+    assert convert(files, places).already_done
+    elsewhere.write_bytes(next(files.rglob("00002.png")).read_bytes())
+    with pytest.raises(DatasetError, match="not known to be made from this"):
+        convert(files, places)
+    convert(files, places, force=True)
+    copy = places.dataset.images / "img" / "00001.png"
+    assert copy.read_bytes() == elsewhere.read_bytes() and not copy.is_symlink()
+
+
 def test_a_folder_in_the_layout_of_mmf(user_dir: Path, places: Places) -> None:
     files = laid_out(memes())
     convert(lay_out(files, user_dir / "other" / "defaults"), places)

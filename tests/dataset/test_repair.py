@@ -12,7 +12,7 @@ from mmf_win.errors import ArchiveError, DatasetError, MissingArchive, PasswordE
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
 from tests.worlds.converted import verify_dataset
-from tests.worlds.journals import noted
+from tests.worlds.extractions import noted
 from tests.worlds.memes import (
     PASSWORD,
     PHASE_1,

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.integrity.manifest import SUMS, Entry
 from mmf_win.integrity.verify import LOCK
-from tests.worlds.journals import noted
+from tests.worlds.extractions import noted
 from tests.worlds.memes import Files, tar_gz
 
 FILES: Files = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import lzma
 import struct
 import tarfile
 import warnings
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import py7zr
 
-from tests.worlds.memes import Files, tar_gz
+from tests.worlds.memes import Files
 
 _CENTRAL, _END = b"PK\x01\x02", b"PK\x05\x06"
 
@@ -142,18 +140,8 @@ def tar_member(
     return info
 
 
-def tar_xz_with_dictionary(path: Path, files: Files, code: int) -> Path:
-    """A tar.xz in which LZMA2 declares a dictionary of this code: 32 for 256 MiB, 34 for twice as much."""
-    data = bytearray(lzma.compress(gzip.decompress(tar_gz(files))))
-    size = (data[12] + 1) * 4  # of the block's header, which ends in its CRC-32
-    data[data.index(b"\x21\x01", 12) + 2] = code
-    struct.pack_into("<I", data, 12 + size - 4, zlib.crc32(data[12 : 12 + size - 4]))
-    path.write_bytes(data)
-    return path
-
-
 def seven_zip_with_dictionary(path: Path, files: Files, code: int) -> Path:
-    """A 7z in which LZMA2 declares such a dictionary."""
+    """A 7z in which LZMA2 declares a dictionary of this code: 32 for 256 MiB, 34 for twice as much."""
     with py7zr.SevenZipFile(path, "w", filters=[{"id": py7zr.FILTER_LZMA2, "preset": 1}]) as archive:
         archive.set_encoded_header_mode(False)
         for name, content in files.items():

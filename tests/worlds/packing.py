@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 from pathlib import Path
 
 import py7zr
@@ -35,6 +33,5 @@ def write_7z(path: Path, files: Files, password: str | None = None, *, hide_name
 def write_tar(path: Path, files: Files, compression: str = "") -> Path:
     """A tar, compressed or not."""
     plain = gzip.decompress(tar_gz(files))
-    compress = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[compression]
-    path.write_bytes(compress(plain))
+    path.write_bytes(gzip.compress(plain) if compression else plain)
     return path

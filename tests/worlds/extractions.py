@@ -1,0 +1,42 @@
+"""What an extraction writes, file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mmf_win.archives import Extracted
+from mmf_win.unpacking import reading
+
+
+def each_written(monkeypatch: pytest.MonkeyPatch, see: Callable[[Extracted], None]) -> None:
+    """Call ``see`` for each file that an extraction has written, before that goes on."""
+    written = reading._written
+
+    def seen(*arguments: Any) -> Iterator[Extracted]:
+        for done in written(*arguments):
+            see(done)
+            yield done
+
+    monkeypatch.setattr(reading, "_written", seen)
+
+
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are written from now on."""
+    names: list[str] = []
+    each_written(monkeypatch, lambda done: names.append(done.target.name))
+    return names
+
+
+def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl+C when so many files, and one more, are complete."""
+    left = [count]
+
+    def interrupt(_: Extracted) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+
+    each_written(monkeypatch, interrupt)
