@@ -35,7 +35,7 @@ COMMANDS = {
     "setup": "Get MMF and verify it.",
     "doctor": "Show versions and paths, and how to get what is missing.",
     "convert": "Turn the dataset's archive into MMF's layout.",
-    "features": "Show, get, add, verify and repair region features and pretrained weights.",
+    "features": "Show, get and add region features and pretrained weights.",
     "verify": "Verify all that mmfw has written.",
     "repair": "Repair what verify finds damaged.",
     "train": "Train a preset, or resume a run.",

@@ -17,13 +17,12 @@ from mmf_win.commands.hints import data_option, hint_for
 from mmf_win.commands.overrides import split_words
 from mmf_win.console import as_typed, print_json, say, size
 from mmf_win.dataset.features import extract_features
-from mmf_win.doctor import verify as doctor
-from mmf_win.errors import DamagedFeatures, DamagedInputs, DataError, MmfError, NoRun, UsageError
+from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageError
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import known
-from mmf_win.integrity.finding import Finding, State
+from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places
 from mmf_win.runs import presets, search
 from mmf_win.runs.needs import needs_of_presets, needs_of_run
@@ -40,11 +39,11 @@ Examples:
   mmfw features fetch mmbt_region --source E:\\  ... from a USB stick
   mmfw features extract features_2020_10_01.tar.gz
   mmfw features add my_features                 ... of images of your own, from .npy files
-  mmfw features verify --full                   read everything again
-  mmfw features repair                          repair what is damaged""",
+
+`mmfw verify PRESET` verifies what a preset reads, and `mmfw repair PRESET` repairs it.""",
 )
 def command() -> None:
-    """Features and pretrained weights: what is there; fetch, verify and repair it."""
+    """Features and pretrained weights: what is there; fetch, unpack and add it."""
 
 
 command.add_command(features_add.command)
@@ -110,51 +109,6 @@ def fetch(wanted: _Wanted, source: str | None, ask: Ask | None, keep_archives: b
 
 @command.command(
     epilog="""\b
-Examples:
-  mmfw features verify
-  mmfw features verify vilbert --full"""
-)
-@click.option("--full", is_flag=True, help="Read every file, also those that nobody has touched.")
-@_presets
-def verify(wanted: _Wanted, full: bool, as_json: bool) -> None:
-    """Verify what PRESETs need, as `mmfw verify PRESET` does."""
-    scope = doctor.Scope(needs=tuple(wanted.needs))
-    found = dict(zip(scope.needs, doctor.verify(scope, wanted.places, full=full), strict=True))
-    _show(found, wanted, as_json)
-    damaged = [finding for finding in found.values() if finding.state == "damaged"]
-    words = wanted.words_for("damaged", {need: f for need, f in found.items() if f.error is None})
-    if words:
-        raise DamagedInputs("some files are damaged", words=words, data_dir=wanted.places.data_dir)
-    if damaged:  # which nothing can repair, as was shown
-        raise DataError("some files are damaged")
-
-
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw features repair
-  mmfw features repair vilbert --source /media/usb"""
-)
-@options.archives
-@_presets
-def repair(wanted: _Wanted, as_json: bool, **archives: Any) -> None:
-    """Repair what PRESETs need and is damaged, as `mmfw repair PRESET` does.
-
-    Without a PRESET it is all that is on the disk. What is missing is left to fetch.
-    """
-    needs = tuple(wanted.needs) if wanted.named else doctor.with_all_on_disk(wanted.needs, wanted.places)
-    repaired = doctor.repair(doctor.Scope(needs=needs), wanted.places, **archives)
-    found = {
-        need: finding
-        for need, finding in zip(needs, repaired, strict=True)
-        if wanted.named or finding.state != "missing"
-    }
-    _show(found, wanted, as_json)
-    findings.require_intact(found.values())
-
-
-@command.command(
-    epilog="""\b
 Example:
   mmfw features extract features.tar.gz""",
 )
@@ -189,19 +143,11 @@ class _Wanted:
         places: MMF's folders.
         needs: the files → the presets that read them.
         overrides: ``KEY=VALUE`` overrides that make them so.
-        named: whether presets were named.
     """
 
     places: Places
     needs: dict[Need, list[str]]
     overrides: Sequence[str]
-    named: bool
-
-    def words_for(self, state: State, found: Mapping[Need, Finding]) -> list[str]:
-        """The presets that read files in this state, and the overrides; empty where no file is."""
-        needs = [need for need, finding in found.items() if finding.state == state]
-        readers = dict.fromkeys(preset for need in needs for preset in self.needs[need])
-        return [*readers, *self.overrides] if needs else []
 
 
 def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _Wanted:
@@ -215,7 +161,7 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
     if named or newest is None:
         chosen = named or [name for name in presets.names() if name != "demo"]
         needs = needs_of_presets(mmf, chosen, places, overrides)
-        return _Wanted(places, needs, overrides, named=bool(named))
+        return _Wanted(places, needs, overrides)
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
         needs = needs_of_run(mmf, request, places, overrides)
@@ -224,7 +170,7 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
             f"run {newest.id}, the newest, with its overrides: {error}", hint="name presets instead"
         ) from None
     say(f"for preset {request.preset}, that of the newest run")
-    return _Wanted(places, needs, [*about_files(request.overrides), *overrides], named=False)
+    return _Wanted(places, needs, [*about_files(request.overrides), *overrides])
 
 
 def _show(
@@ -234,7 +180,7 @@ def _show(
     if as_json:
         print_json(
             [
-                _to_json(need, wanted.needs.get(need, []), finding, costs.get(need, (None, None)))
+                _to_json(need, wanted.needs[need], finding, costs.get(need, (None, None)))
                 for need, finding in found.items()
             ]
         )
@@ -247,8 +193,12 @@ def _show(
     for need, finding in found.items():
         if finding.state == "missing" and need.kind == "features" and not need.has_source:
             say(f"next: {hint_for(DamagedFeatures('', lmdb=need.files[0].parent))}")
-    to_fetch = {need: finding for need, finding in found.items() if need.has_source}
-    if words := wanted.words_for("missing", to_fetch):
+    to_fetch = [need for need, finding in found.items() if finding.state == "missing" and need.has_source]
+    if to_fetch:
+        words = [
+            *dict.fromkeys(preset for need in to_fetch for preset in wanted.needs[need]),
+            *wanted.overrides,
+        ]
         say(f"next: {as_typed('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
 
 

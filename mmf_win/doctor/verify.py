@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -82,17 +82,12 @@ class Scope:
         if of_presets:
             needs = tuple(needs_of_presets(install.find(), of_presets, places, overrides))
         if "features" in parts:
-            needs = with_all_on_disk(needs, places)
+            folders = {need.folder for need in needs}
+            needs += tuple(need for need in needs_on_disk(places) if need.folder not in folders)
         runs = [_run(places.save_dir, name) for name in others if name not in of_presets]
         if "runs" in parts:
             runs = search.all_runs(places.save_dir)
         return cls("dataset" in parts, "mmf" in parts, needs, tuple(runs))
-
-
-def with_all_on_disk(needs: Collection[Need], places: Places) -> tuple[Need, ...]:
-    """These files, and all others that mmfw has fetched, unpacked, built or read."""
-    folders = {need.folder for need in needs}
-    return (*needs, *(need for need in needs_on_disk(places) if need.folder not in folders))
 
 
 def _run(save_dir: Path, name: str) -> Run:

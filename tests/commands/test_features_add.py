@@ -93,11 +93,11 @@ def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
     lmdb = places.dataset.features / "detectron.lmdb"
     hostile.cut(lmdb / "data.mdb")
     capsys.readouterr()
-    assert main(["features", "verify", "visual_bert", *where, *save]) == 3
+    assert main(["verify", "visual_bert", *where, *save]) == 3
     advice = str(hint_for(DamagedFeatures("", lmdb=lmdb)))
     said = capsys.readouterr().err
     assert advice in said and "mmfw repair" not in said
-    assert main(["features", "repair", "visual_bert", *where, *save]) == 3
+    assert main(["repair", "visual_bert", *where, *save]) == 3
     assert advice in capsys.readouterr().err
     assert main(typed(advice)[1:]) == 0
     assert set(npy.records(lmdb)) == {"1", "2"}

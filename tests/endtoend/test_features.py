@@ -102,7 +102,7 @@ def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_withou
     assert "mmfw repair" in shop.tool.errors
     assert not shop.tool.save_dir.exists(), "there is a run"
 
-    assert shop.tool.code("features", "repair", shop.preset) == 0
+    assert shop.tool.code("repair", shop.preset) == 0
     assert shop.lmdb.read_bytes() == shop.data
     assert shop.tool("train", shop.preset, *_UPDATES)["state"] == "done"
 
@@ -167,10 +167,10 @@ def test_weights_that_a_word_names_are_asked_for_and_fetched_with_the_same_words
     assert shop.tool.code("features", "status", "--save-dir", str(shop.tool.save_dir)) == 0
     assert "weights visual_bert.pretrained.own" in shop.tool.output, "the newest run's own words count"
     hostile.cut(folder / "model.pth")
-    assert shop.tool.code("features", "verify", shop.preset, word) == 3
+    assert shop.tool.code("verify", shop.preset, word) == 3
     [hint] = [line for line in shop.tool.errors.splitlines() if line.startswith("hint: mmfw repair")]
     assert main(typed(hint)[2:]) == 0
-    assert shop.tool.code("features", "verify", shop.preset, word) == 0
+    assert shop.tool.code("verify", shop.preset, word) == 0
 
     assert shop.tool.code("train", "--resume", "last", "--updates", "2", word) == 2
     assert "checkpoint.resume_zoo" in shop.tool.errors
