@@ -21,7 +21,7 @@ from mmf_win.paths import Places
 from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
-from mmf_win.results.record import METRICS, NO_INTERVAL
+from mmf_win.results.record import METRICS
 from mmf_win.runs import search
 from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, PRECISION
 from mmf_win.runs.paper import splits_of_paper
@@ -272,7 +272,7 @@ def _tell(result: Result) -> None:
     for name, title in METRICS.items():
         if record[name] is not None:
             interval = record["intervals"].get(name)
-            sure = NO_INTERVAL if interval is None else "95 %: {:.4f} to {:.4f}".format(*interval)
-            say(f"  {title:<17} {record[name]:.4f}  ({sure})")
+            sure = "  (95 %: {:.4f} to {:.4f})".format(*interval) if interval else ""
+            say(f"  {title:<17} {record[name]:.4f}{sure}")
     if record["threshold_from"] != "default":
         say(f"  labelled hateful above {record['threshold']:.4f}, for {record['threshold_from']}")

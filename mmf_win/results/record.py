@@ -4,8 +4,8 @@
 
     auroc, accuracy, average_precision, f1, brier, calibration_error
                          a number, or null where it is undefined; of ranks the last two are
-    intervals            metric → [low, high], 95 %; without the metrics that are null, and without those that
-                         have one value in every draw of the bootstrap
+    intervals            of auroc and accuracy → [low, high], 95 %; without what is null, and without an AUROC
+                         whose variance by DeLong's method is 0
     rows, labelled       how many, and how many of them have a label
     hateful              how many of them are labelled 1; null where not all rows have a label
     full_rows            how many rows the full split has: more than rows where the conversion left some out;
@@ -40,9 +40,6 @@ METRICS = {
     "calibration_error": "calibration error",
 }
 """Their names for people, in the order of their weight in the challenge."""
-
-NO_INTERVAL = "no interval: every draw of the bootstrap gives this value"
-"""Why a metric that is defined has none."""
 
 _TYPES: dict[str, Any] = {
     **dict.fromkeys((*METRICS, "threshold"), float | None),

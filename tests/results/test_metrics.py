@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ def sample(rows: int, seed: int = 0, *, digits: int | None = None) -> tuple[list
 
 def test_a_case_computed_by_hand() -> None:
     """Of the four pairs of a hateful and a benign meme, three are in the right order."""
-    scores = metrics.measure([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8], samples=0)
+    scores = metrics.measure([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
     assert scores["auroc"].value == 0.75
     assert scores["accuracy"].value == 0.75
     assert scores["average_precision"].value == pytest.approx((1 + 2 / 3) / 2)
@@ -42,20 +41,20 @@ def test_a_case_computed_by_hand() -> None:
 
 
 def test_calibration_compares_the_means_of_a_bin() -> None:
-    error = metrics.calibration(np.array([1, 0, 1, 1]), np.array([0.91, 0.92, 0.93, 0.05]), bins=2)
-    assert error(np.ones((1, 4))) == pytest.approx(3 / 4 * abs(2 / 3 - 0.92) + 1 / 4 * abs(1 - 0.05))
+    error = metrics.calibration_error(np.array([1, 0, 1, 1]), np.array([0.91, 0.92, 0.93, 0.05]), bins=2)
+    assert error == pytest.approx(3 / 4 * abs(2 / 3 - 0.92) + 1 / 4 * abs(1 - 0.05))
 
 
 def test_the_edges_of_probability_have_bins() -> None:
     for labels, error in (([0, 1], 0), ([1, 0], 1)):
-        assert metrics.measure(labels, [0.0, 1.0], samples=0)["calibration_error"].value == error
+        assert metrics.measure(labels, [0.0, 1.0])["calibration_error"].value == error
 
 
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
 @pytest.mark.parametrize("rows", [2, 3, 10, 257])
 def test_values_agree_with_scikit_learn(rows: int, digits: int | None) -> None:
     labels, probas = sample(rows, seed=rows, digits=digits)
-    scores = metrics.measure(labels, probas, samples=0)
+    scores = metrics.measure(labels, probas)
     chosen = [int(p > 0.5) for p in probas]
     expected = {
         "auroc": sklearn.roc_auc_score(labels, probas),
@@ -68,35 +67,9 @@ def test_values_agree_with_scikit_learn(rows: int, digits: int | None) -> None:
 
 
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
-def test_draws_are_scored_as_scikit_learn_scores_the_rows_that_were_drawn(digits: int | None) -> None:
-    labels, probas = map(np.array, sample(60, digits=digits))
-    weights = next(metrics._draws(60, 25, seed=3))
-    expected = []
-    for counts in weights.astype(int):
-        y, p = labels.repeat(counts), probas.repeat(counts)
-        assert len(y) == 60
-        expected.append(
-            {
-                "auroc": sklearn.roc_auc_score(y, p),
-                "accuracy": sklearn.accuracy_score(y, p > 0.5),
-                "average_precision": sklearn.average_precision_score(y, p),
-                "f1": sklearn.f1_score(y, p > 0.5),
-                "brier": sklearn.brier_score_loss(y, p),
-                "calibration_error": metrics.measure(y, p, samples=0)["calibration_error"].value,
-            }
-        )
-    scorers = metrics._scorers(labels, probas, 0.5)
-    for name in NAMES:
-        values = [scores[name] for scores in expected]
-        assert scorers[name](weights) == pytest.approx(values, abs=1e-12), name
-
-
-@pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
 def test_the_curves_of_a_page_are_those_of_scikit_learn(digits: int | None) -> None:
-    from mmf_win.results.report.plots import found_above
-
     labels, probas = map(np.array, sample(60, digits=digits))
-    found, chosen = found_above(labels, probas)
+    found, chosen = metrics.found_above(labels, probas)
     precision, recall, _ = sklearn.precision_recall_curve(labels, probas)
     # scikit-learn ends the curve in a point without predictions.
     assert found / chosen == pytest.approx(precision[-2::-1])
@@ -113,55 +86,67 @@ def test_the_interval_of_the_accuracy_is_wilsons_as_in_scipy(right: int, rows: i
     assert (accuracy.low, accuracy.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def test_other_intervals_are_those_of_scipys_bootstrap() -> None:
-    def auroc(hateful: npt.NDArray[np.bool_], probas: npt.NDArray[np.float64], axis: int) -> Any:
-        """The share of ordered pairs, by ranks, of many draws at once."""
-        found, benign = hateful.sum(axis), (~hateful).sum(axis)
-        ranks = scipy.rankdata(probas, axis=axis)
-        return ((ranks * hateful).sum(axis) - found * (found + 1) / 2) / (found * benign)
-
-    labels, probas = map(np.array, sample(80))
-    found = metrics.measure(labels, probas)["auroc"]
-    drawn = scipy.bootstrap((labels == 1, probas), auroc, paired=True, method="percentile", random_state=1)
-    expected = drawn.confidence_interval
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.01)
+def auroc(labels: list[int], probas: list[float]) -> metrics.Score:
+    return metrics.measure(labels, probas)["auroc"]
 
 
-def test_predictions_of_one_class_have_intervals_with_a_width() -> None:
-    scores = metrics.measure([1] * 16 + [0] * 14, [0.9] * 30)
-    for name in ("accuracy", "f1"):
-        assert scores[name].high - scores[name].low > 0.2, name
+def covariance(labels: list[int], *columns: list[float]) -> npt.NDArray[np.float64]:
+    """Of the AUROCs of several predictions, as DeLong et al. define it, pair by pair."""
+    hateful, benign = ([n for n, label in enumerate(labels) if label == side] for side in (1, 0))
+    pairs = np.array([[[psi(p[h], p[b]) for b in benign] for h in hateful] for p in columns])
+    s10, s01 = (np.atleast_2d(np.cov(pairs.mean(axis=axis))) for axis in (2, 1))
+    return np.asarray(s10 / len(hateful) + s01 / len(benign))
 
 
-def test_where_every_draw_gives_the_same_there_is_no_interval() -> None:
-    scores = metrics.measure([0] * 15 + [1] * 15, [0.1] * 15 + [0.9] * 15)
-    assert {name for name in NAMES if scores[name].low is not None} == {"accuracy"}
-    assert all(scores[name].high is None for name in NAMES if name != "accuracy")
-    constant = metrics.measure([0, 1] * 11, [0.3, 0.7] * 11)["brier"]
-    assert (constant.value, constant.low) == (pytest.approx(0.09), None), "sums are rounded"
+def psi(hateful: float, benign: float) -> float:
+    return 1.0 if hateful > benign else 0.5 if hateful == benign else 0.0
 
 
-def test_draws_in_which_a_metric_is_undefined_are_left_out() -> None:
-    """A single hateful meme is missing in a third of the draws, which then have no AUROC."""
-    labels, probas = [1, 0, 0, 0, 0], [0.5, 0.1, 0.4, 0.6, 0.9]
-    scores = metrics.measure(labels, probas)
-    assert 0 <= scores["auroc"].low < scores["auroc"].high <= 1
-    difference = metrics.auroc_difference(labels, probas, probas[::-1])
-    assert -1 <= difference.low <= difference.high <= 1
-    assert 0 < difference.p <= 1
+def test_delongs_interval_computed_by_hand() -> None:
+    """The hateful memes are above 1 and 2 of the benign ones, which are below 2 and 1 of the hateful ones.
+
+    So both components are 1/2 and 1, with a variance of 1/8, and that of the AUROC is 1/8 / 2 + 1/8 / 2.
+    """
+    score = auroc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
+    assert (score.value, score.low) == (0.75, pytest.approx(0.75 - 1.959964 / 8**0.5))
+    assert score.high == 1, "no AUROC is above 1"
 
 
-def test_the_same_rows_have_the_same_intervals() -> None:
-    labels, probas = sample(50)
-    first, again = (metrics.measure(labels, probas, samples=100) for _ in range(2))
-    assert first == again
-    assert metrics.measure(labels, probas, samples=100, seed=1) != first
-    assert first["auroc"].low < first["auroc"].value < first["auroc"].high
+@pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
+def test_aurocs_vary_and_differ_as_delong_defines_it(digits: int | None) -> None:
+    labels, probas = sample(150, digits=digits)
+    others = np.clip(np.array(probas) + np.random.default_rng(9).normal(0, 0.5, 150), 0, 1)
+    others = (others if digits is None else others.round(digits)).tolist()
+    variances = covariance(labels, probas, others)
+    score, difference = auroc(labels, probas), metrics.auroc_difference(labels, probas, others)
+    reach = scipy.norm.ppf(0.975) * variances[0, 0] ** 0.5
+    assert (score.low, score.high) == pytest.approx((score.value - reach, score.value + reach))
+    error = np.sqrt([1, -1] @ variances @ [1, -1])
+    value = score.value - auroc(labels, others).value
+    expected = (value, *scipy.norm.interval(0.95, value, error), 2 * scipy.norm.sf(abs(value) / error))
+    assert (difference.value, difference.low, difference.high, difference.p) == pytest.approx(expected)
 
 
-def test_draws_made_in_several_blocks_are_as_many_as_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_CELLS", 35)
-    assert [len(block) for block in metrics._draws(10, 8, seed=0)] == [3, 3, 2]
+@pytest.mark.parametrize(
+    ("labels", "probas"),
+    [
+        ([0] * 15 + [1] * 15, [0.1] * 15 + [0.9] * 15),
+        ([1] * 15 + [0] * 15, [0.1] * 15 + [0.9] * 15),
+        ([0, 1] * 15, [0.3] * 30),
+        ([1, 0, 0, 0], [0.5, 0.1, 0.6, 0.9]),
+        ([0, 1], [0.3, 0.6]),
+    ],
+    ids=["perfect", "reversed", "all equal", "one hateful meme", "two memes"],
+)
+def test_an_auroc_without_a_variance_has_no_interval(labels: list[int], probas: list[float]) -> None:
+    score = auroc(labels, probas)
+    assert score.value == pytest.approx(sklearn.roc_auc_score(labels, probas))
+    assert score.low is None and score.high is None
+
+
+def test_only_auroc_and_accuracy_have_intervals() -> None:
+    scores = metrics.measure(*sample(100))
+    assert {name for name in NAMES if scores[name].low is not None} == {"auroc", "accuracy"}
 
 
 @pytest.mark.parametrize(
@@ -170,16 +155,14 @@ def test_draws_made_in_several_blocks_are_as_many_as_were_asked_for(monkeypatch:
     ids=["benign", "hateful"],
 )
 def test_what_one_class_leaves_undefined_is_none(labels: list[int], undefined: set[str]) -> None:
-    scores = metrics.measure(labels, [0.1, 0.2, 0.3], samples=50)
+    scores = metrics.measure(labels, [0.1, 0.2, 0.3])
     assert {name for name in NAMES if scores[name].value is None} == undefined
-    for name in NAMES:
-        ends = (scores[name].low, scores[name].high)
-        assert (None in ends) == (name in {*undefined, "average_precision", "f1"}), name
+    assert all(scores[name].low is None for name in undefined)
 
 
 def test_the_threshold_moves_accuracy_and_nothing_that_is_about_order() -> None:
     labels, probas = sample(100)
-    half, other = (metrics.measure(labels, probas, threshold=t, samples=0) for t in (0.5, 0.7))
+    half, other = (metrics.measure(labels, probas, threshold=t) for t in (0.5, 0.7))
     assert half["accuracy"] != other["accuracy"]
     assert half["auroc"] == other["auroc"]
 
@@ -187,14 +170,14 @@ def test_the_threshold_moves_accuracy_and_nothing_that_is_about_order() -> None:
 def test_a_model_is_no_better_than_itself_and_better_than_chance() -> None:
     labels, probas = sample(300)
     noise = np.random.default_rng(5).random(300).tolist()
-    itself = metrics.auroc_difference(labels, probas, probas, samples=200)
-    assert (itself.value, itself.low, itself.high, itself.p) == (0, None, None, 1)
-    better = metrics.auroc_difference(labels, probas, noise, samples=200)
+    itself = metrics.auroc_difference(labels, probas, probas)
+    assert (itself.value, itself.low, itself.high, itself.p) == (0, None, None, None)
+    better = metrics.auroc_difference(labels, probas, noise)
     assert better.low > 0
-    assert better.p == pytest.approx(2 / 201)
-    worse = metrics.auroc_difference(labels, noise, probas, samples=200)
+    assert better.p < 0.001
+    worse = metrics.auroc_difference(labels, noise, probas)
     assert worse.value == -better.value
-    assert worse.p == better.p
+    assert (worse.low, worse.high, worse.p) == (-better.high, -better.low, better.p)
     assert metrics.auroc_difference([1, 1], [0.1, 0.2], [0.2, 0.1]) is None
 
 

@@ -25,12 +25,11 @@ def scored(labels: Sequence[int | None]) -> dict[str, object]:
     return found
 
 
-def test_every_score_has_an_interval_around_it() -> None:
+def test_auroc_and_accuracy_have_intervals_around_them() -> None:
     found = scored([n % 3 % 2 for n in range(10_000)])
     assert (found["rows"], found["hateful"]) == (10_000, 3333)
-    assert set(found["intervals"]) == set(record.METRICS)  # type: ignore[call-overload]
-    for name in ("auroc", "accuracy", "average_precision", "f1", "brier"):
-        low, high = found["intervals"][name]  # type: ignore[index]
+    assert set(found["intervals"]) == {"auroc", "accuracy"}  # type: ignore[call-overload]
+    for name, (low, high) in found["intervals"].items():  # type: ignore[attr-defined]
         assert low < found[name] < high  # type: ignore[operator]
 
 
@@ -38,10 +37,7 @@ def test_every_score_has_an_interval_around_it() -> None:
 def test_one_class_leaves_out_what_it_leaves_undefined(label: int, undefined: set[str]) -> None:
     found = scored([label] * 9)
     assert {name for name in record.METRICS if found[name] is None} == undefined
-    without = undefined | {"average_precision"}  # which is 1 in every draw of hateful memes
-    if label == 0:
-        without |= {"f1"}  # which is 0
-    assert set(found["intervals"]) == set(record.METRICS) - without  # type: ignore[call-overload]
+    assert set(found["intervals"]) == {"accuracy"}  # type: ignore[call-overload]
 
 
 def test_ranks_are_not_judged_as_probabilities() -> None:

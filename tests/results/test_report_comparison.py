@@ -185,7 +185,9 @@ def test_a_run_beside_itself_does_not_differ(world: World) -> None:
     twin = world.run("b")
     (twin.reports / csv.name.replace("_a_", "_b_")).write_bytes(csv.read_bytes())
     (contrast,) = comparison.contrasts(entries(world, [run, twin]))
-    assert (contrast.difference.value, contrast.difference.p) == (0.0, 1.0)
+    assert (contrast.difference.value, contrast.difference.p) == (0.0, None)
+    page = text_of(pages.of_runs([run, twin], world.save).read_text(encoding="utf-8"))
+    assert "+0.0000 – – 32" in page, "neither an interval nor a p-value"
 
 
 def test_runs_without_predictions_are_compared_by_their_training(world: World) -> None:

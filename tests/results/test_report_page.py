@@ -118,8 +118,8 @@ def test_intervals_name_their_method_and_why_there_is_none(world: World) -> None
     run = world.run()
     world.predict(run, skill=5)
     page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
-    assert "Wilson" in page and "percentiles of a bootstrap with 2,000 draws" in page
-    assert "1.0000 No interval: every draw" in page, "the AUROC"
+    assert "Wilson" in page and "DeLong" in page
+    assert "AUROC 1.0000 what the challenge ranked by" in page and "such as one of 1, has none" in page
     assert re.search(r"Accuracy 1\.0000 95 % interval 0\.8\d+ – 1\.0000", page)
 
 

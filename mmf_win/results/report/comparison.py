@@ -12,7 +12,7 @@ from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.protocol import read_events
-from mmf_win.results.metrics import SAMPLES, AurocDifference, auroc_difference, measure
+from mmf_win.results.metrics import AurocDifference, auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.parallel import parallel
@@ -171,7 +171,6 @@ def of_runs(
         "paper": PAPER,
         "why_none": why_none(split) if split and any(entry.request.published for entry in entries) else None,
         "contrasts": contrasts(contrasted),
-        "samples": SAMPLES,
         "best": BEST,
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
@@ -333,7 +332,7 @@ def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
     """
     auroc = accuracy = None
     if scored is not None and scored.labels is not None:
-        metrics = measure(scored.labels, scored.probas, threshold=scored.threshold, samples=0)
+        metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
         auroc, accuracy = metrics["auroc"].value, metrics["accuracy"].value
     curves, summary = read_curves(read_events(run.events)), history.summarize(run)
     traits = _traits(run, summary, curves)

@@ -18,8 +18,8 @@ from mmf_win.files import replacing
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
-from mmf_win.results.metrics import SAMPLES, Score, measure
-from mmf_win.results.record import METRICS, NO_INTERVAL
+from mmf_win.results.metrics import Score, measure
+from mmf_win.results.record import METRICS
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
 from mmf_win.results.report.curves import TrainingCurves, read_curves
@@ -170,8 +170,6 @@ def _predictions(
         memes += [*alarms, *misses, *(meme for pair in worst_pairs for meme in (pair.hateful, pair.benign))]
         shown |= {
             "metrics": metrics,
-            "samples": SAMPLES,
-            "no_interval": NO_INTERVAL,
             "tiles": _tiles(metrics, scored, numbers),
             "why_none": why_none(scored.title),
             "kept": counts[0, 0],

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
-from mmf_win.results.metrics import CALIBRATION_BINS, Score
+from mmf_win.results.metrics import Score, calibration_bins, found_above
 from mmf_win.results.report.curves import TrainingCurves
 from mmf_win.results.report.svg import COLOURS, Plot
 
@@ -125,13 +125,6 @@ def overlaid(name: str, title: str, lines: Sequence[tuple[Points, str]]) -> Plot
     return plot
 
 
-def found_above(y: npt.NDArray[Any], p: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Of the rows with each probability or a higher one, how many are hateful and how many there are."""
-    order = np.argsort(-p, kind="stable")
-    last_of_equal_ones = np.flatnonzero(np.diff(p[order], append=-1))
-    return np.cumsum(y[order])[last_of_equal_ones], last_of_equal_ones + 1
-
-
 def _roc(y: npt.NDArray[Any], p: npt.NDArray[Any], auroc: float) -> Plot:
     caption = f"The area below it is the AUROC, {auroc:.4f}; guessing gives the diagonal."
     plot = Plot("roc", "ROC", caption)
@@ -162,11 +155,10 @@ def _precision_recall(y: npt.NDArray[Any], p: npt.NDArray[Any], average: float) 
 def _calibration(y: npt.NDArray[Any], p: npt.NDArray[Any], error: float) -> Plot:
     caption = f"Expected calibration error {error:.4f}; a dot on the diagonal is well calibrated."
     plot = Plot("calibration", "Calibration", caption)
-    index = np.clip(np.ceil(p * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
-    counts = np.bincount(index, minlength=CALIBRATION_BINS)
+    index = calibration_bins(p)
+    counts = np.bincount(index)
     filled = counts > 0
-    means = np.bincount(index, p, CALIBRATION_BINS)[filled] / counts[filled]
-    shares = np.bincount(index, y, CALIBRATION_BINS)[filled] / counts[filled]
+    means, shares = (np.bincount(index, values)[filled] / counts[filled] for values in (p, y))
     with plot.drawing() as axes:
         axes.plot([0, 1], [0, 1], color=COLOURS["muted"], **_BROKEN)
         axes.plot(means, shares, color=COLOURS["accent"], linewidth=1, alpha=0.6)
