@@ -258,7 +258,10 @@ def differences(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
     Raises:
         DataError: a request or a configuration cannot be read.
     """
-    return differing(configuration(first), configuration(second))
+    one, other = configuration(first), configuration(second)
+    resolved = all(any(key.startswith("mmf.") for key in known) for known in (one, other))
+    keys = (key for key in sorted(one.keys() | other.keys()) if resolved or not key.startswith("mmf."))
+    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 
 def configuration(run: Run) -> dict[str, Any]:
@@ -271,13 +274,6 @@ def configuration(run: Run) -> dict[str, Any]:
     if resolved is not None:
         known.update(leaves(resolved, "mmf"))
     return {key: value for key, value in known.items() if ".".join(key.split(".")[:2]) not in _NOT_COMPARED}
-
-
-def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Key → both values, of two configurations; MMF's keys only where both have some."""
-    resolved = all(any(key.startswith("mmf.") for key in known) for known in (first, second))
-    keys = (key for key in sorted(first.keys() | second.keys()) if resolved or not key.startswith("mmf."))
-    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
 def _resolved(run: Run) -> Any:

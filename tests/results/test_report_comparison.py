@@ -66,41 +66,35 @@ def test_published_weights_are_not_averaged_with_trained_runs_of_the_preset(worl
     assert list(comparison.coloured([first, second])) == [first.name, second.name]
 
 
-def test_of_many_overrides_the_name_of_a_group_has_the_one_that_differs(world: World) -> None:
-    same = [f"model_config.mmbt.text_encoder.params.number_{n}=1" for n in range(4)]
-    runs = [
-        world.run(stamp=f"2026-01-0{n}T00-00-00", overrides=[*same, f"optimizer.params.lr=1e-{n}"])
-        for n in (1, 2)
-    ]
-    names = [group.name for group in comparison.grouped([comparison.entry_of(run, None) for run in runs])]
-    assert names == [f"mmbt_grid, overrides optimizer.params.lr=1e-{n}" for n in (1, 2)]
+def grouped(*runs: Any) -> dict[str, list[Any]]:
+    """The runs of each group, by its name."""
+    groups = comparison.grouped([comparison.entry_of(run, None) for run in runs])
+    return {group.name: [entry.run for entry in group.entries] for group in groups}
 
 
-UNLIKE: dict[str, dict[str, Any]] = {
-    "updates": {"updates": 22},
-    "overrides": {"overrides": ["optimizer.params.lr=1e-3"]},
-    "settings": {"settings": {"model_config": {"mmbt": {"hidden_size": 64}}}},
-    "start": {"start": "elsewhere/current.ckpt"},
-    "init": {"init": "mmbt.hateful_memes.images"},
-    "the same seed": {"seed": 1},
+SAME = "model_config.mmbt.classifier=mlp"
+UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
+    "total": ({"updates": 22}, ", total=22"),
+    "overrides": ({"overrides": [SAME, "optimizer.params.lr=1e-3"]}, ", optimizer.params.lr=1e-3"),
+    "settings": ({"settings": {"optimizer": {"params": {"lr": 1e-3}}}}, ", optimizer.params.lr=0.001"),
+    "batch size": ({"batch_size": 8}, ", batch_size=8"),
+    "start": ({"start": "elsewhere/current.ckpt"}, ", start=elsewhere/current.ckpt"),
+    "init": ({"init": "mmbt.hateful_memes.images"}, ", init=mmbt.hateful_memes.images"),
+    "the same seed": ({"seed": 1}, " (mmbt_grid/2026-01-03T00-00-00)"),
 }
 
 
-@pytest.mark.parametrize("changes", UNLIKE.values(), ids=UNLIKE)
+@pytest.mark.parametrize(("changes", "name"), UNLIKE.values(), ids=UNLIKE)
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
-    world: World, changes: dict[str, Any]
+    world: World, changes: dict[str, Any], name: str
 ) -> None:
-    first = world.run(stamp="2026-01-01T00-00-00", seed=1)
-    second = world.run(stamp="2026-01-02T00-00-00", seed=2, keep=3)
-    other = world.run(stamp="2026-01-03T00-00-00", **{"seed": 3, **changes})
-    found = comparison.grouped([comparison.entry_of(run, None) for run in (first, other, second)])
-    assert [[entry.run for entry in group.entries] for group in found] == [[first, second], [other]]
-    names = [group.name for group in found]
-    assert len(set(names)) == 2
-    [key] = changes
-    value = changes[key]
-    expected = other.id if key == "seed" else key if isinstance(value, dict) else str(value).strip("[]'")
-    assert expected in names[1] or "hidden size 64" in names[1]
+    first = world.run(stamp="2026-01-01T00-00-00", seed=1, overrides=[SAME])
+    unimportant = {"keep": 3, "overrides": [SAME, "training.num_workers=3"]}
+    second = world.run(stamp="2026-01-02T00-00-00", seed=2, **unimportant)
+    other = world.run(stamp="2026-01-03T00-00-00", **{"seed": 3, "overrides": [SAME], **changes})
+    found = grouped(first, other, second)
+    assert list(found.values()) == [[first, second], [other]]
+    assert list(found)[1] == f"mmbt_grid{name}"
     page = text_of(pages.of_runs([first, other, second], world.save).read_text(encoding="utf-8"))
     assert "n = 2" in page and "n = 3" not in page
 
@@ -120,17 +114,18 @@ def test_a_seed_counts_however_it_was_given(world: World, given: Callable[[int],
         events = report_world.attempt("1", 0, 60, "ok", seed=seed)
         run.events.write_bytes(b"".join(json_bytes(event) for event in events))
         runs.append(run)
-    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
-    assert [[entry.run for entry in group.entries] for group in found] == [runs[:2], runs[2:]]
+    assert list(grouped(*runs).values()) == [runs[:2], runs[2:]]
 
 
 def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
     runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3, 4)]
     Exit("interrupted").save(runs[2].exit_file)
     Exit("interrupted").save(runs[3].exit_file)
-    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
-    assert [[entry.run for entry in group.entries] for group in found] == [runs[:2], [runs[2]], [runs[3]]]
-    assert "interrupted" in found[1].name and runs[2].id in found[1].name and runs[3].id in found[2].name
+    assert grouped(*runs) == {
+        "mmbt_grid": runs[:2],
+        f"mmbt_grid, state=interrupted ({runs[2].id})": [runs[2]],
+        f"mmbt_grid, state=interrupted ({runs[3].id})": [runs[3]],
+    }
 
 
 def test_a_run_whose_total_was_raised_later_is_not_averaged(world: World) -> None:
@@ -140,8 +135,7 @@ def test_a_run_whose_total_was_raised_later_is_not_averaged(world: World) -> Non
         *report_world.attempt("2", 60, 120, "ok", seed=2),
     ]
     runs[1].events.write_bytes(b"".join(json_bytes(event) for event in events))
-    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
-    assert [group.name for group in found] == ["mmbt_grid", "mmbt_grid, totals 60 then 120"]
+    assert list(grouped(*runs)) == ["mmbt_grid, total=120", "mmbt_grid, total=60 then 120"]
 
 
 def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(world: World) -> None:
@@ -151,11 +145,10 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
         run.checkpoints.mkdir()
         config = {"optimizer": {"params": {"lr": rate}}, "training": {"seed": run.request().seed}}
         (run.checkpoints / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
-    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
-    assert [group.name for group in found] == [
-        "mmbt_grid, optimizer.params.lr 0.1",
-        "mmbt_grid, optimizer.params.lr 0.2",
-    ]
+    assert grouped(*runs) == {
+        "mmbt_grid, mmf.optimizer.params.lr=0.1": runs[:1],
+        "mmbt_grid, mmf.optimizer.params.lr=0.2": runs[1:],
+    }
 
 
 def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:

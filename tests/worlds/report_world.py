@@ -71,7 +71,8 @@ class World:
         }
         asked = RunRequest(**{**request, **changes})
         run.save_request(asked)
-        events = attempt("1", 0, 120, "ok", seed=asked.seed or 4_000)
+        started = {"seed": asked.seed or 4_000, "max_updates": asked.updates or 120}
+        events = attempt("1", 0, 120, "ok", **started)
         run.events.write_bytes(b"".join(map(json_bytes, events)))
         Exit("ok").save(run.exit_file)
         return run

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
@@ -20,21 +21,18 @@ from mmf_win.results.report.scored import Scored
 from mmf_win.results.report.svg import SERIES, Plot
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
-from mmf_win.runs.overrides import key_of
 from mmf_win.runs.paper import PAPER, Published, published, why_none
 from mmf_win.runs.request import RunRequest
 
 BEST = len(SERIES)
 """Of how many runs of a sweep the curves and differences are shown."""
 
-_WORDS = 4  # of a group's name
-_LONGEST = 60  # characters of each
+_LONGEST = 120  # characters of a group's name
 
-# The seed, and keys that change how fast or how often something is done, and not the result.
-_NO_MATTER = (
-    *(f"request.{key}" for key in ("seed", "keep", "auto_batch", "remembered", "offline", "detect_anomaly")),
-    "request.settings.training.seed",
-    *(f"mmf.{key}" for key in ("training.seed", "training.num_workers", "checkpoint")),
+# The seed, what is told otherwise, and what changes how something is done, and not the result.
+_NO_MATTER = re.compile(
+    r"(mmf\.)?training\.(seed|num_workers|log_interval)|mmf\.checkpoint\..*|settings|overrides|updates|epochs"
+    r"|seed|keep|auto_batch|remembered|offline|detect_anomaly|preset_file",
 )
 
 
@@ -44,7 +42,7 @@ class ComparedRun:
 
     Attributes:
         run, request, summary, curves: what its folder says.
-        traits: what its result depends on beside the seed, by key; see :func:`_traits`.
+        configuration: what its result depends on beside the seed, by key; see :func:`_configuration`.
         scored: its predictions of the split that is compared; None where there are none with labels.
         auroc, accuracy: of these predictions.
     """
@@ -53,7 +51,7 @@ class ComparedRun:
     request: RunRequest
     summary: history.Summary
     curves: TrainingCurves
-    traits: Mapping[str, Any]
+    configuration: Mapping[str, Any]
     scored: Scored | None
     auroc: float | None
     accuracy: float | None
@@ -91,15 +89,6 @@ class Group:
 
     name: str
     entries: Sequence[ComparedRun]
-
-    def takes(self, entry: ComparedRun) -> bool:
-        """Whether the run is one of these by all but its seed."""
-        first, seeds = self.entries[0], [other.summary.seed for other in self.entries]
-        return (
-            first.summary.state == entry.summary.state == "done"
-            and (entry.summary.seed is None or entry.summary.seed not in seeds)
-            and not history.differing(first.traits, entry.traits)
-        )
 
     def spread(self, metric: str) -> tuple[float | None, float | None, int]:
         """Mean of ``best``, ``auroc`` or ``accuracy``, standard deviation where two or more are known, and of
@@ -229,81 +218,63 @@ def coloured(groups: Sequence[Group]) -> dict[str, str]:
 
 def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
     """The runs with those that they may be averaged with, in the order in which they were named."""
-    groups: list[Group] = []
-    for entry in _told_apart(entries):
-        group = next((group for group in groups if group.takes(entry)), None)
+    groups: list[list[ComparedRun]] = []
+    for entry in entries:
+        group = next((group for group in groups if _differ_in_seed_alone(group, entry)), None)
         if group is None:
-            groups.append(Group(entry.preset, [entry]))
+            groups.append([entry])
         else:
-            groups[groups.index(group)] = replace(group, entries=[*group.entries, entry])
-    firsts = [group.entries[0] for group in groups]
+            group.append(entry)
+    firsts = [group[0] for group in groups]
     names = [_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
     return [
-        replace(group, name=name if names.count(name) == 1 else f"{name} ({group.entries[0].run.id})")
+        Group(name if names.count(name) == 1 else f"{name} ({group[0].run.id})", group)
         for group, name in zip(groups, names, strict=True)
     ]
 
 
-def _told_apart(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """The runs without the traits that all have in common: every two of many are compared.
-
-    One of MMF's keys stays, so that :func:`history.differing` still knows which runs have its configuration.
-    """
-    resolved = [entry for entry in entries if any(key.startswith("mmf.") for key in entry.traits)]
-
-    def differs(key: str) -> bool:
-        having = resolved if key.startswith("mmf.") else entries
-        return any(entry.traits.get(key) != having[0].traits.get(key) for entry in having)
-
-    keys = {key for entry in entries for key in entry.traits}
-    apart = {key for key in keys if differs(key)}
-    apart.update(sorted(key for key in keys - apart if key.startswith("mmf."))[:1])
-    return [replace(e, traits={key: e.traits[key] for key in e.traits if key in apart}) for e in entries]
+def _differ_in_seed_alone(group: Sequence[ComparedRun], entry: ComparedRun) -> bool:
+    return (
+        entry.summary.state == "done"
+        and entry.configuration == group[0].configuration
+        and (entry.summary.seed is None or entry.summary.seed not in [run.summary.seed for run in group])
+    )
 
 
 def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
-    """The preset of a group, and what it has that groups of ``others`` have not."""
-    apart = {key for other in others for key in history.differing(first.traits, other.traits)}
-    # What was asked for says enough; MMF's configuration follows from it.
-    shown = sorted(key for key in apart if not key.startswith("mmf.")) or sorted(apart)
-    told = {key: first.traits.get(key) for key in shown}
-    if "request.overrides" in told:
-        common = set.intersection(*(set(other.traits["request.overrides"]) for other in others))
-        told["request.overrides"] = [text for text in first.traits["request.overrides"] if text not in common]
-    words = [f"{_brief(key)} {_said(value)}" for key, value in told.items() if value not in (None, [])]
-    more = [f"and {len(words) - _WORDS} more"] if len(words) > _WORDS else []
-    return ", ".join([first.preset, *words[:_WORDS], *more])
+    """The preset of a group, and the settings that tell it from ``others`` of the preset."""
+
+    def apart(of_mmf: bool) -> list[str]:
+        return [
+            f"{key}={value}"
+            for key, value in first.configuration.items()
+            if key.startswith("mmf.") == of_mmf
+            and any(value != other.configuration.get(key) for other in others)
+        ]
+
+    # MMF's configuration follows from what was asked for, unless a file that this names was changed.
+    return shorten(", ".join([first.preset, *(apart(False) or apart(True))]), _LONGEST, placeholder=" …")
 
 
-def _brief(key: str) -> str:
-    return re.sub(r"^(request\.settings|request|mmf)\.", "", key).replace("_", " ")
+def _configuration(run: Run, summary: history.Summary, curves: TrainingCurves) -> dict[str, Any]:
+    """What the result of a run depends on beside its seed, by key.
 
-
-def _said(value: object) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-def _traits(run: Run, summary: history.Summary, curves: TrainingCurves) -> dict[str, Any]:
-    """What the result of a run depends on beside its seed.
-
-    That is its configuration, and what this does not tell: what it was trained on, which totals it was to
-    reach when, since rates of learning depend on that, and how it ended.
+    That is what was asked for, what MMF made of it, what it was trained on, which totals it was to reach
+    when, since rates of learning depend on that, and how it ended.
     """
-    traits = {
-        key: value
+    known = {
+        key.removeprefix("request.").removeprefix("settings."): value
         for key, value in history.configuration(run).items()
-        if not any(key == same or key.startswith(f"{same}.") for same in _NO_MATTER)
     }
-    overrides = [text for text in run.request().overrides if f"mmf.{key_of(text)}" not in _NO_MATTER]
-    totals = list(dict.fromkeys(attempt.total for attempt in curves.attempts))
-    data = next((str(attempt.data) for attempt in reversed(curves.attempts) if attempt.data), None)
-    return traits | {
-        "request.overrides": overrides,
-        "trained on": data,
-        "totals": " then ".join(map(str, totals)) if len(totals) > 1 else None,
-        "ended": None if summary.state == "done" else summary.state,
+    data = [str(attempt.data) for attempt in curves.attempts if attempt.data]
+    totals = dict.fromkeys(str(attempt.total) for attempt in curves.attempts if attempt.total)
+    known |= {
+        **dict(override.partition("=")[::2] for override in run.request().overrides),
+        "trained on": data[-1] if data else None,
+        "total": " then ".join(totals),
+        "state": None if summary.state == "done" else summary.state,
     }
+    return {key: value for key, value in known.items() if value is not None and not _NO_MATTER.fullmatch(key)}
 
 
 def contrasts(entries: Sequence[ComparedRun]) -> list[Contrast]:
@@ -335,5 +306,5 @@ def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
         auroc, accuracy = metrics["auroc"].value, metrics["accuracy"].value
     curves, summary = read_curves(read_events(run.events)), history.summarize(run)
-    traits = _traits(run, summary, curves)
-    return ComparedRun(run, run.request(), summary, curves, traits, scored, auroc, accuracy)
+    configuration = _configuration(run, summary, curves)
+    return ComparedRun(run, run.request(), summary, curves, configuration, scored, auroc, accuracy)
