@@ -23,7 +23,7 @@ from mmf_win.results.record import METRICS
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
 from mmf_win.results.report.curves import TrainingCurves, read_curves
-from mmf_win.results.report.pictures import PictureMatcher, thumbnail
+from mmf_win.results.report.pictures import alike, thumbnail
 from mmf_win.results.report.scored import Scored, ranked, worst
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
@@ -96,16 +96,14 @@ class Tile:
         return round(100 * (value - low) / (high - low or 1.0), 2)
 
 
-def of_run(
-    run: Run, scored: Scored | None, dataset: DatasetPaths, matcher: PictureMatcher | None
-) -> dict[str, Any]:
+def of_run(run: Run, scored: Scored | None, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
     """What the page of a run shows.
 
     Args:
         run: what it is about.
         scored: its predictions; None for a page about training alone.
         dataset: where the memes are.
-        matcher: of the memes' pictures; None for a page without small copies of them.
+        images: whether the page holds small copies of the memes.
 
     Raises:
         DataError: the run's request cannot be read.
@@ -120,11 +118,11 @@ def of_run(
         "training": plots.training(curves),
         "resources": plots.resources(curves),
         "facts": _facts(run, request, summary, curves, scored),
-        **_predictions(scored, request.published, dataset, matcher),
+        **_predictions(scored, request.published, dataset, images),
     }
 
 
-def of_ensemble(scored: Scored, dataset: DatasetPaths, matcher: PictureMatcher | None) -> dict[str, Any]:
+def of_ensemble(scored: Scored, dataset: DatasetPaths) -> dict[str, Any]:
     """What the page of an ensemble shows: as that of a run, without its training."""
     members, folder = scored.record.get("members", []), scored.csv.parent
     return {
@@ -140,15 +138,14 @@ def of_ensemble(scored: Scored, dataset: DatasetPaths, matcher: PictureMatcher |
             *_facts_of(scored),
             Fact("Folder", str(folder)),
         ],
-        **_predictions(scored, {}, dataset, matcher),
+        **_predictions(scored, {}, dataset, images=True),
     }
 
 
 def _predictions(
-    scored: Scored | None, numbers: dict[str, Any], dataset: DatasetPaths, matcher: PictureMatcher | None
+    scored: Scored | None, numbers: dict[str, Any], dataset: DatasetPaths, images: bool
 ) -> dict[str, Any]:
     """What there is to show of predictions; ``numbers`` are those published of the preset."""
-    images = matcher is not None
     shown: dict[str, Any] = {"scored": scored, "published": numbers, "paper": PAPER, "images": images}
     shown |= {"metrics": None, "decisions": [], "gallery": []}
     if scored is None:
@@ -161,9 +158,8 @@ def _predictions(
         shown |= {"decisions": [plots.histogram(probas, threshold, name=scored.value_name)]}
     else:
         metrics = measure(labels, probas, threshold=threshold, calibrated=scored.are_probabilities)
-        # While the pictures are compared.
-        decisions = plots.decisions(labels, probas, metrics, threshold, name=scored.value_name)
-        found = pairs(scored.memes, {} if matcher is None else matcher.alike())
+        pictures = {meme.row.id: dataset.images / meme.row.img for meme in scored.memes}
+        found = pairs(scored.memes, alike(pictures) if images else {})
         worst_pairs = _without_repeats(found)
         counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
         alarms, misses = (worst(scored.memes, label, MISTAKES) for label in (0, 1))
@@ -176,7 +172,7 @@ def _predictions(
             "false_alarms": counts[0, 1],
             "missed": counts[1, 0],
             "caught": counts[1, 1],
-            "decisions": decisions,
+            "decisions": plots.decisions(labels, probas, metrics, threshold, name=scored.value_name),
             "alarms": alarms,
             "misses": misses,
             "pairs": worst_pairs,
@@ -184,8 +180,8 @@ def _predictions(
             "pairs_in_order": sum(pair.margin > 0 for pair in found),
         }
     files = {meme.row.id: dataset.images / meme.row.img for meme in memes if images}
-    pictures = {id_: thumbnail(file) for id_, file in files.items()}  # each made once
-    return {**shown, "pictures": pictures, "missing": sum(picture is None for picture in pictures.values())}
+    copies = {id_: thumbnail(file) for id_, file in files.items()}  # each made once
+    return {**shown, "pictures": copies, "missing": sum(copy is None for copy in copies.values())}
 
 
 def _without_repeats(found: list[Pair]) -> list[Pair]:

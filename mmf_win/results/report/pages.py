@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import DataError, NotPredicted, UsageError
 from mmf_win.paths import DatasetPaths, Places, new_file
 from mmf_win.results import record
-from mmf_win.results.report.pictures import PictureMatcher
+from mmf_win.results.report import comparison, page
 from mmf_win.results.report.scored import Scored, predictions_of, read_scored
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import events_of
@@ -51,12 +50,9 @@ def of_run(
         hint = f"it has those for {', '.join(predicted)}" if predicted else f"there are: {', '.join(there)}"
         raise UsageError(message, hint=hint)
     scored = None if found is None else read_scored(found[1], found[0], dataset)
-    with _matching(scored, dataset, images) as matcher:
-        from mmf_win.results.report import page
-
-        about = page.of_run(run, scored, dataset, matcher)
-        beside = page_beside(found[1]) if found else run.reports / "report.html"
-        return page.write("run.html", output or beside, about)
+    about = page.of_run(run, scored, dataset, images=images)
+    beside = page_beside(found[1]) if found else run.reports / "report.html"
+    return page.write("run.html", output or beside, about)
 
 
 def with_something_to_show(run: Run) -> Run:
@@ -84,11 +80,7 @@ def of_ensemble(csv: Path) -> Path:
     annotations = Path(facts["annotations"])  # of own memes, it lies in no dataset, and a copy beside the CSV
     dataset = DatasetPaths(annotations.parent.parent)
     scored = read_scored(csv, facts["split"], dataset)
-    with _matching(scored, dataset, images=True) as matcher:
-        from mmf_win.results.report import page
-
-        about = page.of_ensemble(scored, dataset, matcher)
-        return page.write("run.html", page_beside(csv), about)
+    return page.write("run.html", page_beside(csv), page.of_ensemble(scored, dataset))
 
 
 def page_beside(csv: Path) -> Path:
@@ -128,25 +120,9 @@ def of_runs(
     if split is not None and not any(predictions for _, predictions in scored):
         message, paths = f"none of these runs has predictions for {split}", [run.path for run in runs]
         raise NotPredicted(message, split=split, runs=paths, data_dir=data_dir)
-    from mmf_win.results.report import comparison, page
-
     about = comparison.of_runs(scored, chosen, settings)
     with nullcontext(output) if output else new_file(save_dir, "comparison_", ".html") as made:
         return page.write("compare.html", made, about)
-
-
-@contextmanager
-def _matching(scored: Scored | None, dataset: DatasetPaths, images: bool) -> Iterator[PictureMatcher | None]:
-    """Compare the pictures in the background, from before the rest that a page needs has been imported."""
-    if not images:
-        yield None
-        return
-    labelled = scored.memes if scored is not None and scored.labels is not None else ()
-    with warnings.catch_warnings():
-        # The page shows which pictures are broken or too large. Filters are of the whole process.
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        with PictureMatcher({meme.row.id: dataset.images / meme.row.img for meme in labelled}) as matcher:
-            yield matcher
 
 
 def _dataset(run: Run, data_dir: Path | None) -> DatasetPaths:
