@@ -20,7 +20,7 @@ from mmf_win.upstream.install import require_packages
 Examples:
   mmfw report                               the newest run, with its newest predictions
   mmfw report mmbt_grid --split dev_seen --open
-  mmfw report mmbt_grid --no-images --output for-the-group.html
+  mmfw report mmbt_grid --no-images -o for-the-group.html
   mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them
   mmfw report save/sweeps/mmbt_grid         compare the runs of a sweep"""
 )
@@ -34,7 +34,11 @@ Examples:
     help="Whose predictions to show.  [default: the newest]",
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where the page goes."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where the page goes.",
 )
 @click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")

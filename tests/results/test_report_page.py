@@ -345,7 +345,7 @@ def test_the_command_says_where_the_page_is(world: World, capsys: pytest.Capture
     assert main(["report", *save]) == 0
     assert Path(capsys.readouterr().out.strip()) == csv.with_suffix(".html")
     output = world.save.parent / "new folder" / "страница.html"
-    assert main(["report", "mmbt_grid", "--no-images", "--output", str(output), "--json", *save]) == 0
+    assert main(["report", "mmbt_grid", "--no-images", "-o", str(output), "--json", *save]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(output), "runs": [run.id]}
     assert output.is_file()
 
