@@ -63,7 +63,7 @@ def measure(
         - ``brier``: mean squared error of the probability; undefined for what is none, such as ranks.
         - ``calibration_error``: expected calibration error, see :func:`calibration_error`; undefined as well.
     """
-    y, p = _arrays(labels, probas)
+    y, p = np.asarray(labels), np.asarray(probas)
     chosen = p > threshold
     hateful = int(y.sum())
     right = float((chosen == y).mean())
@@ -79,18 +79,13 @@ def measure(
 
 
 @dataclass(frozen=True)
-class AurocDifference:
-    """How much better one prediction of the same rows is than another.
+class AurocDifference(Score):
+    """The AUROC of one prediction less that of another one of the same rows.
 
     Attributes:
-        value: the AUROC of the first less that of the second.
-        low, high: the ends of its interval of 95 %; None where its variance is 0 or cannot be estimated.
-        p: two-sided p-value of no difference; None with the interval.
+        p: two-sided p-value of no difference; None without an interval.
     """
 
-    value: float
-    low: float | None = None
-    high: float | None = None
     p: float | None = None
 
 
@@ -107,8 +102,7 @@ def auroc_difference(
     Returns:
         None where there is one class only.
     """
-    y, p = _arrays(labels, first)
-    _, q = _arrays(labels, second)
+    y, p, q = np.asarray(labels), np.asarray(first), np.asarray(second)
     if not 0 < y.sum() < len(y):
         return None
     value, error = _delong(*(ours - theirs for ours, theirs in zip(_pairs(y, p), _pairs(y, q), strict=True)))
@@ -140,15 +134,6 @@ def calibration_error(y: Integers, p: Floats, bins: int = CALIBRATION_BINS) -> f
 def calibration_bins(p: Floats, bins: int = CALIBRATION_BINS) -> Integers:
     """The bin of each probability, which holds its upper edge, as in Guo et al."""
     return np.clip(np.ceil(p * bins).astype(np.int64) - 1, 0, bins - 1)
-
-
-def _arrays(labels: Sequence[int], probas: Sequence[float]) -> tuple[Integers, Floats]:
-    y, p = np.asarray(labels, dtype=np.int64), np.asarray(probas, dtype=np.float64)
-    if y.shape != p.shape or y.ndim != 1 or not len(y):
-        raise ValueError(f"labels and probabilities of one length are needed, not {y.shape} and {p.shape}")
-    if not np.isin(y, (0, 1)).all():
-        raise ValueError("labels must be 0 or 1")
-    return y, p
 
 
 def _auroc(y: Integers, p: Floats) -> Score:

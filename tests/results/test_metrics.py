@@ -144,11 +144,6 @@ def test_an_auroc_without_a_variance_has_no_interval(labels: list[int], probas: 
     assert score.low is None and score.high is None
 
 
-def test_only_auroc_and_accuracy_have_intervals() -> None:
-    scores = metrics.measure(*sample(100))
-    assert {name for name in NAMES if scores[name].low is not None} == {"auroc", "accuracy"}
-
-
 @pytest.mark.parametrize(
     ("labels", "undefined"),
     [([0, 0, 0], {"auroc", "average_precision", "f1"}), ([1, 1, 1], {"auroc"})],
@@ -179,11 +174,3 @@ def test_a_model_is_no_better_than_itself_and_better_than_chance() -> None:
     assert worse.value == -better.value
     assert (worse.low, worse.high, worse.p) == (-better.high, -better.low, better.p)
     assert metrics.auroc_difference([1, 1], [0.1, 0.2], [0.2, 0.1]) is None
-
-
-@pytest.mark.parametrize(
-    ("labels", "probas"), [([], []), ([1], [0.5, 0.5]), ([2], [0.5])], ids=["nothing", "lengths", "labels"]
-)
-def test_what_cannot_be_scored_is_refused(labels: list[int], probas: list[float]) -> None:
-    with pytest.raises(ValueError):
-        metrics.measure(labels, probas)

@@ -189,20 +189,13 @@ def test_runs_without_predictions_are_compared_by_their_training(world: World) -
     assert 'id="validation"' in page and "Differences in AUROC" not in page
 
 
-def test_one_class_leaves_the_difference_undefined(world: World) -> None:
-    world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", "label": 1} for n in range(1, 9)])
+@pytest.mark.parametrize("label", [{"label": 1}, {}], ids=["one class", "no labels"])
+def test_without_both_classes_the_difference_is_undefined(world: World, label: dict[str, int]) -> None:
+    world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", **label} for n in range(1, 9)])
     runs = [world.run("a"), world.run("b")]
     for run in runs:
         world.predict(run)
     assert "undefined" in text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
-
-
-def test_a_split_without_labels_has_no_scores(world: World) -> None:
-    world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}"} for n in range(1, 9)])
-    runs = [world.run("a"), world.run("b")]
-    for run in runs:
-        world.predict(run)
-    assert pages.of_runs(runs, world.save).is_file()
 
 
 def test_the_command_compares_when_several_runs_are_named(

@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,13 +38,36 @@ def test_every_kind_of_picture_can_be_shown(tmp_path: Path, mode: str) -> None:
     assert pictures.thumbnail(path) is not None
 
 
-@pytest.mark.parametrize(
-    "content", [None, b"", b"no picture", draw(Picture.random(Random(1), crowded=True), "a")[:200]]
-)
-def test_a_missing_or_broken_picture_is_none(tmp_path: Path, content: bytes | None) -> None:
+def without_its_palette() -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise((40, 30), 80).quantize(16).save(buffer, "PNG", transparency=1)
+    whole = buffer.getvalue()
+    start = whole.index(b"PLTE") - 4
+    length = 12 + int.from_bytes(whole[start : start + 4], "big")
+    return whole[:start] + whole[start + length :]
+
+
+def with_a_broken_colour_profile() -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise((40, 30), 80).save(buffer, "PNG")
+    image, end, rest = buffer.getvalue().rpartition(b"\0\0\0\0IEND")
+    return image + b"\0\0\0\0iCCP" + zlib.crc32(b"iCCP").to_bytes(4, "big") + end + rest
+
+
+BROKEN: dict[str, Callable[[], bytes]] = {
+    "empty": lambda: b"",
+    "no picture": lambda: b"no picture",
+    "torn": lambda: draw(Picture.random(Random(1), crowded=True), "a")[:200],
+    "no palette": without_its_palette,
+    "profile": with_a_broken_colour_profile,
+}
+
+
+@pytest.mark.parametrize("content", [None, *BROKEN.values()], ids=["missing", *BROKEN])
+def test_a_missing_or_broken_picture_is_none(tmp_path: Path, content: Callable[[], bytes] | None) -> None:
     path = tmp_path / "a.png"
     if content is not None:
-        path.write_bytes(content)
+        path.write_bytes(content())
     assert pictures.thumbnail(path) is None
     assert pictures.alike({1: path, 2: path}) == {}
 
@@ -75,28 +99,6 @@ def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> 
     *found, kibibytes = done.stdout.split()
     assert "".join(found) == "[False,True][-2,1]", done.stderr
     assert int(kibibytes) < 60_000, "95 megabytes decoded, and four times that in colour"
-
-
-def test_a_picture_that_lost_its_palette_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    Image.effect_noise((40, 30), 80).quantize(16).save(path, transparency=1)
-    whole = path.read_bytes()
-    start = whole.index(b"PLTE") - 4
-    length = 12 + int.from_bytes(whole[start : start + 4], "big")
-    path.write_bytes(whole[:start] + whole[start + length :])
-    assert pictures.thumbnail(path) is None
-    assert pictures.alike({1: path, 2: path}) == {}
-
-
-def test_a_picture_with_a_broken_colour_profile_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    Image.effect_noise((40, 30), 80).save(path)
-    whole = path.read_bytes()
-    end = whole.index(b"IEND") - 4
-    profile = b"\0\0\0\0iCCP" + zlib.crc32(b"iCCP").to_bytes(4, "big")
-    path.write_bytes(whole[:end] + profile + whole[end:])
-    assert pictures.thumbnail(path) is None
-    assert pictures.alike({1: path, 2: path}) == {}
 
 
 def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_path: Path) -> None:
