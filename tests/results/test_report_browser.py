@@ -28,7 +28,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run's page and one that compares two, in a folder named in three scripts."""
+    """Pages of a run, of two runs, of a sweep and of a profile, in a folder named in three scripts."""
     world = report_world.make(tmp_path_factory.mktemp("report") / "Мои данные 数据 #1")
     lines = world.dataset.split(report_world.SPLIT).read_text(encoding="utf-8").splitlines()
     evil = lines[0].replace("look how", SCRIPT.replace('"', "'") + "look how")
@@ -37,9 +37,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = [world.run(), world.run("a_rather_long_name_of_a_run_that_somebody_chose")]
     for run in runs:
         world.predict(run, skill=-0.5)  # wrong about most, so that there are mistakes to show
+    tasks, settings = report_world.sweep(world, 12, predicted=2)
     return {
         "run": pages.of_run(runs[0]),
         "compare": pages.of_runs(runs, world.save),
+        "sweep": pages.of_runs(tasks, world.save, settings=settings),
         "profile": write_page(profiled(data=0.25, folder=world.save)),
     }
 
@@ -155,7 +157,7 @@ def test_colours_follow_the_dark_mode(page: Open, name: str) -> None:
     assert all(light != dark for light, dark in zip(*looks, strict=True))
 
 
-@pytest.mark.parametrize("name", ["run", "compare", "profile"])
+@pytest.mark.parametrize("name", ["run", "compare", "sweep", "profile"])
 @pytest.mark.parametrize("width", [360, 768, 1200])
 def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
     shown = page(name, width=width)
@@ -166,7 +168,7 @@ def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
     assert shown.evaluate(too_wide) == 0
 
 
-@pytest.mark.parametrize("name", ["run", "compare", "profile"])
+@pytest.mark.parametrize("name", ["run", "compare", "sweep", "profile"])
 def test_it_can_be_read_without_seeing_it(page: Open, name: str) -> None:
     shown = page(name)
     assert shown.evaluate("document.documentElement.lang") == "en"
@@ -203,7 +205,7 @@ _CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["run", "compare", "profile"])
+@pytest.mark.parametrize("name", ["run", "compare", "sweep", "profile"])
 def test_letters_stand_out_as_wcag_asks(page: Open, name: str, scheme: str) -> None:
     assert page(name, scheme=scheme).evaluate(_CONTRAST) == []
 

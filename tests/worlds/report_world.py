@@ -169,6 +169,24 @@ def attempt(
     return events
 
 
+def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Path, dict[str, object]]]:
+    """Runs of which each is better than the one before, and their settings."""
+    runs, settings = [], {}
+    for n in range(count):
+        run = world.run(f"task{n:02}", overrides=[f"optimizer.params.lr={n}e-6"])
+        events = attempt("1", 0, 120, "ok", seed=1)
+        for event in events:
+            if event["kind"] == "val":
+                event["metrics"]["hateful_memes/roc_auc"] += n / 1000
+        run.events.write_bytes(b"".join(map(json_bytes, events)))
+        if n < predicted:
+            world.predict(run)
+        runs.append(run)
+        start = f"elsewhere/a/checkpoint/of/seed/{n % 4}"
+        settings[run.path] = {"optimizer.params.lr": 1e-6 * 2**n, "freeze": n % 2 == 0, "модель": start}
+    return runs, settings
+
+
 def text_of(page: str) -> str:
     """What is read on the page, without its marks."""
     return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())

@@ -16,9 +16,9 @@ from mmf_win.protocol import read_events
 from mmf_win.results.metrics import AurocDifference, auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
-from mmf_win.results.report.parallel import parallel
 from mmf_win.results.report.scored import Scored
-from mmf_win.results.report.svg import SERIES, Plot
+from mmf_win.results.report.settings import by_setting
+from mmf_win.results.report.svg import SERIES
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
@@ -164,7 +164,7 @@ def of_runs(
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": _settings(entries, settings or {}),
+        "settings": by_setting([((settings or {}).get(entry.run.path, {}), entry.best) for entry in entries]),
         "plots": [
             plots.overlaid(
                 name,
@@ -187,22 +187,6 @@ def best(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
     ranked = sorted(entries, key=lambda entry: -1.0 if entry.best is None else entry.best, reverse=True)
     chosen = {entry.run for entry in ranked[:BEST]}
     return [entry for entry in entries if entry.run in chosen]
-
-
-def _settings(entries: Sequence[ComparedRun], settings: Mapping[Path, Mapping[str, object]]) -> Plot | None:
-    """Which settings gave which validation AUROC; None where nothing is known of either."""
-    rows = [(settings.get(entry.run.path, {}), entry.best) for entry in entries]
-    axes = list(dict.fromkeys(key for row, _ in rows for key in row))
-    if not axes or all(score is None for _, score in rows):
-        return None
-    score = "validation AUROC"
-    return parallel(
-        "settings",
-        "Settings and validation AUROC",
-        axes,
-        [{**row, score: reached} for row, reached in rows],
-        score,
-    )
 
 
 def coloured(groups: Sequence[Group]) -> dict[str, str]:

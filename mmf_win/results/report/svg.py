@@ -65,7 +65,6 @@ class Plot:
         caption: below it, in a sentence.
         legend: what its colours mean: label → the role of the colour.
         svg: what :meth:`drawing` drew; its text alternative is the title and the caption.
-        size: width and height in inches.
     """
 
     name: str
@@ -73,13 +72,12 @@ class Plot:
     caption: str
     legend: dict[str, str] = field(default_factory=dict)
     svg: str = ""
-    size: tuple[float, float] = SIZE
 
     @contextmanager
     def drawing(self, area: tuple[float, float, float, float] = _AREA) -> Iterator[Axes]:
         """Axes to draw on, which take this area; afterwards, :attr:`svg` is the drawing."""
         with matplotlib.rc_context(_STYLE):
-            figure = Figure(figsize=self.size)
+            figure = Figure(figsize=SIZE)
             yield figure.add_axes(area)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg")
