@@ -11,7 +11,7 @@ from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.runs import search
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import trained
+from mmf_win.sweeps.found import SWEEPS, trained
 from mmf_win.upstream.install import require_packages
 
 
@@ -22,7 +22,7 @@ Examples:
   mmfw report mmbt_grid --split dev_seen --open
   mmfw report mmbt_grid --no-images -o for-the-group.html
   mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them
-  mmfw report save/sweeps/mmbt_grid         compare the runs of a sweep"""
+  mmfw report sweeps/mmbt_grid              compare the runs of a sweep"""
 )
 @click.argument(
     "runs", nargs=-1, metavar="[RUN ...]", shell_complete=completion.completed_by(completion.runs)
@@ -61,8 +61,8 @@ def command(
     that it shows, under their name, or into the run's reports as report.html where there are none: curves,
     scores, the published ones where the split is one of the paper's, and the worst mistakes, their pictures
     blurred until they are clicked. For several it goes into the save dir under a new name. RUN is a run's
-    id, its name (the newest run of that name) or its folder; a sweep's folder stands for its runs, and its
-    page, which also shows what their parameters came to, goes there.
+    id, its name (the newest run of that name) or its folder; sweeps/NAME or the folder of a sweep stands for
+    its runs, and its page, which also shows what their parameters came to, goes there.
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     from mmf_win.results.report import pages
@@ -71,9 +71,9 @@ def command(
         output = output.expanduser().absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file, so the page cannot take its place")
-    sweep = SweepFolder(Path(runs[0]).expanduser().absolute()) if len(runs) == 1 else None
-    settings = trained(sweep) if sweep is not None and sweep.state.is_file() else None
-    if sweep is not None and settings is not None:
+    sweep, settings = _sweep(runs, save_dir), None
+    if sweep is not None:
+        settings = trained(sweep)
         if len(settings) < 2:
             raise UsageError(f"{sweep.path}: fewer than two of its tasks have trained, so far")
         found, save_dir = list(settings), sweep.path
@@ -97,3 +97,13 @@ def command(
 
         if not webbrowser.open(page.as_uri()):
             say("there is no browser to open it with")
+
+
+def _sweep(runs: tuple[str, ...], save_dir: Path) -> SweepFolder | None:
+    """The sweep that is meant, by its folder or as ``sweeps/NAME``; None where runs are."""
+    if len(runs) != 1:
+        return None
+    places = [Path(runs[0]).expanduser().absolute()]
+    if Path(runs[0]).parts[:1] == (SWEEPS,):
+        places.append(save_dir / runs[0])
+    return next((sweep for sweep in map(SweepFolder, places) if sweep.state.is_file()), None)

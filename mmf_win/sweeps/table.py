@@ -17,6 +17,7 @@ from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.specification import Search, parse, read_text
 from mmf_win.sweeps.store import Row, Store
+from mmf_win.upstream.install import pip_hint
 
 if TYPE_CHECKING:
     import pandas
@@ -49,7 +50,7 @@ class Line:
 
     Attributes:
         parameters: those that differ within the sweep, but for the seed.
-        tasks: the names of its tasks that ended well.
+        tasks: the names of its tasks that ended well, and of those whose commands so far led to a score.
         metrics: by their names; those of the validation with the best AUROC, and ``test_auroc``.
         difference: of the mean metric from the baseline's, over the seeds that both have.
         p: two-sided p-value of a paired t-test of that; None with fewer than two seeds in common.
@@ -89,6 +90,7 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
         shown = {name: row.values.get(name) for name in differing}
         groups.setdefault(json.dumps(shown, default=str), []).append(row)
     found = [_line(folder, rows, differing, search) for rows in groups.values()]
+    found = [line for line in found if line.tasks]
     known = {name for line in found for name in line.metrics}
     if known and metric not in known:
         raise UsageError(f"there is no metric {metric}", hint=f"there are {', '.join(sorted(known))}")
@@ -189,12 +191,15 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
 
 def _line(folder: SweepFolder, rows: Sequence[Row], differing: Sequence[str], search: Search | None) -> Line:
     measured: dict[str, dict[str, float]] = {}
+    tasks = []
     for row in rows:
         seed = " ".join(str(row.values[name]) for name in SEEDS if name in row.values) or row.name
         found = metrics_of(folder.task(row.name))
         if search is not None and search.metric not in found:
             value = objective(search, folder.task(row.name))
             found |= {} if value is None else {search.metric: value}
+        if found or row.state == "success":
+            tasks.append(row.name)
         for name, value in found.items():
             measured.setdefault(name, {})[seed] = value
     metrics = {
@@ -206,7 +211,7 @@ def _line(folder: SweepFolder, rows: Sequence[Row], differing: Sequence[str], se
         for name, values in measured.items()
     }
     parameters = {name: rows[0].values.get(name) for name in differing}
-    return Line(parameters, [row.name for row in rows], metrics)
+    return Line(parameters, tasks, metrics)
 
 
 def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:
@@ -243,5 +248,5 @@ def _paired_p(differences: Sequence[float]) -> float | None:
     try:
         from scipy.stats import ttest_1samp
     except ImportError:
-        raise MmfError("a paired test needs scipy", hint="pip install scipy") from None
+        raise MmfError("a paired test needs SciPy", hint=pip_hint("[report]")) from None
     return float(ttest_1samp(differences, 0.0).pvalue)

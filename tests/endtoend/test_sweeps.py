@@ -66,7 +66,7 @@ def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
     with _sweep(tool, *words) as process:  # there is nothing left to run
         printed, said = process.communicate()
     assert "±" in printed and len(_runs(output)) == 3
-    assert tool.code("report", str(output)) == 0
+    assert tool.code("report", "sweeps/text") == 0
     assert tool.errors == "" and Path(tool.output.strip()).parent == output
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import statistics
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,15 @@ def test_the_best_combination_comes_first_with_mean_and_deviation(sweep: SweepFo
     assert best.mean == pytest.approx(statistics.mean([0.70, 0.79, 0.76]))
     assert best.sd == pytest.approx(statistics.stdev([0.70, 0.79, 0.76]))
     assert found[0].metrics["loss"].mean == pytest.approx(1 - best.mean)  # of the same validation
+
+
+def test_a_task_counts_once_it_has_a_score(sweep: SweepFolder) -> None:
+    queued, scored, *_ = Store(sweep).rows()
+    shutil.rmtree(sweep.task(queued.name).path)
+    with sqlite3.connect(sweep.state) as table:  # as where a driver ran some of their commands alone
+        table.execute("UPDATE tasks SET state = 'queued' WHERE id IN (?, ?)", [queued.id, scored.id])
+    runs = {line.parameters["lr"]: len(line.tasks) for line in lines(sweep)}
+    assert runs == {0.1: 3, 0.5: 3, 0.9: 3} | {queued.values["lr"]: 2}
 
 
 def test_a_loss_is_the_better_the_smaller(sweep: SweepFolder) -> None:
