@@ -204,10 +204,6 @@ class NoFeatureFiles(DatasetError):
     """No folder has files with region features to build an LMDB of."""
 
 
-class FeaturesConflict(DatasetError):
-    """Region features cannot be in one LMDB: of the same image, or of different detectors."""
-
-
 class NoDataset(DatasetError):
     """There is no dataset in ``data_dir``; ``nearby`` is a data folder above or below that has one."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,16 +14,16 @@ from mmf_win.inputs.added import Added, add_features
 from mmf_win.paths import Places
 
 _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
-_REGIONS = 100  # MMF's max_features
+_REGIONS = (100, 100)  # MMF's max_features
 
 
 @click.command(
     "add",
     epilog="""\b
 Examples:
-  mmfw features add extracted/                            where MMF looks for them
-  mmfw features add more/ --force                         ... and replace those that are there of these images
-  mmfw features add extracted/ --output own/memes.lmdb    another LMDB
+  mmfw features add extracted/                     where MMF looks for them
+  mmfw features add extracted/ more/ --force       ... in place of those that are there
+  mmfw features add extracted/ -o own/memes.lmdb   another LMDB, as for `mmfw predict --features`
 
 mmfw has no detector. MMF's repository has scripts that run one, in tools/scripts/features.""",
 )
@@ -36,21 +35,22 @@ mmfw has no detector. MMF's repository has scripts that run one, in tools/script
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
 @click.option(
+    "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="LMDB",
-    help="Build or extend this LMDB.  [default: detectron.lmdb where MMF looks]",
+    help="Build this LMDB.  [default: detectron.lmdb where MMF looks]",
 )
 @options.data_dir
-@click.option("--force", is_flag=True, help="Replace features of the same images, and a damaged LMDB.")
+@click.option("--force", is_flag=True, help="Replace the LMDB that is there.")
 @options.as_json
 def command(
     folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, force: bool, as_json: bool
 ) -> None:
-    """Build or extend the LMDB of region features from the .npy files in FOLDERs.
+    """Build an LMDB of region features from the .npy files in FOLDERs.
 
     NAME.npy holds the features of the image NAME, NAME_info.npy its boxes, as MMF's extraction scripts write
-    them. The new LMDB takes the place of the old one when it is complete; features that are there stay.
+    them. The LMDB takes its place when it is complete.
     """
     places = Places.resolve(data_dir)
     if output is not None and output.suffix != ".lmdb":
@@ -60,43 +60,20 @@ def command(
     if as_json:
         print_json(asdict(added))
     else:
-        _show_added(added, places)
+        _show(added)
 
 
-def _show_added(added: Added, places: Places) -> None:
+def _show(added: Added) -> None:
     if added.splits:
         rows = [(split, *covered.values()) for split, covered in added.splits.items()]
         print(table(("split", "rows", "with features"), rows), flush=True)
-    else:
-        say(f"note: {places.dataset.annotations}: there are no splits yet to compare the keys with")
-    for line in _notes_on(added):
-        say(f"note: {line}")
-    done = f"{added.added} added, {added.replaced} replaced, {added.same} unchanged"
-    say(f"{done}; {added.records} images in {added.lmdb}")
-
-
-def _notes_on(added: Added) -> Iterator[str]:
-    if added.unmatched:
-        yield (
-            f"{len(added.unmatched)} keys are of no image in the splits: {first_few(added.unmatched)}; "
-            "MMF looks for the name alone, without folders"
-        )
-    if added.mistaken:
-        pairs = [f"{image} gets {key}" for image, key in added.mistaken.items()]
-        yield (
-            "MMF looks for features by the number at the end of a file's name, else by the name, without "
-            f"folders, so {len(pairs)} images get those of others: {first_few(pairs)}; rename these images"
-        )
     if added.without_info:
-        yield (
-            f"{len(added.without_info)} images have no _info.npy and so no boxes, which ViLBERT reads: "
-            f"{first_few(added.without_info)}"
-        )
-    fewest, most = added.regions
-    if (fewest, most) != (_REGIONS, _REGIONS):
-        yield (
-            f"the images have {fewest} to {most} regions; ViLBERT needs the same number in all, and that as "
-            "dataset_config.hateful_memes.max_features"
-        )
+        images = f"{len(added.without_info)} images have no _info.npy: {first_few(added.without_info)}"
+        say(f"note: {images}; ViLBERT reads the boxes in it")
+    if tuple(added.regions) != _REGIONS:
+        fewest, most = added.regions
+        key = "dataset_config.hateful_memes.max_features"
+        say(f"note: an image has {fewest} to {most} regions; ViLBERT needs the same number in all, as {key}")
     if added.numbers != _NUMBERS:
-        yield f"{added.numbers} numbers describe a region; the presets expect {_NUMBERS}"
+        say(f"note: {added.numbers} numbers describe a region; the presets expect {_NUMBERS}")
+    say(f"features of {added.images} images: {added.lmdb}")

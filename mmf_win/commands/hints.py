@@ -70,7 +70,7 @@ def _repair_features(error: errors.DamagedFeatures) -> str:
     here = _where_mmf_looks(features)
     if here is not None and manifest and manifest.source:
         return as_typed("mmfw", "repair", "features", *here)
-    where = ["--output", error.lmdb] if here is None or error.lmdb.name != "detectron.lmdb" else here
+    where = ["-o", error.lmdb] if here is None or error.lmdb.name != "detectron.lmdb" else here
     folders = built_from(error.lmdb)
     force = ["--force"] if manifest or (error.lmdb / "data.mdb").exists() else []
     build = as_typed("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
@@ -207,7 +207,6 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: _get_mmf,
-    errors.FeaturesConflict: "--output LMDB builds another; --force takes the features of the last folder",
     errors.IncompleteDataset: "--allow-missing goes without them",
     errors.NoDataset: _make_dataset,
     errors.NoValidation: _add_validation,
@@ -218,7 +217,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.NoSource: _make_demo,
     errors.NotFetched: _fetch_from,
     errors.UnknownOrigin: _write_again,
-    errors.NoFeatures: "`mmfw features add FOLDER --output LMDB` makes some",
+    errors.NoFeatures: "`mmfw features add FOLDER -o LMDB` makes some",
     errors.NoRun: _find_run,
     errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
     errors.NotPredicted: _predict,

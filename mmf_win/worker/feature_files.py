@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mmf_win.errors import DatasetError, FeaturesConflict, NoFeatureFiles
+from mmf_win.errors import DatasetError, NoFeatureFiles
 
 _INFO = "_info.npy"
 _OF_INFO = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox")
@@ -31,16 +31,15 @@ _NUMPY = {
 }
 
 
-def find_pairs(folders: Sequence[Path], *, force: bool) -> dict[str, Path]:
+def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
     """The features below folders: key → ``NAME.npy``. MMF's converter makes the key from the path.
 
     Args:
         folders: what to look through. Hidden files are left out, as by MMF's converter.
-        force: where two have the same key, take that of the last folder.
 
     Raises:
         NoFeatureFiles: there are none.
-        FeaturesConflict: two have the same key.
+        DatasetError: two have the same key, or one cannot be a key.
     """
     pairs: dict[str, Path] = {}
     for folder in folders:
@@ -52,8 +51,8 @@ def find_pairs(folders: Sequence[Path], *, force: bool) -> dict[str, Path]:
                 raise DatasetError(
                     f"{path}: an LMDB for MMF cannot have this name as a key", hint="rename it"
                 )
-            if key in pairs and not force:
-                raise FeaturesConflict(f"{path}: {pairs[key]} has the same key, {key}")
+            if key in pairs:
+                raise DatasetError(f"{path}: {pairs[key]} is of the same image", hint="take one of them away")
             pairs[key] = path
     if not pairs:
         raise NoFeatureFiles(f"{', '.join(map(str, folders))}: there is no .npy file with features")

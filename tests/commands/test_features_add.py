@@ -37,35 +37,35 @@ def test_features_are_put_where_mmf_looks(
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
     lmdb = Places.resolve(data).dataset.features / "detectron.lmdb"
-    assert (found["lmdb"], found["added"], found["records"]) == (str(lmdb), 6, 6)
+    assert (found["lmdb"], found["images"]) == (str(lmdb), 6)
     assert found["splits"]["train"] == {"rows": 6, "with_features": 6}
     assert found["splits"]["dev_seen"] == {"rows": 3, "with_features": 0}
-    assert main(words[:-1]) == 0
+    assert main(words[:-1]) == 3
+    assert "--force" in capsys.readouterr().err
+    assert main([*words[:-1], "--force"]) == 0
     said = capsys.readouterr()
     assert [line.split() for line in said.out.splitlines()][1] == ["train", "6", "6"]
-    assert "6 unchanged" in said.err
+    assert f"6 images: {lmdb}" in said.err
 
 
-def test_what_the_keys_lead_to_is_told(
+def test_what_models_may_not_take_is_told(
     user_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = user_dir / "npy"
     npy.write_pair(folder / "sub", "00001", numbers=2054)
+    npy.write_pair(folder / "sub", "00002", numbers=2054, regions=36)
     (folder / "sub" / "00001_info.npy").unlink()
     assert main(["features", "add", str(folder), "--data-dir", str(data)]) == 0
     said = capsys.readouterr().err
-    for told in ("sub/00001", "without folders", "2054", "ViLBERT", "max_features"):
+    for told in ("sub/00001", "10 to 36 regions", "2054", "ViLBERT", "max_features"):
         assert told in said
-    npy.write_pair(folder / "sub", "00002", numbers=2054, regions=36)
-    assert main(["features", "add", str(folder / "sub"), "--data-dir", str(data)]) == 0
-    assert "10 to 36 regions" in capsys.readouterr().err
 
 
 def test_another_lmdb_may_be_built(user_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = npy.write_pairs(user_dir / "npy", ["1"])
     lmdb = user_dir / "own" / "memes.lmdb"
     words = ["features", "add", str(folder), "--data-dir", str(data)]
-    assert main([*words, "--output", str(lmdb)]) == 0
+    assert main([*words, "-o", str(lmdb)]) == 0
     assert set(npy.records(lmdb)) == {"1"}
     assert not Places.resolve(data).dataset.features.exists()
     assert main([*words, "--output", str(user_dir / "own" / "memes")]) == 2

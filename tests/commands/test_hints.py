@@ -104,7 +104,6 @@ ELSEWHERE = {
     "::test_rows_without_features_are_left_out_only_when_that_is_allowed",
     "DamagedFeatures": "commands/test_features_add.py"
     "::test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again",
-    "FeaturesConflict": "commands/test_features_add.py::test_another_lmdb_may_be_built",
     "DamagedCheckpoints": "endtoend/test_checkpoints.py"
     "::test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
     "NoDataset": "commands/test_mistakes.py::test_the_dataset_is_made_where_it_was_missed",

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.dataset.annotations import read_rows
 from mmf_win.errors import DatasetError
 from mmf_win.inputs.added import Added
+from mmf_win.inputs.keys import mistaken
 from mmf_win.paths import Places
 from tests.worlds import npy
 from tests.worlds.memes import jsonl, lay_out
@@ -30,33 +32,30 @@ def test_each_split_says_how_much_of_it_has_features(
 ) -> None:
     laid_out(places, train=["img/00001.png", "img/00002.png", "img/x.y.jpg"], dev=["img/00003.png"])
     folder = npy.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
-    npy.write_pair(folder / "sub", "00003")
-    added = add(folder)
-    assert added.splits == {
+    npy.write_pair(folder / "sub", "00003")  # MMF looks for the name alone, without folders
+    assert add(folder).splits == {
         "train": {"rows": 3, "with_features": 3},
         "dev": {"rows": 1, "with_features": 0},
     }
-    assert added.unmatched == ["other", "sub/00003"]
-    assert not added.mistaken
 
 
-def test_a_number_at_the_end_of_a_name_that_leads_to_another_image_is_told(
-    user_dir: Path, places: Places, add: Callable[..., Added]
+@pytest.mark.parametrize(
+    ("images", "keys", "expected"),
+    [
+        (
+            ["img/12.png", "img/cat_12.png", "img/dog_7.png", "img/cow_7.png", "img/00008.png"],
+            ["12", "cat_12", "7", "8"],
+            {"img/cat_12.png": "12", "img/dog_7.png": "7", "img/cow_7.png": "7"},
+        ),
+        (["img/a/1.png", "img/b/1.png", "img/2.png", "img/2.png"], ["1", "2"], {"img/b/1.png": "1"}),
+    ],
+    ids=["a number at the end of another's name", "one name in two folders"],
+)
+def test_an_image_that_would_get_the_features_of_another_is_known(
+    places: Places, images: list[str], keys: list[str], expected: dict[str, str]
 ) -> None:
-    laid_out(
-        places, train=["img/12.png", "img/cat_12.png", "img/dog_7.png", "img/cow_7.png", "img/00008.png"]
-    )
-    added = add(npy.write_pairs(user_dir / "npy", ["12", "cat_12", "7", "8"]))
-    assert added.mistaken == {"img/cat_12.png": "12", "img/dog_7.png": "7", "img/cow_7.png": "7"}
-    assert added.unmatched == ["cat_12"]
-
-
-def test_images_of_the_same_name_in_two_folders_are_told(
-    user_dir: Path, places: Places, add: Callable[..., Added]
-) -> None:
-    laid_out(places, train=["img/a/1.png", "img/b/1.png"], dev=["img/2.png"], test=["img/2.png"])
-    added = add(npy.write_pairs(user_dir / "npy", ["1", "2"]))
-    assert added.mistaken == {"img/b/1.png": "1"}
+    laid_out(places, train=images)
+    assert mistaken(read_rows(places.dataset.split("train")), keys) == expected
 
 
 def test_a_broken_annotation_file_is_named_before_anything_is_written(

@@ -20,7 +20,7 @@ def read(folder: Path, key: str = "00001") -> dict[str, Any]:
     """The record of a key."""
     from mmf_win.worker.feature_files import find_pairs, read_record
 
-    return read_record(find_pairs([folder], force=False)[key], key)
+    return read_record(find_pairs([folder])[key], key)
 
 
 def save_object(path: Path, value: Any, protocol: int = 4) -> None:
@@ -77,7 +77,7 @@ def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user
     npy.write_pair(user_dir / "часть 二", "00002")
     npy.write_pair(user_dir / ".cache", "00003")
     npy.write_pair(user_dir, "._00004")
-    assert list(find_pairs([user_dir], force=False)) == ["00001", "часть 二/00002"]
+    assert list(find_pairs([user_dir])) == ["00001", "часть 二/00002"]
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
@@ -246,7 +246,7 @@ def test_a_folder_without_features_is_refused(user_dir: Path) -> None:
 
     (user_dir / "a.txt").touch()
     with pytest.raises(DatasetError, match=r"no \.npy"):
-        find_pairs([user_dir], force=False)
+        find_pairs([user_dir])
 
 
 @pytest.mark.parametrize("name", ["keys", "x" * 250 + "/" + "y" * 250 + "/" + "z" * 20])
@@ -256,13 +256,12 @@ def test_a_name_that_cannot_be_a_key_is_refused(name: str, tmp_path: Path) -> No
     path = tmp_path / name
     npy.write_pair(path.parent, path.name)
     with pytest.raises(DatasetError, match=path.name):
-        find_pairs([tmp_path], force=False)
+        find_pairs([tmp_path])
 
 
-def test_of_two_folders_with_the_same_key_the_last_one_wins_by_force(user_dir: Path) -> None:
+def test_two_files_of_one_image_are_refused(user_dir: Path) -> None:
     from mmf_win.worker.feature_files import find_pairs
 
     one, other = (npy.write_pairs(user_dir / name, ["00001"]) for name in ("one", "other"))
-    with pytest.raises(DatasetError, match="same key, 00001"):
-        find_pairs([one, other], force=False)
-    assert find_pairs([one, other], force=True) == {"00001": other / "00001.npy"}
+    with pytest.raises(DatasetError, match=r"other.*00001\.npy: .*one.*00001\.npy is of the same image"):
+        find_pairs([one, other])
