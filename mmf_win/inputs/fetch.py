@@ -227,7 +227,7 @@ class Fetcher:
         by_folder: dict[Path, int] = {}
         for need, (_, room) in self.costs(needs).items():
             if room:
-                home = self.places.cache_dir if need.kind in ("glove", "resnet") else self.places.data_dir
+                home = self.places.cache_dir if need.kind == "resnet" else self.places.data_dir
                 by_folder[home] = by_folder.get(home, 0) + room
         for folder, total in by_folder.items():
             require_space(folder, total)
@@ -297,7 +297,7 @@ class Fetcher:
         if need.kind == "features" and finding.state == "damaged" and source is None:
             message = f"{need.folder}: {'; '.join(finding.problems)}; nothing tells where they came from"
             raise DamagedFeatures(message, lmdb=need.files[0].parent)
-        if manifest is None or source is None or need.url or source.sha256 == published:
+        if manifest is None or source is None or source.sha256 == published:
             return
         if manifest.basis != "published":  # else they are those of another version of MMF
             what = f"{need.folder}: made of {source.name}, which is not an archive of MMF's zoo"
@@ -356,7 +356,7 @@ class Fetcher:
             # The configuration may read from another folder than the one that the zoo's key stands for.
             return need.entry.archive
         source = source_of(need)
-        return need.folder / (source.name if source and not need.url else str(need.url).rpartition("/")[2])
+        return need.folder / (source.name if source else str(need.url).rpartition("/")[2])
 
     def _names(self, need: Need) -> tuple[str, ...]:
         names = need.entry.names if need.entry else (self._archive(need).name,)

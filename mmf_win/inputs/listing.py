@@ -16,8 +16,6 @@ from mmf_win.upstream.zoo import Zoo, ZooEntry
 
 Kind = Literal["features", "extras", "weights", "fc7", "glove", "bert", "tokenizer", "resnet", "other"]
 
-# torchtext.vocab.GloVe.url; nobody has published the hash of it
-_GLOVE = "https://nlp.stanford.edu/data/glove.{}.zip"
 _CHECKPOINTS = ("*.ckpt", "*.pth", "*.pt")  # mmf.utils.checkpoint.ALLOWED_CHECKPOINT_EXTS
 
 
@@ -81,7 +79,7 @@ class Need:
     @property
     def is_ours(self) -> bool:
         """Whether the files lie in a folder of MMF's downloads, where a manifest belongs."""
-        return self.kind in ("features", "extras", "weights", "fc7", "glove")
+        return self.kind in ("features", "extras", "weights", "fc7")
 
     @property
     def has_source(self) -> bool:
@@ -94,8 +92,6 @@ class Need:
             return choose_features(member)
         if self.kind == "extras":
             return f"/{member}".partition("/extras/")[2] or None
-        if self.kind == "glove":
-            return self.names[0] if member.rpartition("/")[2] == self.names[0] else None
         return member
 
 
@@ -173,13 +169,7 @@ def _vocabulary(zoo: Zoo, vocab: Tree, data_dir: str | None = None) -> Iterator[
         else:
             yield Need("other", "vocabulary", path.parent, (path.name,))
     if vocab.get("type") != "random" and str(vectors).startswith("glove."):
-        yield glove(zoo.places, str(vectors))
-
-
-def glove(places: Places, vectors: str) -> Need:
-    """The word vectors that torchtext would download, such as ``glove.6B.300d``."""
-    archive = _GLOVE.format(vectors.removeprefix("glove.").rpartition(".")[0])
-    return Need("glove", "GloVe word vectors", places.cache_dir, (f"{vectors}.txt",), url=archive)
+        yield Need("glove", "GloVe word vectors", zoo.places.cache_dir, (f"{vectors}.txt",))
 
 
 def _pretrained(zoo: Zoo, checkpoint: Tree) -> Iterator[Need]:

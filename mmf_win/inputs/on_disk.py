@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.inputs import caches
-from mmf_win.inputs.listing import Kind, Need, glove, hub_model, resnet152
+from mmf_win.inputs.listing import Kind, Need, hub_model, resnet152
 from mmf_win.inputs.verify import read_elsewhere
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.paths import Places
@@ -19,8 +19,8 @@ from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
 
 
 def needs_on_disk(places: Places) -> list[Need]:
-    """What lies in the data folder and in MMF's cache folder, and what was read in the caches of others."""
-    folders = {places.cache_dir} if (places.cache_dir / SUMS).is_file() else set()
+    """What lies in the data folder, and what was read in the caches of others."""
+    folders: set[Path] = set()
     for here, below, names in os.walk(places.data_dir):
         below[:] = [name for name in below if not name.startswith(".mmfw-")]
         if SUMS in names or Path(here) == places.dataset.features or is_unfinished(Path(here)):
@@ -40,7 +40,7 @@ def _is_of_others(path: Path, places: Places) -> bool:
 
 def with_source(need: Need, places: Places) -> Need:
     """The same files, with where to download them, as far as the zoo of the installed MMF tells."""
-    if need.entry or need.url or not need.is_ours:
+    if need.entry or not need.is_ours:
         return need
     part = {places.dataset.features: "features", places.dataset.root / "extras": "extras"}.get(need.folder)
     try:
@@ -70,8 +70,6 @@ def _listed(folder: Path, places: Places) -> Iterator[Need]:
         yield from (Need("features", title, folder, (name,)) for name in names)
     elif folder == places.dataset.root / "extras":
         yield Need("extras", "vocabulary", folder, names)
-    elif folder == places.cache_dir:
-        yield from (glove(places, name.removesuffix(".txt")) for name in names if name.startswith("glove."))
     elif names:
         yield Need(kind, folder.relative_to(places.data_dir).as_posix(), folder, names)
 

@@ -27,8 +27,10 @@ def no_source(need: Need, finding: Finding, places: Places, words: Sequence[str]
     problems = "; ".join(finding.problems)
     if need.kind == "features":
         return DamagedFeatures(f"{need.folder}: {problems}", lmdb=need.files[0].parent)
-    message, hint = f"{need.title}: {problems}", "put an intact copy there; mmfw knows no source of it"
-    return NoSource(message, hint=hint, words=words, data_dir=places.data_dir)
+    hint = "put an intact copy there; mmfw knows no source of it"
+    if need.kind == "glove":
+        hint = "put it there, or let MMF begin with random vectors: vocab.type=random"
+    return NoSource(f"{need.title}: {problems}", hint=hint, words=words, data_dir=places.data_dir)
 
 
 def has_source(need: Need) -> bool:

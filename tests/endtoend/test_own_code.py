@@ -25,6 +25,7 @@ def phase_1(world: TinyWorld, tmp_path: Path) -> TinyWorld:
     """The memes of phase 2 under the names of phase 1."""
     other = TinyWorld(tmp_path / "phase 1")
     shutil.copytree(world.root, other.root)
+    shutil.rmtree(other.dataset / "extras")  # the guide's model needs no vocabulary
     annotations = other.dataset / "annotations"
     for split in ("dev", "test"):
         (annotations / f"{split}_seen.jsonl").rename(annotations / f"{split}.jsonl")
@@ -33,8 +34,9 @@ def phase_1(world: TinyWorld, tmp_path: Path) -> TinyWorld:
 
 
 @pytest.fixture
-def guide(tmp_path: Path) -> Path:
+def guide(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files of the guide's page; the commands below them are in the tests."""
+    monkeypatch.setenv("MMF_CACHE_DIR", str(tmp_path / "without GloVe"))
     text = GUIDE.read_text(encoding="utf-8")
     code, preset = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "yaml"))
     folder = tmp_path / "моя work, 1=2"

@@ -123,19 +123,6 @@ def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by
     assert fetch(zoo, need, source=stick)[0].state == "intact"
 
 
-def test_word_vectors_come_out_of_their_archive_alone(zoo: Zoo, user_dir: Path) -> None:
-    vectors = {f"glove.6B.{width}d.txt": b"the 0.1\n" * width for width in (50, 300)}
-    archive = hostile.plain_zip(user_dir / "made.zip", vectors)
-    zoo.server.files["glove.6B.zip"] = archive.read_bytes()
-    name = "glove.6B.300d.txt"
-    url = f"{zoo.server.url}/glove.6B.zip"
-    need = Need("glove", "GloVe word vectors", zoo.places.cache_dir, (name,), url=url)
-    status = fetch(zoo, need, keep=False)[0]
-    assert (status.state, status.against) == ("intact", "the archive glove.6B.zip")
-    assert [path.name for path in zoo.places.cache_dir.glob("[!.]*.txt")] == [name]
-    assert need.files[0].read_bytes() == vectors[name]
-
-
 @pytest.mark.parametrize("where", ["nowhere", "C://no memes here"])
 def test_a_source_that_is_not_there_is_said(where: str) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mmf_win.inputs.listing import Need, needs_of
+from mmf_win.inputs.origin import no_source
+from mmf_win.inputs.verify import known
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.upstream.config import resolve
@@ -19,8 +21,8 @@ pytestmark = pytest.mark.torch  # for MMF
 NEEDS = {
     "concat_bert": {"resnet", "bert"},
     "demo": {"features", "bert"},
-    "image_grid": {"extras", "glove", "resnet"},
-    "image_region": {"features", "extras", "glove", "fc7"},
+    "image_grid": {"extras", "resnet"},
+    "image_region": {"features", "extras", "fc7"},
     "late_fusion": {"resnet", "bert"},
     "mmbt_grid": {"resnet", "bert"},
     "mmbt_region": {"features", "fc7", "bert"},
@@ -93,7 +95,6 @@ def test_the_files_are_those_that_mmf_opens(mmf_root: Path, places: Places) -> N
     assert found["features"].files == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
     assert found["extras"].files == [dataset / "extras" / "vocabs" / "vocabulary_100k.txt"]
     assert found["fc7"].files == [models / "detectron.defaults" / f"fc7_{part}.pkl" for part in "wb"]
-    assert found["glove"].files == [places.cache_dir / "glove.6B.300d.txt"]
 
 
 def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: Places, user_dir: Path) -> None:
@@ -117,9 +118,16 @@ def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: Places,
     assert found["tokenizer"].url == "bert-base-uncased"
 
 
-def test_a_random_vocabulary_needs_no_word_vectors(mmf_root: Path, places: Places) -> None:
-    text = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type=random"
-    assert "glove" not in needs(mmf_root, places, "image_grid", text)
+def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
+    mmf_root: Path, places: Places
+) -> None:
+    key = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type"
+    glove = needs(mmf_root, places, "image_grid", f"{key}=intersected")["glove"]
+    assert glove.files == [places.cache_dir / "glove.6B.300d.txt"]
+    error = no_source(glove, known(glove, places), places)
+    assert error is not None
+    assert str(glove.files[0]) in str(error)
+    assert error.hint is not None and "vocab.type=random" in error.hint
 
 
 def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(

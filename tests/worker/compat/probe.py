@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mmf_win.errors import DatasetError
 from mmf_win.upstream.versions import config_path, read_version
 from mmf_win.worker import compat
 from mmf_win.worker.compat import mmf_data
@@ -136,17 +135,6 @@ def random_vectors(root: Path, world: TinyWorld) -> Any:
     words = world.data / "vocabs" / "vocabulary_100k.txt"
     vectors = Vocab(type="random", vocab_file=str(words), embedding_dim=300).get_vectors()
     return [float(vectors.mean()), float(vectors.std())]
-
-
-def no_word_vectors(root: Path, world: TinyWorld) -> Any:
-    """What the user reads when the GloVe file is not there."""
-    from mmf.utils import vocab
-
-    try:
-        vocab.vocab.GloVe("6B", 300, cache=str(world.root))
-    except DatasetError as error:
-        return [str(error), error.hint]
-    return None
 
 
 def text_link(root: Path, world: TinyWorld) -> Any:
@@ -282,7 +270,6 @@ QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     features,
     word_vectors,
     random_vectors,
-    no_word_vectors,
     text_link,
     late,
     predictions,

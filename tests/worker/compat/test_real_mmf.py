@@ -134,12 +134,6 @@ def test_random_word_vectors_are_random_numbers(answers: dict[str, Any]) -> None
     assert answers["random_vectors"] == pytest.approx([0, 1], abs=0.1)
 
 
-def test_missing_word_vectors_are_named(answers: dict[str, Any], world: TinyWorld) -> None:
-    message, hint = answers["no_word_vectors"]
-    assert str(world.root / "glove.6B.300d.txt") in message
-    assert "glove.6B.zip" in hint
-
-
 def test_configurations_behind_text_links_are_read(answers: dict[str, Any]) -> None:
     assert answers["text_link"] == {"a": 1, "b": 2}
 

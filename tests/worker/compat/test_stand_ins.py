@@ -32,22 +32,13 @@ def test_words_of_glove_may_hold_blanks(tmp_path: Path) -> None:
     assert vectors.vectors[vectors.stoi[". . ."], 0] == 2
 
 
-def test_fasttext_begins_with_its_size(tmp_path: Path) -> None:
-    text = f"1 300\nthe {numbers(1, 300)}\n"
-    (tmp_path / "wiki.en.vec").write_text(text, encoding="utf-8")
-
-    vectors = pretrained_aliases["fasttext.en.300d"](cache=str(tmp_path))
-
-    assert vectors.itos == ["the"]
-    assert vectors.vectors.shape == (1, 300)
-
-
-def test_a_line_that_was_cut_short_is_named(tmp_path: Path) -> None:
-    text = f"the {numbers(1, 25)}\nof 1 2\n"
-    (tmp_path / "glove.twitter.27B.25d.txt").write_text(text, encoding="utf-8")
-
-    with pytest.raises(DatasetError, match="line 2"):
-        pretrained_aliases["glove.twitter.27B.25d"](cache=str(tmp_path))
+@pytest.mark.parametrize("last", ["of 1 2", f"of {numbers(1, 24)} two", None], ids=["short", "word", "empty"])
+def test_damaged_word_vectors_are_named(tmp_path: Path, last: str | None) -> None:
+    name = "glove.twitter.27B.25d"
+    text = f"the {numbers(1, 25)}\n{last}\n" if last else ""
+    (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(DatasetError, match=name):
+        pretrained_aliases[name](cache=str(tmp_path))
 
 
 def test_modules_of_transformers_are_found_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
