@@ -51,7 +51,7 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
     features in their place, train a ViLBERT (a tiny one), predict the test set and make the report.
     """
     usable_mmf()
-    require_packages("pillow", "lmdb", "numpy", "safetensors", "jinja2", "matplotlib")
+    require_packages("pillow", "lmdb", "numpy", "jinja2", "matplotlib")
     start = time.monotonic()
     if keep and chosen is None:
         chosen = Path("mmfw-demo")

@@ -13,12 +13,22 @@ from mmf_win.console import Progress, log_shown
 from mmf_win.demo import synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.demo.region_features import write_archive
-from mmf_win.demo.tiny_bert import write_bert
 from mmf_win.errors import DataError, Interrupted
+from mmf_win.worker.tiny_bert import write_bert
 
 _log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
 
 _Item = TypeVar("_Item")
+
+BERT = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 32,
+}
+"""The sizes of the demo's BERT, which its preset repeats."""
 
 
 def main(path: Path, seed: int) -> int:
@@ -52,7 +62,7 @@ def fill(folder: DemoFolder, seed: int) -> None:
         images = ((meme.stem, meme.png) for meme in memes)
         write_archive(folder.features, _shown("describing regions", len(memes), images))
     if not folder.bert.exists():
-        write_bert(folder.bert, synthetic.vocabulary(), seed)
+        write_bert(folder.bert, synthetic.vocabulary(), seed, **BERT)
 
 
 def _shown(title: str, total: int, items: Iterable[_Item]) -> Iterator[_Item]:

@@ -1,6 +1,6 @@
 """A small world in which the real MMF trains in seconds: data, word vectors, a BERT, and sizes to match.
 
-Everything is seeded, a few megabytes large, and in the formats of the real thing. Nothing needs torch.
+Everything is seeded, a few megabytes large, and in the formats of the real thing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,15 +208,8 @@ def build_fc7(folder: Path, seed: int = 0) -> None:
 
 
 def build_bert(folder: Path, seed: int = 0) -> None:
-    """A BERT of two layers with random weights, its heads and its vocabulary, in transformers' format."""
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(TOKENS) + "\n", encoding="utf-8", newline="\n")
-    config = {
-        "model_type": "bert",
-        "architectures": ["BertForPreTraining"],
+    """A BERT of two layers with random weights, its heads and its vocabulary, by transformers in a child."""
+    sizes = {
         "vocab_size": len(TOKENS),
         "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS,
@@ -222,40 +217,9 @@ def build_bert(folder: Path, seed: int = 0) -> None:
         "intermediate_size": INNER,
         "max_position_embeddings": POSITIONS,
     }
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    random = np.random.default_rng(seed)
-    weights = {}
-
-    def tensor(name: str, *shape: int) -> None:
-        weights[name] = random.normal(0, 0.02, shape).astype(np.float32)
-
-    def dense(name: str, outputs: int, inputs: int) -> None:
-        tensor(f"{name}.weight", outputs, inputs)
-        tensor(f"{name}.bias", outputs)
-
-    def norm(name: str) -> None:
-        weights[f"{name}.weight"] = np.ones(HIDDEN, dtype=np.float32)
-        weights[f"{name}.bias"] = np.zeros(HIDDEN, dtype=np.float32)
-
-    tensor("bert.embeddings.word_embeddings.weight", len(TOKENS), HIDDEN)
-    tensor("bert.embeddings.position_embeddings.weight", POSITIONS, HIDDEN)
-    tensor("bert.embeddings.token_type_embeddings.weight", 2, HIDDEN)
-    norm("bert.embeddings.LayerNorm")
-    for number in range(LAYERS):
-        layer = f"bert.encoder.layer.{number}"
-        for part in ("query", "key", "value"):
-            dense(f"{layer}.attention.self.{part}", HIDDEN, HIDDEN)
-        dense(f"{layer}.attention.output.dense", HIDDEN, HIDDEN)
-        norm(f"{layer}.attention.output.LayerNorm")
-        dense(f"{layer}.intermediate.dense", INNER, HIDDEN)
-        dense(f"{layer}.output.dense", HIDDEN, INNER)
-        norm(f"{layer}.output.LayerNorm")
-    dense("bert.pooler.dense", HIDDEN, HIDDEN)
-    dense("cls.predictions.transform.dense", HIDDEN, HIDDEN)
-    norm("cls.predictions.transform.LayerNorm")
-    tensor("cls.predictions.bias", len(TOKENS))
-    dense("cls.seq_relationship", 2, HIDDEN)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    code = f"write_bert(Path({str(folder)!r}), {WORDS!r}, {seed}, **{sizes!r})"
+    imports = "from pathlib import Path; from mmf_win.worker.tiny_bert import write_bert"
+    subprocess.run([sys.executable, "-c", f"{imports}; {code}"], check=True)
 
 
 def unlabel(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWorld:

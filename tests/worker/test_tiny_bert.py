@@ -1,0 +1,47 @@
+"""The demo's BERT is one that transformers loads, and fits the demo's preset and its captions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmf_win.runs import presets
+
+pytestmark = pytest.mark.torch
+
+# In a process of its own, since the patches change it.
+_WRITE_AND_LOAD = """
+import json, sys
+from pathlib import Path
+from mmf_win.demo.make import BERT
+from mmf_win.worker.tiny_bert import write_bert
+write_bert(Path(sys.argv[1]), ["love", "peace"], 1, **BERT)
+from transformers import AutoTokenizer, BertModel
+_, loaded = BertModel.from_pretrained(sys.argv[1], output_loading_info=True)
+tokens = AutoTokenizer.from_pretrained(sys.argv[1], do_lower_case=True).tokenize("LOVE and peace")
+print(json.dumps([loaded["missing_keys"], tokens]))
+"""
+
+
+def test_transformers_knows_every_weight_and_word_of_it_and_the_seed_decides_the_weights(
+    user_dir: Path,
+) -> None:
+    for name in ("one", "again"):
+        command = [sys.executable, "-c", _WRITE_AND_LOAD, str(user_dir / name)]
+        answer = subprocess.check_output(command, text=True)
+        assert json.loads(answer.splitlines()[-1]) == [[], ["love", "[UNK]", "peace"]]
+    one, again = ((user_dir / name / "model.safetensors").read_bytes() for name in ("one", "again"))
+    assert one == again
+    assert sorted(path.name for path in user_dir.iterdir()) == ["again", "one"]
+
+
+def test_it_fits_the_preset_and_the_captions() -> None:
+    from mmf_win.demo.make import BERT
+    from mmf_win.demo.synthetic import vocabulary
+
+    assert presets.load("demo").settings["model_config"]["vilbert"].items() >= BERT.items()
+    assert 5 + len(vocabulary()) <= BERT["vocab_size"]
