@@ -141,8 +141,6 @@ class AttemptFolder:
     """MMF's own logs of a prediction."""
     trace = Inside("trace.json")
     """What torch saw of a few updates of a profiled training, for Chrome."""
-    said = Inside("said")
-    """An empty file: what is said once in an attempt has been said."""
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,8 @@ import PIL.Image
 from mmf_win.files import free_space, remove_tree, replacing
 from mmf_win.worker.compat.patch import after_import
 
+_log = logging.getLogger(__name__)
+
 _LIMIT = 4 << 30  # bytes of the folder; the 12,000 images of Hateful Memes are 2.4 GB for one size
 _RESERVE = 5 << 30  # bytes of the disk that stay free
 _PORTION = 64 << 20  # bytes written, after which those of other processes are counted again
@@ -30,12 +33,10 @@ class ImageCache:
 
     Args:
         folder: need not exist.
-        on_full: told why, once, when nothing more is kept.
     """
 
-    def __init__(self, folder: Path, on_full: Callable[[str], None]) -> None:
-        self._folder, self._on_full = folder, on_full
-        self._granted, self._is_full = 0, False
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._granted, self._is_full = folder, 0, False
 
     def get(self, path: Path, recipe: str, make: Callable[[Path], Any]) -> Any:
         """The Pillow image in RGB that ``make`` makes of a file by a recipe, kept or made now."""
@@ -67,7 +68,7 @@ class ImageCache:
             # The folder may be removed at this very moment; on Windows, another run may be reading the file.
             if not isinstance(error, FileNotFoundError) and not kept.exists():
                 self._is_full = True
-                self._on_full(f"the image cache {self._folder} takes no more images ({error})")
+                _log.warning("the image cache %s takes no more images (%s)", self._folder, error)
 
 
 def _left(folder: Path) -> int:

@@ -51,12 +51,6 @@ def draw(path: Path, seed: int) -> None:
 
 
 @pytest.fixture
-def said() -> list[str]:
-    """What the cache said."""
-    return []
-
-
-@pytest.fixture
 def folder(user_dir: Path) -> Path:
     """Of the cache; not there at first."""
     return user_dir / "кэш"
@@ -69,9 +63,9 @@ def _room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def images(folder: Path, said: list[str]) -> ImageCache:
+def images(folder: Path) -> ImageCache:
     """A cache."""
-    return ImageCache(folder, said.append)
+    return ImageCache(folder)
 
 
 def files(folder: Path) -> list[Path]:
@@ -83,7 +77,7 @@ def test_an_image_is_decoded_once_by_each_recipe_and_stays_what_it_is(
     images: ImageCache, png: Path, folder: Path, decode: Decoder
 ) -> None:
     first = images.get(png, "half", decode)
-    again = ImageCache(folder, print).get(png, "half", decode)
+    again = ImageCache(folder).get(png, "half", decode)
     assert decode.calls == 1
     assert (again.mode, again.size, again.tobytes()) == (first.mode, first.size, first.tobytes())
     images.get(png, "half by another Pillow", decode)
@@ -143,23 +137,23 @@ def test_a_folder_that_vanishes_while_a_file_is_written_does_not_end_the_cache(
     png: Path,
     folder: Path,
     decode: Decoder,
-    said: list[str],
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", lambda *_, **__: None)
         assert images.get(png, "half", decode).size == (20, 15)
     images.get(png, "half", decode)
-    assert (len(files(folder)), said) == (1, [])
+    assert (len(files(folder)), caplog.messages) == (1, [])
 
 
 def test_where_it_cannot_be_written_it_says_so_once(
-    images: ImageCache, png: Path, folder: Path, decode: Decoder, said: list[str]
+    images: ImageCache, png: Path, folder: Path, decode: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.write_text("not a folder", encoding="utf-8")
     for recipe in ("a", "b", "c"):
         assert images.get(png, recipe, decode).size == (20, 15)
-    [once] = said
+    [once] = caplog.messages
     assert str(folder) in once
 
 
@@ -171,7 +165,7 @@ def test_where_there_is_no_room_it_takes_no_more_and_keeps_what_it_has(
     png: Path,
     folder: Path,
     decode: Decoder,
-    said: list[str],
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     limit: int,
     free: int,
@@ -183,7 +177,7 @@ def test_where_there_is_no_room_it_takes_no_more_and_keeps_what_it_has(
         images.get(png, recipe, decode)
     assert decode.calls == 3 - kept
     assert len(files(folder)) == kept
-    assert len(said) == 1
+    assert len(caplog.messages) == 1
 
 
 def test_the_next_run_removes_one_that_is_nearly_full(
@@ -205,14 +199,16 @@ def test_a_very_long_image_is_kept(images: ImageCache, png: Path, decode: Decode
     assert images.get(png, "long", decode).size == (70_000, 1)
 
 
-def test_several_may_write_the_same_image_at_once(folder: Path, png: Path, said: list[str]) -> None:
+def test_several_may_write_the_same_image_at_once(
+    folder: Path, png: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def one(decode: Decoder) -> bytes:
-        return bytes(ImageCache(folder, said.append).get(png, "half", decode).tobytes())
+        return bytes(ImageCache(folder).get(png, "half", decode).tobytes())
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(one, [Decoder() for _ in range(8)]))) == 1
     assert len(files(folder)) == 1
-    assert said == []
+    assert caplog.messages == []
 
 
 def test_an_image_that_is_not_there_is_left_to_whoever_opens_it(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.demo.synthetic import make
 from mmf_win.runs import presets
 
 pytestmark = pytest.mark.torch
@@ -41,7 +42,7 @@ def test_transformers_knows_every_weight_and_word_of_it_and_the_seed_decides_the
 
 def test_it_fits_the_preset_and_the_captions() -> None:
     from mmf_win.demo.make import BERT
-    from mmf_win.demo.synthetic import vocabulary
 
     assert presets.load("demo").settings["model_config"]["vilbert"].items() >= BERT.items()
-    assert 5 + len(vocabulary()) <= BERT["vocab_size"]
+    words = {word for split in make(1).values() for meme in split for word in meme.text.split()}
+    assert 5 + len(words) <= BERT["vocab_size"]

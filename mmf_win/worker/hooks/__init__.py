@@ -40,4 +40,4 @@ def register(request: AttemptRequest, version: str, stop: Stop) -> None:
     if request.fast:
         fast.pad_to_longest(request)
     if request.images is not None:
-        use(ImageCache(Path(request.images), Observer.current.note_once))
+        use(ImageCache(Path(request.images)))

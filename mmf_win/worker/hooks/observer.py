@@ -65,12 +65,6 @@ class Observer:
             self._log.write(kind, **values)
             self._curves.write(kind, values)
 
-    def note_once(self, text: str) -> None:
-        """Say something that each worker of a DataLoader may find out anew, and in each epoch."""
-        with suppress(FileExistsError):
-            self.request.attempt.said.touch(exist_ok=False)
-            self.event("note", text=text)
-
     def training_started(
         self,
         trainer: Any,
