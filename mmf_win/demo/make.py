@@ -54,7 +54,7 @@ def fill(folder: DemoFolder, seed: int) -> None:
         write_encrypted_zip(folder.archive, synthetic.archive_members(splits), PASSWORD)
     if not folder.features.exists():
         write_archive(folder.features, ((meme.stem, meme.png) for meme in memes))
-    if not folder.bert.exists():
+    if not (folder.bert / "vocab.txt").exists():
         words = sorted({word for meme in memes for word in meme.text.split()})
         write_bert(folder.bert, words, seed, **BERT)
 

@@ -20,9 +20,6 @@ from PIL import Image
 from mmf_win.files import replacing
 from mmf_win.worker import feature_lmdb
 
-REGIONS = 5
-"""The whole image first, since ViLBERT pools the first region; then its quarters."""
-
 # Classes of Visual Genome, the first of them the background.
 _CLASSES = 1601
 # ViLBERT was made for features of about this length.
@@ -39,34 +36,21 @@ def describe(stem: str, image: bytes) -> dict[str, Any]:
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
     height, width = pixels.shape[:2]
     x, y = width // 2, height // 2
+    # The whole image first, since ViLBERT pools the first region; then its quarters.
     boxes = [(0, 0, width, height), (0, 0, x, y), (x, 0, width, y), (0, y, x, height), (x, y, width, height)]
     regions = [pixels[top:bottom, left:right] for left, top, right, bottom in boxes]
-    background = np.zeros((REGIONS, _CLASSES), dtype=np.float32)
+    background = np.zeros((len(boxes), _CLASSES), dtype=np.float32)
     background[:, 0] = 1
     return {
         "feature_path": stem,
         "features": np.stack([_colours(region) for region in regions]),
         "bbox": np.array(boxes, dtype=np.float32),
-        "num_boxes": REGIONS,
-        "objects": np.zeros(REGIONS, dtype=np.int64),
+        "num_boxes": len(boxes),
+        "objects": np.zeros(len(boxes), dtype=np.int64),
         "cls_prob": background,
         "image_width": width,
         "image_height": height,
     }
-
-
-def write_lmdb(folder: Path, images: Iterable[tuple[str, bytes]]) -> None:
-    """Write ``folder``, such as ``detectron.lmdb``, with the features of ``images``.
-
-    All of them are held in memory.
-
-    Args:
-        folder: made by this; must not exist.
-        images: each image's file name without its suffix, and its file.
-    """
-    records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
-    size = feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))
-    feature_lmdb.write(folder, records, size)
 
 
 def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
@@ -74,11 +58,13 @@ def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
 
     Args:
         path: the archive; replaced when it exists.
-        images: as for :func:`write_lmdb`.
+        images: each image's file name without its suffix, and its file.
     """
+    records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
+    size = feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
         folder = Path(staging, "detectron.lmdb")
-        write_lmdb(folder, images)
+        feature_lmdb.write(folder, records, size)
         # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
         with replacing(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
             archive.add(folder, folder.name)

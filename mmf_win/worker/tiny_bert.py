@@ -5,11 +5,10 @@ It installs the patches, and so belongs into a process that ends soon after.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmf_win.files import rename
+from mmf_win.files import write_bytes
 from mmf_win.upstream.install import find
 from mmf_win.worker import compat
 
@@ -17,10 +16,10 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> None:
-    """Write ``folder`` with config.json, vocab.txt and model.safetensors. It is complete or absent.
+    """Write config.json, model.safetensors and, when these are complete, vocab.txt into a folder.
 
     Args:
-        folder: made by this; must not exist.
+        folder: made if need be.
         words: what the tokenizer knows, in lower case; ``vocab_size`` has room for them and five more.
         seed: of the weights.
         sizes: as :class:`transformers.BertConfig` calls them.
@@ -30,11 +29,7 @@ def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> N
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mmfw-") as staging:
-        made = Path(staging, folder.name)
-        torch.manual_seed(seed)
-        BertForPreTraining(BertConfig(**sizes)).save_pretrained(made)
-        vocabulary = "\n".join((*_SPECIAL, *words)) + "\n"
-        made.joinpath("vocab.txt").write_text(vocabulary, encoding="utf-8", newline="\n")
-        rename(made, folder)
+    torch.manual_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    BertForPreTraining(BertConfig(**sizes)).save_pretrained(folder)
+    write_bytes(folder / "vocab.txt", "\n".join((*_SPECIAL, *words, "")).encode())

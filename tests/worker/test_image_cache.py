@@ -19,78 +19,58 @@ from mmf_win.worker import image_cache  # noqa: E402
 from mmf_win.worker.image_cache import ImageCache, make_room  # noqa: E402
 
 
-class Decoder:
-    """Decodes and halves an image, and counts how often."""
+class World:
+    """A cache whose folder is not there at first, and an image of many colours."""
 
-    calls = 0
+    def __init__(self, root: Path) -> None:
+        self.folder, self.png = root / "кэш", root / "мем 梗.png"
+        self.images, self.decoded = ImageCache(self.folder), 0
+        self.draw(1)
 
-    def __call__(self, path: Path) -> Any:
-        self.calls += 1
+    def draw(self, seed: int) -> None:
+        """Write an image of 40 × 30 pixels."""
+        pixels = bytes((n * seed * 37) % 251 for n in range(40 * 30 * 3))
+        image_of.frombytes("RGB", (40, 30), pixels).save(self.png)
+
+    def decode(self, path: Path) -> Any:
+        """The image at half its size."""
+        self.decoded += 1
         with image_of.open(path) as image:
             return image.convert("RGB").resize((20, 15))
 
+    def get(self, recipe: str = "half") -> bytes:
+        """The pixels of the image."""
+        image = self.images.get(self.png, recipe, self.decode)
+        assert (image.mode, image.size) == ("RGB", (20, 15))
+        return bytes(image.tobytes())
 
-@pytest.fixture
-def decode() -> Decoder:
-    """One that has not been called."""
-    return Decoder()
-
-
-@pytest.fixture
-def png(user_dir: Path) -> Path:
-    """An image of many colours."""
-    path = user_dir / "мем 梗.png"
-    draw(path, 1)
-    return path
-
-
-def draw(path: Path, seed: int) -> None:
-    """Write an image of 40 × 30 pixels."""
-    pixels = bytes((n * seed * 37) % 251 for n in range(40 * 30 * 3))
-    image_of.frombytes("RGB", (40, 30), pixels).save(path)
+    @property
+    def files(self) -> list[Path]:
+        """What the cache has written."""
+        return [path for path in self.folder.rglob("*") if path.is_file()]
 
 
 @pytest.fixture
-def folder(user_dir: Path) -> Path:
-    """Of the cache; not there at first."""
-    return user_dir / "кэш"
-
-
-@pytest.fixture(autouse=True)
-def _room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk has room, whatever the machine's has."""
+def world(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """On a disk that has room, whatever the machine's has."""
     monkeypatch.setattr(image_cache, "free_space", lambda _: 1 << 40)
+    return World(user_dir)
 
 
-@pytest.fixture
-def images(folder: Path) -> ImageCache:
-    """A cache."""
-    return ImageCache(folder)
+def test_an_image_is_decoded_once_by_each_recipe_and_stays_what_it_is(world: World) -> None:
+    first = world.get()
+    world.images = ImageCache(world.folder)
+    assert world.get() == first
+    assert world.decoded == 1
+    world.get("half by another Pillow")
+    assert world.decoded == 2
 
 
-def files(folder: Path) -> list[Path]:
-    """What the cache has written."""
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def test_an_image_is_decoded_once_by_each_recipe_and_stays_what_it_is(
-    images: ImageCache, png: Path, folder: Path, decode: Decoder
-) -> None:
-    first = images.get(png, "half", decode)
-    again = ImageCache(folder).get(png, "half", decode)
-    assert decode.calls == 1
-    assert (again.mode, again.size, again.tobytes()) == (first.mode, first.size, first.tobytes())
-    images.get(png, "half by another Pillow", decode)
-    assert decode.calls == 2
-
-
-def test_a_replaced_image_is_decoded_again_though_its_size_is_the_same(
-    images: ImageCache, png: Path, decode: Decoder
-) -> None:
+def test_a_replaced_image_is_decoded_again_though_its_size_is_the_same(world: World) -> None:
     """On Linux and macOS also where its time is the same; Windows knows no time of the last change."""
-    before = images.get(png, "half", decode).tobytes()
+    before, png = world.get(), world.png
     old = png.stat()
-    draw(png, 2)
+    world.draw(2)
     size = max(old.st_size, png.stat().st_size)
     png.write_bytes(png.read_bytes().ljust(size, b"\0"))
     while (new := png.stat()).st_mtime_ns == old.st_mtime_ns or new.st_ctime_ns == old.st_ctime_ns:
@@ -99,7 +79,7 @@ def test_a_replaced_image_is_decoded_again_though_its_size_is_the_same(
         png.touch()  # the clock of a file system ticks every few milliseconds
     if sys.platform != "win32":
         os.utime(png, ns=(old.st_atime_ns, old.st_mtime_ns))
-    assert images.get(png, "half", decode).tobytes() != before
+    assert world.get() != before
 
 
 @pytest.mark.parametrize(
@@ -113,58 +93,40 @@ def test_a_replaced_image_is_decoded_again_though_its_size_is_the_same(
     ],
     ids=["short", "half a header", "empty", "a flipped bit", "another format"],
 )
-def test_a_damaged_file_is_made_again(
-    images: ImageCache, png: Path, folder: Path, decode: Decoder, damage: Callable[[bytes], bytes]
-) -> None:
-    expected = images.get(png, "half", decode).tobytes()
-    [kept] = files(folder)
+def test_a_damaged_file_is_made_again(world: World, damage: Callable[[bytes], bytes]) -> None:
+    expected = world.get()
+    [kept] = world.files
     kept.write_bytes(damage(kept.read_bytes()))
-    assert [images.get(png, "half", decode).tobytes() for _ in range(2)] == [expected] * 2
-    assert decode.calls == 2
+    assert [world.get(), world.get()] == [expected] * 2
+    assert world.decoded == 2
 
 
 def test_a_folder_that_vanishes_is_made_again(
-    images: ImageCache, png: Path, folder: Path, decode: Decoder
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images.get(png, "half", decode)
-    shutil.rmtree(folder)
-    assert images.get(png, "half", decode).size == (20, 15)
-    assert len(files(folder)) == 1
-
-
-def test_a_folder_that_vanishes_while_a_file_is_written_does_not_end_the_cache(
-    images: ImageCache,
-    png: Path,
-    folder: Path,
-    decode: Decoder,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    world.get()
+    shutil.rmtree(world.folder)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "mkdir", lambda *_, **__: None)
-        assert images.get(png, "half", decode).size == (20, 15)
-    images.get(png, "half", decode)
-    assert (len(files(folder)), caplog.messages) == (1, [])
+        patch.setattr(
+            Path, "mkdir", lambda *_, **__: None
+        )  # it vanishes once more, before the file is written
+        world.get()
+    world.get()
+    assert (world.decoded, len(world.files), caplog.messages) == (3, 1, [])
 
 
-def test_where_it_cannot_be_written_it_says_so_once(
-    images: ImageCache, png: Path, folder: Path, decode: Decoder, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder.write_text("not a folder", encoding="utf-8")
-    for recipe in ("a", "b", "c"):
-        assert images.get(png, recipe, decode).size == (20, 15)
+def test_where_it_cannot_be_written_it_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.folder.write_text("not a folder", encoding="utf-8")
+    assert len({world.get(), world.get(), world.get()}) == 1
     [once] = caplog.messages
-    assert str(folder) in once
+    assert str(world.folder) in once
 
 
 @pytest.mark.parametrize(
     ("limit", "free", "kept"), [(1000, 1 << 40, 1), (1 << 40, 1 << 30, 0)], ids=["folder", "disk"]
 )
 def test_where_there_is_no_room_it_takes_no_more_and_keeps_what_it_has(
-    images: ImageCache,
-    png: Path,
-    folder: Path,
-    decode: Decoder,
+    world: World,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     limit: int,
@@ -174,65 +136,54 @@ def test_where_there_is_no_room_it_takes_no_more_and_keeps_what_it_has(
     monkeypatch.setattr(image_cache, "_LIMIT", limit)
     monkeypatch.setattr(image_cache, "free_space", lambda _: free)
     for recipe in ("a", "b", "a"):
-        images.get(png, recipe, decode)
-    assert decode.calls == 3 - kept
-    assert len(files(folder)) == kept
-    assert len(caplog.messages) == 1
+        world.get(recipe)
+    assert (world.decoded, len(world.files), len(caplog.messages)) == (3 - kept, kept, 1)
 
 
-def test_the_next_run_removes_one_that_is_nearly_full(
-    images: ImageCache, folder: Path, png: Path, decode: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_room(folder)  # which is not there
-    images.get(png, "half", decode)
-    size = files(folder)[0].stat().st_size
-    monkeypatch.setattr(image_cache, "_LIMIT", 2 * size)
-    make_room(folder)
-    assert folder.exists()
-    monkeypatch.setattr(image_cache, "_LIMIT", size)
-    make_room(folder)
-    assert not folder.exists()
+def test_the_next_run_removes_one_that_is_nearly_full(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_room(world.folder)  # which is not there
+    world.get()
+    size = world.files[0].stat().st_size
+    for limit, stays in ((2 * size, True), (size, False)):
+        monkeypatch.setattr(image_cache, "_LIMIT", limit)
+        make_room(world.folder)
+        assert world.folder.exists() == stays
 
 
-def test_a_very_long_image_is_kept(images: ImageCache, png: Path, decode: Decoder) -> None:
-    images.get(png, "long", lambda _: image_of.new("RGB", (70_000, 1), (1, 2, 3)))
-    assert images.get(png, "long", decode).size == (70_000, 1)
+def test_a_very_long_image_is_kept(world: World) -> None:
+    for _ in range(2):
+        image = world.images.get(world.png, "long", lambda _: image_of.new("RGB", (70_000, 1), (1, 2, 3)))
+        assert (image.size, len(world.files)) == ((70_000, 1), 1)
 
 
-def test_several_may_write_the_same_image_at_once(
-    folder: Path, png: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def one(decode: Decoder) -> bytes:
-        return bytes(ImageCache(folder).get(png, "half", decode).tobytes())
+def test_several_may_write_the_same_image_at_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def one(_: int) -> bytes:
+        return bytes(ImageCache(world.folder).get(world.png, "half", world.decode).tobytes())
 
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(one, [Decoder() for _ in range(8)]))) == 1
-    assert len(files(folder)) == 1
-    assert caplog.messages == []
+        assert len(set(pool.map(one, range(8)))) == 1
+    assert (len(world.files), caplog.messages) == (1, [])
 
 
-def test_an_image_that_is_not_there_is_left_to_whoever_opens_it(
-    images: ImageCache, user_dir: Path, decode: Decoder
-) -> None:
-    with pytest.raises(FileNotFoundError, match="none"):
-        images.get(user_dir / "none.png", "half", decode)
+def test_an_image_that_is_not_there_is_left_to_whoever_opens_it(world: World) -> None:
+    world.png.unlink()
+    with pytest.raises(FileNotFoundError, match=world.png.name):
+        world.get()
 
 
 class TestDatabase:
     """A made-up database and transforms, as MMF's are."""
 
     @pytest.fixture
-    def database(self, images: ImageCache, monkeypatch: pytest.MonkeyPatch) -> type[Any]:
+    def database(self, world: World, monkeypatch: pytest.MonkeyPatch) -> type[Any]:
         class Database:
             base_path = ""
             transform = "known"
             is_valid_file: Any = None
             loader: Any = staticmethod(len)
-            opened = 0
 
             def open_image(self, path: str) -> Any:
-                self.opened += 1
-                return Decoder()(Path(path))
+                return world.decode(Path(path))
 
             def from_path(self, paths: Any, use_transforms: bool = True) -> Any:
                 return "MMF's own"
@@ -246,13 +197,15 @@ class TestDatabase:
         parts = {"known": (lambda image: image, lambda image: image.size, "recipe")}
         monkeypatch.setattr(image_cache, "_split", parts.get)
         monkeypatch.setitem(sys.modules, name, module)
-        image_cache.use(images)
+        image_cache.use(world.images)
         return Database
 
-    def test_what_is_known_is_decoded_once(self, database: type[Any], png: Path) -> None:
+    def test_what_is_known_is_decoded_once(self, database: type[Any], world: World) -> None:
         each = database()
-        assert [each.from_path(str(png)), each.from_path([str(png)])] == [{"images": [(20, 15)]}] * 2
-        assert each.opened == 1
+        assert [each.from_path(str(world.png)), each.from_path([str(world.png)])] == [
+            {"images": [(20, 15)]}
+        ] * 2
+        assert world.decoded == 1
 
     @pytest.mark.parametrize(
         "changes",
@@ -265,10 +218,8 @@ class TestDatabase:
         ids=lambda changes: next(iter(changes)),
     )
     def test_anything_else_is_left_to_mmf(
-        self, database: type[Any], png: Path, changes: dict[str, Any]
+        self, database: type[Any], world: World, changes: dict[str, Any]
     ) -> None:
         other = type("Other", (database,), changes)
-        assert other().from_path(str(png)) == "MMF's own"
-
-    def test_images_without_transforms_are_left_to_mmf(self, database: type[Any], png: Path) -> None:
-        assert database().from_path(str(png), use_transforms=False) == "MMF's own"
+        assert other().from_path(str(world.png)) == "MMF's own"
+        assert database().from_path(str(world.png), use_transforms=False) == "MMF's own"
