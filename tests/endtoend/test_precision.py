@@ -218,7 +218,7 @@ def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool,
     plain = tool.run_of(tool("train", preset, "--name", "plain", *words))
     fast = tool.run_of(tool("train", preset, "--name", "fast", "--fast", *words))
     assert losses(fast) != losses(plain)
-    assert losses(fast) == pytest.approx(losses(plain), abs=0.2)
+    assert losses(fast) == pytest.approx(losses(plain), abs=0.4)
     assert "fast" in tool("runs", "show", "fast")["differs"]
     faulty({"at": "stepped", "do": "stop", "update": 2})
     assert tool.code("train", preset, "--name", "parts", "--fast", *words) == 130
