@@ -14,91 +14,44 @@ from mmf_win.dataset.annotations import read_rows, require_split
 from mmf_win.dataset.coverage import converted
 from mmf_win.errors import DataError
 from mmf_win.paths import Places
-from mmf_win.results.submission import check
+from mmf_win.results.submission import ORDER, problems
 from mmf_win.runs.search import owner
 
 
-@click.command(
-    "check-submission",
-    epilog="""\b
-Examples:
-  mmfw check-submission predictions.csv --split test_seen
-  mmfw check-submission predictions.csv --split test_unseen --json""",
-)
+@click.command("check-submission", epilog="Example: mmfw check-submission predictions.csv --split test_seen")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "--split",
-    required=True,
-    metavar="SPLIT",
-    shell_complete=completed_by(splits),
-    help="The annotation file's name, such as test_seen.",
+    "--split", required=True, metavar="SPLIT", shell_complete=completed_by(splits), help="Such as test_seen."
 )
 @options.data_dir
 @options.as_json
 def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> None:
     """Check that a prediction file is what the challenge takes for a split.
 
-    Looks at everything: header and separators, missing, repeated, unknown and reordered ids, probabilities
-    that are no numbers or not within 0 and 1, labels, encoding and line ends. What cannot be scored is an
-    error, the rest a warning. The challenge takes full submissions only: memes that were left out when the
-    dataset was converted are needed, too.
+    Lists what is wrong with ids, probabilities and labels; another order than that of the annotations is only
+    a warning. The challenge takes full submissions, so it needs the memes left out at conversion, too.
     """
     places = Places.resolve(data_dir)
-    annotations = require_split(places.dataset, split)
-    ids = [row.shown_id for row in read_rows(annotations)]
-    left_out = _left_out(places, split)
-    found = check(file, ids, left_out)
-    if as_json:
-        problems = [{"text": problem.text, "fatal": problem.fatal} for problem in found.problems]
-        print_json(
-            {
-                "file": file,
-                "split": split,
-                "usable": found.usable,
-                "rows": len(found.predictions),
-                "needed": len(ids) + len(left_out),
-                "missing": found.missing,
-                "missing_left_out": found.missing_left_out,
-                "problems": problems,
-            }
-        )
-    else:
-        for problem in found.problems:
-            say(f"{'error' if problem.fatal else 'warning'}: {problem.text}")
-    if not found.usable:
-        count = sum(problem.fatal for problem in found.problems)
-        run = owner(file.expanduser().absolute())
-        words = [*([run.path] if run else []), "--split", split, *data_option(places.data_dir)]
-        hint = f"a run's prediction is written right by: {as_typed('mmfw', 'predict', *words)}"
-        if left_out:
-            hint = (
-                f"this copy of the dataset lacks the images of {len(left_out)} memes of {split}; get a "
-                f"complete one, convert it and predict again: {_convert(places, '--force')}"
-            )
-        raise DataError(
-            f"{file}: {count} thing{'s' * (count > 1)} must be put right before it can be scored on {split}",
-            hint=hint,
-        )
-    say(f"{file}: {len(found.predictions)} rows, right for {split}")
-
-
-def _left_out(places: Places, split: str) -> list[str]:
-    """The ids that the full split has and the annotation file lacks.
-
-    Raises:
-        DataError: there are some, and an earlier mmfw did not note which.
-    """
+    ids = [row.shown_id for row in read_rows(require_split(places.dataset, split))]
     summary = converted(places.dataset, split)
-    if summary is None:
-        return []
-    if len(summary.missing_ids) < summary.missing:
-        raise DataError(
-            f"{places.dataset.root}: an earlier mmfw left out {summary.missing} memes of {split} without "
-            "recording which, so it is not known what a full submission needs",
-            hint=f"convert the same copy again: {_convert(places, '--allow-missing', '--force')}",
-        )
-    return list(summary.missing_ids)
-
-
-def _convert(places: Places, *words: str) -> str:
-    return as_typed("mmfw", "convert", "--zip", "ARCHIVE", *words, *data_option(places.data_dir))
+    left_out = summary.missing_ids if summary else ()
+    found = problems(file, ids, left_out)
+    usable = found in ([], [ORDER])
+    if as_json:
+        print_json({"file": file, "split": split, "usable": usable, "problems": found})
+    else:
+        for problem in found:
+            say(f"{'warning' if usable else 'error'}: {problem}")
+    if usable:
+        say(f"{file}: right for {split}")
+        return
+    where = data_option(places.data_dir)
+    if left_out:
+        convert = as_typed("mmfw", "convert", "--zip", "ARCHIVE", "--force", *where)
+        lacking = f"{len(left_out)} memes of {split} have no image here"
+        hint = f"{lacking}; convert a complete copy of the dataset and predict again: {convert}"
+    else:
+        run = owner(file.expanduser().absolute())
+        predict = as_typed("mmfw", "predict", *([run.path] if run else []), "--split", split, *where)
+        hint = f"a run's prediction is written right by: {predict}"
+    raise DataError(f"{file}: it cannot be scored on {split}", hint=hint)

@@ -100,7 +100,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     wanted = ["check-submission", str(csvs[0]), "--split", "test_unseen", *data]
     assert main(wanted) == 3
     said = tool.read()[1]
-    assert "2 ids are missing" in said and "mmfw convert" in said
+    assert "missing ids (2): " in said and "mmfw convert" in said
     with csvs[0].open("a", encoding="utf-8", newline="") as file:
         file.write("".join(f"{row.id},0.5,0\n" for row in rows["test_unseen"][3:]))
     assert main(wanted) == 0
