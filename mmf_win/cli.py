@@ -46,7 +46,7 @@ COMMANDS = {
     "sweep": "Run many experiments: grids, seeds and searches.",
     "runs": "List what ran and how well.",
     "demo": "Run the whole workflow on a small synthetic set, on a CPU.",
-    "bug-report": "Write a zip for a bug report, without known secrets and texts.",
+    "bug-report": "Write a zip for a bug report, without known secrets.",
 }
 
 

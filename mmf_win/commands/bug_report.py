@@ -19,32 +19,33 @@ from mmf_win.runs.search import all_runs, find
     epilog="""\b
 Examples:
   mmfw bug-report                 of the newest run
-  mmfw bug-report mmbt_grid       of the newest run of that name
+  mmfw bug-report mmbt_grid --log of the newest run of that name, with what it printed
 """
 )
 @click.argument(
     "run", required=False, metavar="[RUN]", shell_complete=completion.completed_by(completion.runs)
 )
+@click.option("--log", is_flag=True, help="Put the run's logs in, too; they may hold texts of memes.")
 @options.data_dir
 @options.save_dir
 @options.as_json
-def command(run: str | None, data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
+def command(run: str | None, log: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
     """Write a zip for a bug report into the current folder, under a new name.
 
-    It holds what `mmfw doctor` shows and the run's requests, events, exits and logs, of each the last
-    megabyte, but no images, predictions and checkpoints. Passwords, tokens, the texts of memes and your home
-    folder are replaced. Not every secret and text can be known, so look through it before you give it away.
+    It holds what `mmfw doctor` shows and the run's requests, events and exits, with --log also its logs, of
+    each the last megabyte. Passwords, tokens, your user name and your home folder are replaced. Not every
+    secret can be known, and an error may quote a meme, so look through it before you give it away.
     """
     places = Places.resolve(data_dir, save_dir)
     newest = next(iter(all_runs(places.save_dir)), None)
     chosen = newest if run is None else find(places.save_dir, run)
     found = survey(places)
     about = plain(found, list(missing(found, places)))
-    path, names = bug_report.write(chosen, about, places, Path.cwd())
+    path, names = bug_report.write(chosen, about, Path.cwd(), log=log)
     if as_json:
         print_json({"report": path, "run": chosen and chosen.id, "files": names})
         return
     say("doctor.json: versions, folders, the machine")
     say(f"run/: {len(names) - 1} files of run {chosen.id}" if chosen else "no run: there is none yet")
-    say("Passwords, tokens, texts of memes and your home folder are replaced; look through it all the same.")
+    say("Passwords, tokens and your home folder are replaced; look through it all the same.")
     print(path, flush=True)

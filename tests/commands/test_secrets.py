@@ -73,7 +73,7 @@ def test_a_password_stays_secret_right_or_wrong(
     monkeypatch.chdir(user_dir)
     run = Run.create(empty.save_dir, "mmbt_grid")
     run.log.write_text(f"asked with --password {SECRET}\nTraceback\n", encoding="utf-8")
-    assert leaks(0, "bug-report") == [str(run.log)]
+    assert leaks(0, "bug-report", "--log") == [str(run.log)]
 
 
 def test_a_crash_tells_no_secret_with_a_fake_bug(
