@@ -244,8 +244,6 @@ class DatasetPaths:
     """Holds the folder ``img``, as the ``img`` field of an annotation expects."""
     features = Inside("features", of="root")
     """Holds ``detectron.lmdb``."""
-    old_record = Inside("mmfw-dataset.json", of="root")
-    """What mmfw 0.1.0 wrote instead of a manifest when a conversion had finished."""
 
     @classmethod
     def below(cls, data_dir: Path) -> DatasetPaths:

@@ -153,7 +153,7 @@ def convert(
             new = make_manifest(paths.root, files, made_of, result=result.to_json())
             # The annotations of an earlier release must not stay; what the user put beside them does.
             stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
-            replaced = [paths.images / "img", paths.old_record, *stale]
+            replaced = [paths.images / "img", *stale]
             if listed is not None:
                 _keep_own_images(paths, here, listed)
             elif not (same or interrupted):

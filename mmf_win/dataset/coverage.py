@@ -28,7 +28,7 @@ class SplitSummary:
         benign: rows with label 0; None when the split has no labels.
         missing: rows without their image, which are left out.
         own: it was converted from a table of the user's own.
-        missing_ids: what these rows are called in prediction files; none in a record of an earlier mmfw.
+        missing_ids: what these rows are called in prediction files.
     """
 
     rows: int
@@ -58,9 +58,9 @@ class SplitSummary:
         """From the plain values of a record.
 
         Raises:
-            TypeError: they are others than a record has.
+            KeyError, TypeError: they are others than a record has.
         """
-        return cls(**{**value, "missing_ids": tuple(value.get("missing_ids", ()))})
+        return cls(**{**value, "missing_ids": tuple(value["missing_ids"])})
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,6 @@ def archive_of(manifest: Manifest | None, hint: str | None = None) -> Path:
     source = manifest.source if manifest else None
     if source is None:
         raise MissingArchive("nothing tells what the dataset was converted from", hint=hint)
-    if source.path is None or not Path(source.path).exists():
+    if not Path(source.path).exists():
         raise MissingArchive(f"the archive {source.name} is not where it was", hint=hint)
     return Path(source.path)

@@ -206,7 +206,7 @@ def _repair_dataset(places: Places, archive: Path | None, ask: Ask | None) -> No
             message = "nothing tells what it was converted from, nor which of its files are damaged"
             raise UnknownOrigin(message, data_dir=places.data_dir)
         repair_dataset(places, archive, ask=ask)
-    except UnfinishedInstallation:  # of an earlier mmfw, which did not note how to finish it
+    except UnfinishedInstallation:  # and what tells how to finish it is damaged
         archive = archive or archive_of(noted(places.dataset.root))
         convert(archive, places, ask=ask, allow_missing=True)
     except DamagedManifest:  # so nothing tells which of the files are intact

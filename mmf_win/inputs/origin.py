@@ -70,4 +70,4 @@ def source_of(need: Need) -> Source | None:
 def remembered(need: Need) -> Path | None:
     """Where that archive lay."""
     source = source_of(need)
-    return Path(source.path) if source and source.path and source.sha256 else None
+    return Path(source.path) if source and source.sha256 else None

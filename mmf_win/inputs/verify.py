@@ -24,13 +24,14 @@ from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.finding import Difference, Finding, State
-from mmf_win.integrity.manifest import FIRST_READING, UNKNOWN, Check, Entry, Manifest
+from mmf_win.integrity.manifest import FIRST_READING, Check, Entry, Manifest
 from mmf_win.integrity.verify import hash_files, last_check, record, verify
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import manifest_of
 from mmf_win.unpacking.staging import require_finished
 
 _CHECKED, _FORMAT = "mmfw-checked.json", 1
+_UNKNOWN = "0" * 64  # in place of the hash of a file that was never intact; no file has this one
 _log = logging.getLogger(__name__)
 
 
@@ -243,7 +244,7 @@ def _verify_elsewhere(need: Need, manifest: Manifest, full: bool) -> list[Differ
             wrong.append(problem)
             if before := checks.get(name, check):
                 # So that it is read again the next time, and until it is repaired.
-                files.setdefault(name, Entry(UNKNOWN))
+                files.setdefault(name, Entry(_UNKNOWN))
                 checks[name] = replace(before, checked_ns=0)
         elif check is not None:
             files[name], checks[name] = Entry(str(sha256)), check

@@ -44,9 +44,6 @@ themselves. ``archive``: they came out of an intact archive whose hash nobody ha
 FIRST_READING = "its first reading"
 """What files without a better basis were verified against, for people."""
 
-UNKNOWN = "0" * 64
-"""In place of the hash of a file that was damaged when the manifest was made; no file has this one."""
-
 _NOTES = "SHA256SUMS.json"
 _FORMAT = 1
 _LINE = re.compile(r"(\\?)([0-9a-f]{64}) [ *](.+)")
@@ -77,15 +74,15 @@ class Source:
         name: without its folder.
         size: bytes, of all files in the case of a folder.
         mtime_ns: last change in nanoseconds, the newest in the case of a folder.
+        path: where it lay, absolute.
         sha256: of an archive; None for a folder.
-        path: where it lay, absolute; None if an earlier mmfw did not record that.
     """
 
     name: str
     size: int
     mtime_ns: int
+    path: str = field(compare=False)
     sha256: str | None = None
-    path: str | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, path: Path, sha256: str | None = None) -> Source:
@@ -96,7 +93,7 @@ class Source:
         """
         files = [file.stat() for file in (files_below(path) if path.is_dir() else [path])]
         newest = max((file.st_mtime_ns for file in files), default=0)
-        return cls(path.name, sum(file.st_size for file in files), newest, sha256, str(path.absolute()))
+        return cls(path.name, sum(file.st_size for file in files), newest, str(path.absolute()), sha256)
 
     def is_same(self, path: Path) -> bool:
         """Whether ``path`` is this; a file that may only have been touched or copied is hashed to know."""
@@ -185,7 +182,7 @@ class Manifest:
             if (notes["format"], notes["sums"]) != (_FORMAT, hashlib.sha256(text).hexdigest()):
                 raise ValueError("the notes on another manifest")
             source = None if notes["source"] is None else Source(**notes["source"])
-            result = dict(notes.get("result", {}))  # 0.1.0 wrote none
+            result = dict(notes["result"])
             if notes["vouched"] not in get_args(Basis):
                 raise ValueError(notes["vouched"])
             files = {name: Entry(sha256, notes["sizes"].get(name)) for name, sha256 in hashes.items()}
@@ -261,7 +258,7 @@ def noted(folder: Path) -> Manifest | None:
         notes = read_json(folder / _NOTES)
         source, basis = notes["source"], notes["vouched"]
         if basis in get_args(Basis):
-            return Manifest(folder, {}, basis, source and Source(**source), dict(notes.get("result", {})))
+            return Manifest(folder, {}, basis, source and Source(**source), dict(notes["result"]))
     return None
 
 

@@ -49,7 +49,7 @@ class Summary:
         updates, max_updates: how far it came, and how far it was to go; None before training began.
         best_auroc: the best validation AUROC, 0 to 1.
         val_split: the annotation file that it was measured on; before that, the one that it will be.
-        val_rows: how many of its rows were used; None before that, and for a run of an earlier mmfw.
+        val_rows: how many of its rows were used; None before that.
         val_full_rows: how many rows the full split has; None where that is not known.
         test_auroc: that of the newest prediction of a split with labels, 0 to 1.
         test_split, test_rows, test_full_rows: what that was measured on, as above.

@@ -16,7 +16,7 @@ from typing import Any
 from mmf_win.archives import Ask, open_archive
 from mmf_win.errors import ArchiveError, DataError
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import UNKNOWN, Basis, Entry, Manifest, Source, manifest_files
+from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import mark_intact, verify
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
 from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, staging
@@ -204,21 +204,14 @@ def install_repaired(
     Raises:
         ArchiveError: a file is not there, or has other content; nothing was changed.
     """
-    unknown = [name for name in names if manifest.files[name].sha256 == UNKNOWN]
-    same = bool(unknown) and manifest.source is not None and manifest.source.is_same(archive)
     for name in names:
-        expected = manifest.files[name].sha256
-        right = name in files and (same if expected == UNKNOWN else files[name].sha256 == expected)
-        if not right:
+        if name not in files or files[name].sha256 != manifest.files[name].sha256:
             what = "other content in" if name in files else "no"
             raise ArchiveError(
                 f"{archive}: there is {what} {name}", hint="this is another archive, or a damaged one"
             )
     flush_all([here.new / name for name in names])
     here.install([(here.new / name, manifest.path(name)) for name in names])
-    if unknown:
-        manifest = replace(manifest, files={**manifest.files, **{name: files[name] for name in unknown}})
-        manifest.save()
     mark_intact(manifest, names)
 
 

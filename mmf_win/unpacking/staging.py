@@ -77,7 +77,7 @@ class Staging:
 
     def finish(self) -> None:
         """Make the moves that are left where a process died between them."""
-        with suppress(FileNotFoundError, ValueError, TypeError):  # an earlier mmfw noted none
+        with suppress(FileNotFoundError, ValueError, TypeError):  # it is damaged, or not there
             names = read_json(self._installing)
             moves = [(new and self._root / new, self._root / target) for new, target in names]
             self._make(moves, [])
@@ -272,7 +272,7 @@ def require_space(folder: Path, needed: int) -> None:
 def _remove(folder: Path) -> None:
     """Remove a staging folder; what cannot be removed now is removed at the next start.
 
-    Only ``installing`` stays, which an earlier mmfw may have left: without it, a part would be believed.
+    Only ``installing`` stays, which may be damaged: without it, a part would be believed.
     """
     for path in folder.glob("*"):
         if path.name != _INSTALLING:

@@ -33,7 +33,7 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
     "the hashes cut off": lambda p: hostile.cut(p.dataset.root / "SHA256SUMS"),
     "the hashes are missing": lambda p: (p.dataset.root / "SHA256SUMS").unlink(),
     "the hashes are emptied": lambda p: os.truncate(p.dataset.root / "SHA256SUMS", 0),
-    "an earlier mmfw was killed amidst the moves": lambda p: killed_before_moves_were_noted(p.dataset),
+    "killed amidst the moves, whose list is emptied": lambda p: killed_amidst_the_moves(p.dataset),
     "features cut off": lambda p: hostile.cut(p.dataset.features / "detectron.lmdb/data.mdb"),
     "features are missing": lambda p: (p.dataset.features / "detectron.lmdb/data.mdb").unlink(),
     "their hashes changed": lambda p: hostile.flip_byte(p.dataset.features / "SHA256SUMS", 1),
@@ -45,7 +45,7 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
 }
 
 
-def killed_before_moves_were_noted(paths: DatasetPaths) -> None:
+def killed_amidst_the_moves(paths: DatasetPaths) -> None:
     paths.split("dev_seen").unlink()
     (paths.root / ".mmfw-staging").mkdir()
     (paths.root / ".mmfw-staging" / "installing").touch()

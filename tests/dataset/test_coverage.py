@@ -104,17 +104,6 @@ def remember(dataset: DatasetPaths, result: dict[str, Any]) -> None:
     replace(manifest, result=result).save()
 
 
-def without_ids(summary: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in summary.items() if key != "missing_ids"}
-
-
-def test_a_result_of_an_earlier_mmfw_has_the_counts_alone(dataset: DatasetPaths) -> None:
-    remember(dataset, {"splits": {s: without_ids(summary) for s, summary in remembered(dataset).items()}})
-    assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
-    summary = converted(dataset, "dev_seen")
-    assert summary is not None and (summary.missing, summary.missing_ids) == (2, ())
-
-
 @pytest.mark.parametrize("result", [{}, {"splits": {}}, {"splits": {"dev_seen": {"of": "a later mmfw"}}}])
 def test_a_result_that_says_nothing_of_a_split_is_no_trouble(
     dataset: DatasetPaths, result: dict[str, Any]

@@ -13,7 +13,6 @@ import pytest
 from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import built_version, extract_features
 from mmf_win.errors import DamagedFeatures, DataError
-from mmf_win.files import read_json, write_json
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.verify import known, verify_need
 from mmf_win.integrity.manifest import Manifest
@@ -173,23 +172,6 @@ def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
     moved.rename(own)
     assert fetch(zoo, need, source=own)[0].state == "intact"
     assert data_of(zoo).read_bytes() == b"mine" * 9999
-
-
-def test_what_an_earlier_version_wrote_does_not_say_where_the_archive_lay(zoo: Zoo, user_dir: Path) -> None:
-    from mmf_win.dataset.features import extract_features
-
-    own = user_dir / "my features.tar.gz"
-    own.write_bytes(features_archive(b"mine" * 9999))
-    extract_features(own, zoo.places, version="1.0")
-    notes = zoo.places.dataset.features / "SHA256SUMS.json"
-    values = read_json(notes)
-    del values["source"]["path"]
-    write_json(notes, values)
-    assert verify_need(zoo.features, zoo.places).state == "intact"
-    hostile.cut(data_of(zoo))
-    with pytest.raises(DataError) as raised:
-        fetch(zoo, zoo.features)
-    assert "--source" in str(hint_for(raised.value))
 
 
 def test_features_of_unknown_origin_are_never_replaced_by_the_published_ones(zoo: Zoo) -> None:

@@ -30,7 +30,7 @@ def entries(files: Files) -> dict[str, Entry]:
 
 def test_a_manifest_comes_back_as_it_was_written(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    source = Source("features.tar.gz", 123, 456, "0" * 64)
+    source = Source("features.tar.gz", 123, 456, "", "0" * 64)
     written = replace(record(folder, FILES), basis="archive", source=source)
     written.save()
     read = Manifest.load(folder)

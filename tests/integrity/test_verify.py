@@ -262,7 +262,7 @@ def test_recording_what_is_not_there_fails_and_writes_nothing(folder: Path) -> N
 def test_what_the_files_were_made_of_is_known_also_where_their_list_is_not_the_one_that_was_written(
     folder: Path, damage: str
 ) -> None:
-    source = Source("own.tar.gz", 1, 2, "a" * 64, "/elsewhere/own.tar.gz")
+    source = Source("own.tar.gz", 1, 2, "/elsewhere/own.tar.gz", "a" * 64)
     replace(record(folder, FILES), basis="archive", source=source).save()
     sums = folder / SUMS
     if damage == "missing":

@@ -1,8 +1,8 @@
-"""What a run was asked for, over the life of a run and of versions."""
+"""What a run was asked for, over the life of a run."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,44 +11,14 @@ from mmf_win.errors import DataError
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 
-# As 0.1.0 wrote it.
-OF_0_1_0 = {
-    "preset": "mmbt_grid",
-    "model": "mmbt",
-    "config": "projects/hateful_memes/configs/mmbt/defaults.yaml",
-    "settings": {"training": {"num_workers": 0}},
-    "overrides": ["optimizer.params.lr=1e-5"],
-    "splits": {"train": "train", "val": "dev_unseen", "test": "test_unseen"},
-    "data_dir": "/data",
-    "preset_file": None,
-    "offline": False,
-    "seed": 3,
-    "batch_size": 16,
-    "auto_batch": True,
-    "updates": 500,
-    "epochs": None,
-    "detect_anomaly": True,
-    "keep": 2,
-    "allow_missing": True,
-    "start": None,
-    "init": None,
-    "published_weights": None,
-    "published_sha256": None,
-    "mmf": "1.0.0rc10",
-    "published": {"val": {"auroc": 67.4}},
-    "created": 1789000000.0,
-}
 
-
-def test_a_run_of_0_1_0_is_read_and_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "mmbt_grid")
-    run.request_file.write_text(json.dumps(OF_0_1_0), encoding="utf-8")
-    request = run.request()
-    assert {key: getattr(request, key) for key in OF_0_1_0} == OF_0_1_0
-    resumed = RunRequest(updates=900).over(request)
-    lasting = OF_0_1_0 | {"updates": 900, "detect_anomaly": False}
-    assert {key: getattr(resumed, key) for key in OF_0_1_0} == lasting
-    assert resumed.retry and resumed.remembered and not resumed.trust
+    asked = RunRequest(model="mmbt", config=None, updates=500, seed=3, keep=2, detect_anomaly=True)
+    run.save_request(asked)
+    assert run.request() == asked
+    resumed = RunRequest(updates=900).over(run.request())
+    assert resumed == replace(asked, updates=900, detect_anomaly=False)
 
 
 def test_the_last_word_about_the_precision_holds() -> None:

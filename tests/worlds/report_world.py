@@ -198,5 +198,5 @@ def left_out(world: World, split: str, count: int) -> None:
     rows = len(content.splitlines())
     files = {f"annotations/{split}.jsonl": Entry(sha256(content).hexdigest(), len(content))}
     summary = asdict(SplitSummary(rows, None, None, count, tuple(map(str, range(count)))))
-    source = Source("memes.zip", 1, 1, None)
+    source = Source("memes.zip", 1, 1, "")
     Manifest(world.dataset.root, files, "archive", source, {"splits": {split: summary}}).save()

@@ -62,7 +62,7 @@ class ResumeState:
         """
         self._order.random = random_state() if ranks() > 1 else state["random"]
         self.validated = state["validated"]
-        if scaler := state.get("scaler"):  # none is in a checkpoint of another precision or an earlier mmfw
+        if scaler := state["scaler"]:  # none is in a checkpoint of another precision
             self._trainer.scaler.load_state_dict(scaler)
         return self._order.resume(state["position"])
 
