@@ -8,7 +8,7 @@ import click
 
 from mmf_win.commands.options import as_json
 from mmf_win.console import as_typed, print_json, say
-from mmf_win.doctor.torch_build import suited
+from mmf_win.doctor.torch_build import pip_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import pip_hint, set_up
@@ -68,10 +68,8 @@ def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_
 
 
 def _print_torch(as_json: bool) -> None:
-    build = suited()
     if as_json:
-        print_json(asdict(build))
+        print_json({"pip": pip_line()})
         return
-    say(f"PyTorch for {build.name} ({build.why}); a download of about {build.size}:")
-    print(as_typed(*build.pip), flush=True)
+    print(as_typed(*pip_line()), flush=True)
     say(f"Then {pip_hint('[train]')}, which brings the rest.")

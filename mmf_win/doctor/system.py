@@ -80,7 +80,7 @@ def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> UnusedGpu | None:
     if torch is None or cuda is None:
         return None
     if torch.cuda is None:
-        if torch_build.choice(cuda)[0] == "cpu":
+        if torch_build.choice(cuda) == "cpu":
             return None
         return UnusedGpu(f"there is a GPU, and torch is built for {torch.target}")
     if not torch_build.has_code(torch.cuda, cuda):

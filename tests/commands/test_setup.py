@@ -118,7 +118,7 @@ def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(
     assert main(["setup", "--torch"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("pip install -c ") and said.out.count("\n") == 1
-    assert "GB" in said.err and "[train]" in said.err
+    assert "[train]" in said.err
     assert main(["setup", "--torch", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pip"][:2] == ["pip", "install"]
 
