@@ -15,11 +15,10 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from types import ModuleType
 
 from mmf_win.archives.base import Extracted, Output, damaged, write_member
 from mmf_win.archives.zip_reader import Task, ZipReader
-from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher
+from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, native
 from mmf_win.fast_zlib import Inflater
 from mmf_win.threads import Advance, ThreadGroup, worker_count
 
@@ -36,11 +35,11 @@ def extract(
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     listed = list(tasks)
-    native = _native() is not None
+    is_native = native() is not None
     count = max(1, min(worker_count(), sum(task.member.packed_size for task in listed) // _SMALLEST_ROUND))
     group: ThreadGroup[Extracted] = ThreadGroup()
-    side_by_side = TaskQueue(task for task in listed if task.member.classic and native)
-    one_by_one = TaskQueue(task for task in listed if not (task.member.classic and native))
+    side_by_side = TaskQueue(task for task in listed if task.member.classic and is_native)
+    one_by_one = TaskQueue(task for task in listed if not (task.member.classic and is_native))
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
         workers = [_Worker(path, reader, secret, group, count) for reader in readers]
@@ -49,18 +48,9 @@ def extract(
 
 def engine() -> str:
     """What decrypts here, for people."""
-    if native := _native():
-        return f"C extension, {native.kernels()[0]} kernel, {worker_count()} threads"
+    if module := native():
+        return f"C extension, {module.kernels()[0]} kernel, {worker_count()} threads"
     return "fast-zip-decryption; a C compiler, or mmfw's own wheel, makes it faster"
-
-
-def _native() -> ModuleType | None:
-    """The C extension; None where it was not built."""
-    try:
-        from mmf_win.archives import _zipcrypto
-    except ImportError:
-        return None
-    return _zipcrypto
 
 
 class TaskQueue:

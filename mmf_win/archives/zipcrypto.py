@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 from mmf_win.files import replacing
 
@@ -51,6 +52,34 @@ class Cipher:
             key2 = key2 >> 8 ^ _CRC[(key2 ^ key1 >> 24) & 0xFF]
         self.keys = key0, key1, key2
         return bytes(out)
+
+
+def native() -> ModuleType | None:
+    """The C extension; None where it was not built."""
+    try:
+        from mmf_win.archives import _zipcrypto
+    except ImportError:
+        return None
+    return _zipcrypto
+
+
+def decrypter(password: bytes) -> Callable[[bytes], bytes]:
+    """A function that decrypts the next bytes of one member: the C extension's, else that of a wheel."""
+    if (module := native()) is None:
+        # The extension module alone: the wheel's Python part would patch the standard library's zipfile.
+        from _zipdecrypter import StandardZipDecrypter
+
+        decrypt: Callable[[bytes], bytes] = StandardZipDecrypter(password).decrypt_bytes
+        return decrypt
+    keys, kernel = Cipher(password).keys, module.kernels()[0]
+
+    def decrypt_next(data: bytes) -> bytes:
+        nonlocal keys
+        plain = bytearray(data)
+        [keys] = module.decrypt(plain, [(0, len(plain), keys)], kernel)
+        return bytes(plain)
+
+    return decrypt_next
 
 
 def write_encrypted_zip(
