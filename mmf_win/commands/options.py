@@ -147,9 +147,11 @@ def _answer(password: str | None) -> Callable[[], str] | None:
 
 def _first_line(path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path}: the password file is not UTF-8 text") from None
-    if not lines or not lines[0]:
+    # A password may hold what Python counts as an end of line besides, such as U+2028.
+    line = text.partition("\n")[0].removesuffix("\r")
+    if not line:
         raise UsageError(f"{path}: the password file is empty")
-    return lines[0]
+    return line

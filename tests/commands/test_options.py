@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import click
 import pytest
 
@@ -54,3 +57,22 @@ def test_the_password_option_says_who_can_see_it_and_what_else_there_is() -> Non
     assert all(
         other in told.partition("list of processes")[2] for other in ("-file", "MMFW_PASSWORD", "prompt")
     )
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\nanother line\n", "\r\nanother line\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_only_the_end_of_the_first_line_ends_a_password_of_a_file(
+    tmp_path: Path, start: str, end: str
+) -> None:
+    answers = []
+
+    @click.command()
+    @options.ask
+    def command(ask: Callable[[], str]) -> None:
+        answers.append(ask())
+
+    password = "a b\x85c\u2028d\x0ce\rf "
+    file = tmp_path / "secret.txt"
+    file.write_bytes(f"{start}{password}{end}".encode())
+    command.main(["--password-file", str(file)], standalone_mode=False)
+    assert answers == [password]
