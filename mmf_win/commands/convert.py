@@ -19,30 +19,24 @@ from mmf_win.paths import Places
 @click.command(
     epilog="""\b
 Examples:
-  mmfw convert --zip hateful_memes.zip
-  mmfw convert --zip hateful_memes.zip --password-file secret.txt --data-dir D:\\data
-  mmfw convert --zip unpacked/hateful_memes --allow-missing
-  mmfw convert --zip my_memes/                  train.csv, dev.csv, test.csv and images of your own
+  mmfw convert hateful_memes.zip
+  mmfw convert hateful_memes.zip --password-file secret.txt --data-dir D:\\data
+  mmfw convert unpacked/hateful_memes --allow-missing
+  mmfw convert my_memes/                train.csv, dev.csv, test.csv and images of your own
 
 The password may also be in the variable MMFW_PASSWORD; without any, you are asked for it when it is needed.
 It is neither shown nor stored.""",
 )
-@click.option(
-    "--zip",
-    "source",
-    type=click.Path(),
-    metavar="FILE_OR_FOLDER",
-    help="The dataset as you got it: zip, 7z, tar or tar.gz, or a folder. It is only read.",
-)
-@click.argument("rest", nargs=-1, metavar="")
+@click.argument("words", nargs=-1, type=click.Path(), metavar="ARCHIVE")
+@click.option("--zip", "source", type=click.Path(), metavar="ARCHIVE", help="Another way to name it.")
 @options.ask
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
 @click.option("--allow-missing", is_flag=True, help="Go without images and splits that are missing.")
 @options.as_json
 def command(
+    words: tuple[str, ...],
     source: str | None,
-    rest: tuple[str, ...],
     ask: Ask | None,
     data_dir: Path | None,
     force: bool,
@@ -51,20 +45,23 @@ def command(
 ) -> None:
     """Turn the dataset's archive into MMF's layout.
 
+    ARCHIVE is the dataset as you got it: zip, 7z, tar or tar.gz, or a folder. It is only read.
+
     Checks the password, the free disk space, every file's checksum, and that annotations and images belong
     together. Converting the same archive again takes a second.
     """
-    if not source:  # or that of an unset shell variable, which as a path would mean the current folder
-        example = as_typed("mmfw", "convert", "--zip", rest[0] if len(rest) == 1 else "FILE_OR_FOLDER")
-        raise UsageError("the dataset is not named", hint=example)
-    if rest:  # which may be a part of the password
+    # The value of an unset shell variable is empty, and as a path would mean the current folder.
+    named = [name for name in (source, *words) if name]
+    if not named:
+        raise UsageError("the dataset is not named", hint=as_typed("mmfw", "convert", "ARCHIVE"))
+    if len(named) > 1:  # the names are not repeated here, for they may be a part of the password
         raise UsageError(
-            f"{len(rest)} words too many",
+            "the dataset is named more than once",
             hint="put quotes around a name or password that holds blanks, or the password into a file for "
             "--password-file",
         )
     result = convert(
-        Path(source), Places.resolve(data_dir), ask=ask, force=force, allow_missing=allow_missing
+        Path(named[0]), Places.resolve(data_dir), ask=ask, force=force, allow_missing=allow_missing
     )
     if as_json:
         print_json(result.to_json())

@@ -146,7 +146,6 @@ def test_at_a_fake_terminal_nothing_is_asked_for_an_open_archive(
 def test_exit_codes_tell_what_is_wrong(
     archive: Path, user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["convert"]) == 2
     assert run(user_dir / "nowhere.zip", data_dir) == 3
     assert run(archive, data_dir) == 4
     assert run(archive, data_dir, "--password", "wrong") == 4
@@ -159,7 +158,7 @@ def test_exit_codes_tell_what_is_wrong(
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--help"]) == 0
-    assert "mmfw convert --zip hateful_memes.zip" in capsys.readouterr().out
+    assert "mmfw convert hateful_memes.zip" in capsys.readouterr().out
 
 
 def test_two_passwords_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,8 +169,20 @@ def test_two_passwords_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFi
     assert "give one of them" in capsys.readouterr().err
 
 
-def test_an_empty_name_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", "--zip", ""]) == 2
+@pytest.mark.parametrize("option", [[], ["--zip"]])
+def test_the_archive_is_named_as_an_argument_or_an_option(
+    archive: Path, data_dir: Path, option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["convert", *option, str(archive), "--password", PASSWORD, "--data-dir", str(data_dir)]
+    assert main(words) == 0
+    assert "dev_unseen" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [[], ["--zip"]])
+def test_an_empty_name_is_not_the_current_folder(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", *option, ""]) == 2
     assert "not named" in capsys.readouterr().err
 
 

@@ -79,7 +79,7 @@ FOLLOWED = {
         option=f"--password {PASSWORD}",
     ),
     "UnknownOrigin": Case("repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True),
-    "convert: mmfw convert": Case("convert {dir}/memes.zip", 2),
+    "convert: mmfw convert": Case("convert", 2),
     "train: mmfw runs": Case("train", 2),
 }
 

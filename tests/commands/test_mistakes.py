@@ -38,7 +38,8 @@ DEFAULTS = "data/datasets/hateful_memes/defaults"
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        (["convert", "memes.zip"], 2, "mmfw convert --zip memes.zip"),
+        (["convert"], 2, "mmfw convert ARCHIVE"),
+        (["convert", "memes.zip", "--zip", "memes.zip"], 2, "named more than once"),
         (["convert", "--zip", "memes.zip", "--password", "a", "b", "c"], 2, "quotes"),
         (["convert", "--zip", "no.zip"], 3, "no.zip"),
         (["convert", "--zip", f"{DEFAULTS}/images", "--data-dir", "other"], 3, "no train.jsonl"),
