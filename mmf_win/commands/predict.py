@@ -22,7 +22,6 @@ from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.record import METRICS
-from mmf_win.runs import search
 from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, PRECISION
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
@@ -35,7 +34,7 @@ from mmf_win.upstream.install import require_packages
 Examples:
   mmfw predict                              the newest run's best checkpoint, on its test split
   mmfw predict mmbt_grid                    the newest run of that name
-  mmfw predict mmbt_grid --split dev_seen --split test_seen
+  mmfw predict mmbt_grid --split dev_seen --split test_seen -o predictions
   mmfw predict --checkpoint model.ckpt
   mmfw predict --published mmbt_grid        MMF's published weights, on the paper's splits
   mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
@@ -115,6 +114,14 @@ Examples:
     default=True,
     help="Whether to make a page beside the predictions, which takes seconds.",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where prediction files, scores and pages go, each under a new name, so that nothing there is "
+    "overwritten. `mmfw report` and `mmfw runs` do not look there.  [default: the run's reports]",
+)
 @options.stop_timeout
 @options.no_retry
 @options.data_dir
@@ -133,6 +140,7 @@ def command(
     ensemble: str | None,
     threshold: str,
     report: bool,
+    output: Path | None,
     data_dir: Path | None,
     save_dir: Path,
     as_json: bool,
@@ -147,6 +155,8 @@ def command(
     one a line.
     """
     _require_one_kind(split, memes, image, text, threshold)
+    if image and output:
+        raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)
     said = {
         "--batch-size": (given["batch_size"], BATCH_SIZE),
@@ -173,6 +183,7 @@ def command(
         splits=split,
         memes=memes[0] if memes else None,
         features=find_lmdb(features) if features else None,
+        output=output and output.absolute(),
         kind=ensemble,
         best_threshold=threshold == "best-accuracy",
         data_dir=data_dir,
@@ -250,11 +261,10 @@ def _page(result: Result, data_dir: Path | None) -> Path | None:
         return None
     from mmf_win.results.report import pages
 
-    run = search.owner(result.csv)
-    if run is None:  # an ensemble's lie in none, each in a folder of its own
+    if result.run is None:
         page = pages.of_ensemble(result.csv)
     else:
-        page = pages.of_run(run, split=result.record["split"], csv=result.csv, data_dir=data_dir)
+        page = pages.of_run(result.run, split=result.record["split"], csv=result.csv, data_dir=data_dir)
     say(f"report: {page}")
     return page
 

@@ -20,7 +20,7 @@ from mmf_win.dataset.predictions import Prediction, read_predictions, write_pred
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import write_json
 from mmf_win.integrity.digest import file_digest
-from mmf_win.paths import Places, new_folder
+from mmf_win.paths import Places, new_file, new_folder
 from mmf_win.protocol import Event, read_events
 from mmf_win.results import probabilities, record
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
@@ -58,12 +58,14 @@ class Result:
 
     Attributes:
         csv: the file.
+        run: whose checkpoint predicted; None for an ensemble.
         title: whose prediction it is.
         memes: what was predicted, as the user calls it.
         record: see :mod:`mmf_win.results.record`.
     """
 
     csv: Path
+    run: Run | None
     title: str
     memes: str
     record: dict[str, Any]
@@ -77,6 +79,8 @@ class PredictionOptions:
         splits: annotation files' stems; none for the test split of the first run.
         memes: a table of own memes to predict instead of splits.
         features: an LMDB of region features to read instead of the dataset's.
+        output: where prediction files and their records go; None for each run's reports, and for a new folder
+            of the ensemble.
         kind: how to blend, a key of :data:`~mmf_win.results.probabilities.KINDS`; None not to.
         best_threshold: choose the threshold on the validation split.
         data_dir: MMF's data folder; None for each run's own.
@@ -87,6 +91,7 @@ class PredictionOptions:
     splits: Sequence[str] = ()
     memes: Path | None = None
     features: Path | None = None
+    output: Path | None = None
     kind: str | None = None
     best_threshold: bool = False
     data_dir: Path | None = None
@@ -134,7 +139,7 @@ def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: Predictio
 
     Args:
         members: at least one.
-        save_dir: where the predictions of an ensemble are kept; a member's lie in its run.
+        save_dir: where the predictions of an ensemble are kept, unless the options name a folder.
         options: what the user chose.
 
     Raises:
@@ -266,7 +271,7 @@ class _Team:
             _log.warning("some of the members have the same weights, and count as often as they are named")
         write_json(record.path_beside(csv), facts)
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
-        return Result(csv, names, target.title, facts)
+        return Result(csv, members[0].run if len(members) == 1 else None, names, target.title, facts)
 
     def csv(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Path:
         """The member's predictions; made when they are first asked for, as ``report`` or in its run."""
@@ -281,18 +286,19 @@ class _Team:
                 # The validation split beside own memes has the dataset's features.
                 features=self.options.features if target.is_own or self.options.memes is None else None,
                 report=report,
+                folder=self.options.output,
                 display=self.options.display,
             )
         return self._csvs[member, target.name]
 
     def _blended_csv(self, target: Target) -> Path:
         probas = self._probas(self.members, target)
-        name = f"hateful_memes_{self.options.kind}_{target.name}.csv"
-        csv = new_folder(self.save_dir / "ensembles") / name
-        if target.is_own:
-            shutil.copyfile(target.annotations, annotations_beside(csv))
-        rows = zip(target.rows, probas, strict=True)
-        write_predictions(csv, [Prediction(row.shown_id, p, label(p)) for row, p in rows])
+        folder = self.options.output or new_folder(self.save_dir / "ensembles")
+        with new_file(folder, f"hateful_memes_{self.options.kind}_{target.name}_", ".csv") as csv:
+            if target.is_own:
+                shutil.copyfile(target.annotations, annotations_beside(csv))
+            rows = zip(target.rows, probas, strict=True)
+            write_predictions(csv, [Prediction(row.shown_id, p, label(p)) for row, p in rows])
         return csv
 
     def _probas(self, members: Sequence[RunCheckpoint], target: Target) -> list[float]:

@@ -55,9 +55,9 @@ class Run(RunFolder):
         """``<name>/<time>``, which every command understands."""
         return f"{self.path.parent.name}/{self.path.name}"
 
-    def new_report(self, split: str) -> AbstractContextManager[Path]:
-        """The name of a new prediction file for ``split``, which the block makes."""
-        return new_file(self.reports, f"hateful_memes_{self.path.parent.name}_{split}_", ".csv")
+    def new_report(self, split: str, folder: Path | None = None) -> AbstractContextManager[Path]:
+        """The name of a new prediction file for ``split``, which the block makes; by default in the run."""
+        return new_file(folder or self.reports, f"hateful_memes_{self.path.parent.name}_{split}_", ".csv")
 
     def new_attempt(self) -> AttemptFolder:
         """A new folder under ``attempts``, numbered on from the last."""

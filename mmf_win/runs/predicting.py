@@ -27,6 +27,7 @@ def predict(
     target: Target,
     features: Path | None = None,
     report: Path | None = None,
+    folder: Path | None = None,
     display: Display = silent,
 ) -> Path:
     """Predict memes with a checkpoint of a run.
@@ -38,7 +39,8 @@ def predict(
         checkpoint: the weights.
         target: the memes.
         features: an LMDB of region features to read instead of the dataset's.
-        report: where the predictions go; None for the run's folder of reports.
+        report: where the predictions go; None for a new file.
+        folder: where that is made; None for the run's folder of reports.
         display: shows each attempt while it runs.
 
     Returns:
@@ -59,7 +61,7 @@ def predict(
 
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
-        csv = report or stack.enter_context(run.new_report(target.name))
+        csv = report or stack.enter_context(run.new_report(target.name, folder))
         try:
             until_it_fits(run, replace(first, report=str(csv)), attempt, retry=request.retry)
         except DataError as error:

@@ -68,6 +68,8 @@ def test_one_image_and_its_text_get_a_probability_and_leave_no_file(tool: Tool) 
     assert len(list(run.reports.glob("*.csv"))) == 1
     assert tool.code("predict", "--image", str(image), "--text", first.text) == 0
     assert tool.output.strip() == f"{batch_of_one:.4f}"
+    assert tool.code("predict", "--image", str(image), "--text", "", "-o", "new") == 2
+    assert "--output" in tool.errors and not Path("new").exists()
     assert tool.code("predict", "--image", str(image)) == 2
     assert "--text" in tool.errors
     assert tool.code("predict", "--memes", str(table), "--memes", str(table)) == 2
@@ -115,14 +117,26 @@ def test_no_dataset_is_needed_to_score_own_memes(tool: Tool, tmp_path: Path) -> 
     assert len(rows_of(own["csv"])) == len(read_rows(full.dataset / "annotations" / f"{SPLIT}.jsonl"))
 
 
-def test_an_ensemble_scores_own_memes(tool: Tool) -> None:
-    for seed in (1, 2):
-        tool.trained("bert", seed=seed, run=f"n{seed}")
+def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [tool.trained("bert", seed=seed, run=f"n{seed}") for seed in (1, 2)]
     table = table_of_the_split(tool, tool.folder / "mine")
-    results = predict(tool, "n1", "n2", "--ensemble", "mean", "--memes", str(table))
+    monkeypatch.chdir(tool.folder)
+    words = ("n1", "n2", "--ensemble", "mean", "--memes", str(table), "-o", "new/folder")
+    results = predict(tool, *words)
     columns = [[float(row["proba"]) for row in rows_of(result["csv"])] for result in results]
     assert columns[2] == pytest.approx([sum(pair) / 2 for pair in zip(*columns[:2], strict=True)])
-    assert "мои мемы.csv" in Path(results[2]["report"]).read_text(encoding="utf-8")
+    for result, named in zip(results, [[runs[0]], [runs[1]], runs], strict=True):
+        page = Path(result["report"]).read_text(encoding="utf-8")
+        assert "мои мемы.csv" in page and all(run.id in page for run in named)
+    written = {path: path.read_bytes() for path in (tool.folder / "new/folder").iterdir()}
+    made = {Path(result[kind]) for result in results for kind in ("csv", "report")}
+    assert made == {path for path in written if path.suffix in (".csv", ".html")}
+    assert len(written) == 4 * len(results), "beside each page and CSV lie its scores and its memes"
+    assert not any(run.reports.exists() for run in runs) and not (tool.save_dir / "ensembles").exists()
+    predict(tool, *words, "--no-report")
+    assert {path: path.read_bytes() for path in written} == written, "nothing is overwritten"
 
 
 def test_images_without_region_features_are_refused_with_what_can_be_done(tool: Tool, tmp_path: Path) -> None:
