@@ -32,33 +32,12 @@ def survey_machine() -> Machine:
 
 def _memory() -> int | None:
     if sys.platform == "win32":
-        return _windows_memory()
+        import ctypes
+
+        kilobytes = ctypes.c_uint64()
+        known = ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
+        return kilobytes.value << 10 if known else None
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
-
-
-if sys.platform == "win32":
-    import ctypes
-    from ctypes import wintypes
-
-    class _MemoryStatus(ctypes.Structure):
-        """https://learn.microsoft.com/windows/win32/api/sysinfoapi/ns-sysinfoapi-memorystatusex"""
-
-        _fields_ = (
-            ("dwLength", wintypes.DWORD),
-            ("dwMemoryLoad", wintypes.DWORD),
-            ("ullTotalPhys", ctypes.c_uint64),
-            ("ullAvailPhys", ctypes.c_uint64),
-            ("ullTotalPageFile", ctypes.c_uint64),
-            ("ullAvailPageFile", ctypes.c_uint64),
-            ("ullTotalVirtual", ctypes.c_uint64),
-            ("ullAvailVirtual", ctypes.c_uint64),
-            ("ullAvailExtendedVirtual", ctypes.c_uint64),
-        )
-
-    def _windows_memory() -> int | None:
-        status = _MemoryStatus(dwLength=ctypes.sizeof(_MemoryStatus))
-        known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
-        return int(status.ullTotalPhys) if known else None
