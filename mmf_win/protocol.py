@@ -57,7 +57,6 @@ Outcome = Literal[
     "interrupted",
     "cuda_oom",
     "host_oom",
-    "handles",
     "disk",
     "nan",
     "killed",
@@ -71,8 +70,8 @@ Outcome = Literal[
 ]
 """How an attempt ends.
 
-``handles``: too few files may be open at once; ``killed``: from outside; ``untrusted``: to load a
-checkpoint could run code.
+``disk``: it is full, or files would be larger or more at once than the system allows; ``killed``: from
+outside; ``untrusted``: to load a checkpoint could run code.
 """
 
 Precision = Literal["fp32", "bf16", "fp16"]

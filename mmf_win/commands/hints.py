@@ -244,7 +244,6 @@ _BEGIN = "the same command begins again"
 _AFTER = {
     "cuda_oom": "see who else uses the GPU (nvidia-smi), or choose a smaller model",
     "host_oom": "try a smaller --batch-size, or end other programs",
-    "handles": "raise the limit of open files (ulimit -n)",
     "disk": "free some space; {resume}",
     "nan": "{again} --detect-anomaly finds the operation that makes it; else begin again with a smaller "
     "optimizer.params.lr",

@@ -1,4 +1,4 @@
-"""Runs the attempts of a run: a fresh worker each, until one does not fail for lack of memory or handles."""
+"""Runs the attempts of a run: a fresh worker each, until one does not fail for lack of memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ _PATIENCE = 20.0
 _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 
 _SHRINKING = {
-    "handles": "too few files may be open at once for %d DataLoader workers; trying %d",
     "workers": "memory ran out with %d DataLoader workers; trying %d",
     "eval_batch": "out of GPU memory evaluating a micro-batch of %d; trying %d, with metrics on the CPU",
     "micro_batch": "out of GPU memory with a micro-batch of %d; trying %d, which does not change the batch",
@@ -85,7 +84,7 @@ def until_it_fits(
                 next={name: fewer},
             )
             asked = plan.following(failed, name, fewer, started, _newest_saved(run, events, failed))
-            _log.info(_SHRINKING.get(end.outcome, _SHRINKING[name]), had, fewer)
+            _log.info(_SHRINKING[name], had, fewer)
             if asked.action == "train":
                 origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
                 _log.info("training from %s", origin)

@@ -19,7 +19,6 @@ _ERRORS: dict[Outcome, type[MmfwError]] = {
     "interrupted": Interrupted,
     "cuda_oom": TrainingError,
     "host_oom": ResourceError,
-    "handles": ResourceError,
     "disk": ResourceError,
     "nan": TrainingError,
     "killed": TrainingError,

@@ -126,9 +126,9 @@ def _text(path: Path | None) -> str | None:
 def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[str, int, int] | None:
     """What the next attempt has less of, as name, old and new number.
 
-    When the host's memory or the limit of open files was at its end, half the ``workers`` of the DataLoader,
-    down to none. When the memory of a GPU was in validation or prediction, a smaller ``eval_batch``; else a
-    smaller ``micro_batch``, while an update keeps its rows.
+    When the host's memory was at its end, half the ``workers`` of the DataLoader, down to none. When the
+    memory of a GPU was in validation or prediction, a smaller ``eval_batch``; else a smaller ``micro_batch``,
+    while an update keeps its rows.
 
     Args:
         failed: the attempt that failed.
@@ -141,7 +141,7 @@ def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[s
     if started is None:
         return None
     workers, batch = started["workers"], started["batch"]
-    if end.outcome in ("host_oom", "handles"):
+    if end.outcome == "host_oom":
         return ("workers", workers, workers // 2) if workers else None
     if end.outcome != "cuda_oom":
         return None

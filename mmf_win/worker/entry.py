@@ -40,6 +40,7 @@ def main(request_file: Path) -> int:
     """
     os.environ[_REQUEST] = str(request_file)
     request = AttemptRequest.load(request_file)
+    raise_file_limit()
     log = EventLog(request.run.events, request.attempt.name)
     log.write("run_started", action=request.action, pid=os.getpid(), **versions())
 
@@ -56,6 +57,19 @@ def main(request_file: Path) -> int:
     code = 0 if end.outcome == "ok" else 1
     leave_at_once(code)
     return code
+
+
+def raise_file_limit() -> None:
+    """Let this process and its helpers have as many files open as the system allows; Windows has no limit.
+
+    A DataLoader's workers hand each batch over as several open files.
+    """
+    if sys.platform != "win32":
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with suppress(ValueError, OSError):  # macOS has a limit of its own below an infinite one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def leave_at_once(code: int) -> None:

@@ -17,10 +17,11 @@ from mmf_win.protocol import Exit, Outcome, Phase
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
 _OUT_OF_PAGING_FILE = 1455
 _NO_HANDLES = {errno.EMFILE, errno.ENFILE}
+_TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata|with exit code 24\b")
 # What torch says in a plain RuntimeError, and in the text of another process's error.
 _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
-    ("handles", re.compile(r"Too many open files|received \d+ items of ancdata|with exit code 24\b")),
+    ("disk", _TOO_MANY_FILES),
     ("host_oom", re.compile(r"not enough memory|can't allocate memory|Cannot allocate memory")),
     ("host_oom", re.compile(r"shared memory|</torch_\d|/dev/shm/")),  # which ends as a full disk does
     ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
@@ -79,7 +80,7 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
 
     Args:
         error: what left MMF.
-        prepared: MMF could be imported; before that, all but a lack of memory or handles means ``mmf``.
+        prepared: MMF could be imported; before that, all but a lack of memory or of room for files means ``mmf``.
     """
     kind, message = _raised(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -88,7 +89,7 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     frames = [(Path(file), line, function) for file, line, function in _FRAME.findall(own)]
     places = {(path.name, function) for path, _, function in frames}
     outcome: Outcome = next(_outcomes(error, kind, message, trace, places), "internal")
-    if not prepared and outcome not in ("interrupted", "host_oom", "handles"):
+    if not prepared and outcome not in ("interrupted", "host_oom", "disk"):
         outcome = "mmf"
     if not issubclass(kind, (MmfwError, StopRequested, Diverged)):
         message = f"{kind.__name__}: {message}" if message else kind.__name__
@@ -102,6 +103,8 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
             hint = (
                 "HF_HUB_OFFLINE=0 lets transformers ask the Hugging Face Hub, if no preset says offline: true"
             )
+    if outcome == "disk" and _TOO_MANY_FILES.search(f"{message}\n{error.__cause__ or ''}"):
+        hint = "training.num_workers=N with a smaller N needs fewer open files; ulimit -Hn shows how many there may be"
     if getattr(error, "errno", None) == errno.EFBIG:
         hint = "see what limits the size of a file: ulimit -f, or the file system"
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
@@ -158,9 +161,7 @@ def _outcomes(
         yield "host_oom"
     if killed := _LOADER_WORKER_KILLED.search(trace):
         yield "host_oom" if killed[2] in _FOR_WANT_OF_MEMORY else "killed"
-    if number in _NO_HANDLES:
-        yield "handles"
-    if number in NO_ROOM:
+    if number in NO_ROOM | _NO_HANDLES:
         yield "disk"
     if issubclass(kind, ImportError):
         yield "mmf"

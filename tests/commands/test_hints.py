@@ -173,7 +173,6 @@ NOT_RUN = {
     "host_oom": "a full memory; --batch-size is tested by itself",
     "config": "the hint names no command",
     "network": "the hint names no command",
-    "handles": "the limit of open files is the system's",
     "mmf": _READS,
     "demo: mmfw doctor": _READS,
     "doctor: mmfw doctor": _READS,

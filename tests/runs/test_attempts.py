@@ -55,7 +55,7 @@ def asked(**values: Any) -> AttemptRequest:
         ("cuda_oom", "val", asked(), ("eval_batch", 32, 16)),
         ("cuda_oom", "predict", asked(eval_batch=16), ("eval_batch", 16, 8)),
         ("host_oom", "train", asked(micro_batch=8), ("workers", 4, 2)),
-        ("handles", "train", asked(micro_batch=8), ("workers", 4, 2)),
+        ("disk", "train", asked(), None),
         ("nan", "train", asked(), None),
         ("killed", "train", asked(), None),
         ("internal", "val", asked(), None),

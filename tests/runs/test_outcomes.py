@@ -24,7 +24,6 @@ def training(run: Run) -> AttemptRequest:
         ("interrupted", 130),
         ("cuda_oom", 7),
         ("host_oom", 5),
-        ("handles", 5),
         ("disk", 5),
         ("nan", 7),
         ("killed", 7),

@@ -55,6 +55,19 @@ def test_without_such_a_word_the_workers_own_error_counts(
     assert worker.perform(request_, None).outcome == "mmf"  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_worker_may_have_as_many_files_open_as_the_system_allows() -> None:
+    code = """
+import resource
+from mmf_win.worker.entry import raise_file_limit
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+raise_file_limit()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 class TestLeavingAtOnce:
     """Each in a process of its own, which tells by its exit code which way it took."""
 

@@ -18,8 +18,7 @@ _WHY = {
     "interrupted": "after an interruption",
     "cuda_oom": "after the GPU's memory had run out",
     "host_oom": "after the memory had run out",
-    "handles": "after the limit of open files had been reached",
-    "disk": "after the disk had filled up",
+    "disk": "after the disk had filled up, or a limit of files was reached",
     "nan": "after the loss had become NaN",
     "ok": "with more updates to go",
 }

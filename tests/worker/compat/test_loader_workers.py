@@ -69,8 +69,8 @@ _ENDS = {
     "SIGBUS": r"host_oom: .* killed by the signal Bus error; None",
     "SIGSEGV": r"killed: .* killed by the signal Segmentation fault; training\.num_workers=0 ",
     "exits": r"internal: .*DataLoader worker \(pid",
-    "no handle to share with": r"handles: .*Too many open files",
-    "no handle to pass on with": r"handles: .*Too many open files",
+    "no handle to share with": r"disk: .*Too many open files.*num_workers",
+    "no handle to pass on with": r"disk: .*Too many open files.*num_workers",
     "goes on": "4 rows",
 }
 
