@@ -30,8 +30,8 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     predict          done, total: rows
     profiled         what was measured of a training that is profiled; see runs/profiling.py
     run_ended        action, outcome
-    attempt_failed   reason, phase, micro_batch, eval_batch, workers: what it had; next: what the next one has
-                     instead; written by the parent, which begins that one then
+    attempt_failed   reason, validating, micro_batch, eval_batch, workers: what it had; next: what the
+                     next one has instead; written by the parent, which begins that one then
 
 Each is one write at the end of the file.
 """
@@ -77,10 +77,6 @@ outside; ``untrusted``: to load a checkpoint could run code.
 Precision = Literal["fp32", "bf16", "fp16"]
 """What a model calculates with: numbers of 32 bits, or of 16 where that is exact enough."""
 
-Phase = Literal["train", "val", "predict"]
-"""What the worker was doing when it ended."""
-
-
 LATEST = 2**33
 """The end of time, in seconds since the epoch: every system and library can show an earlier one."""
 
@@ -94,9 +90,8 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
-    **dict.fromkeys(("searching", "remembered", "found", "final", "is_best"), bool),
+    **dict.fromkeys(("searching", "remembered", "found", "final", "is_best", "validating"), bool),
     **dict.fromkeys(("data", "metrics", "next"), dict | None),
-    "phase": str | None,
 }
 
 
@@ -244,14 +239,14 @@ class Exit:
         message: one line for the user; empty when all went well.
         hint: what to do next, where the worker knows it.
         where: the innermost MMF or mmfw frame of the error, as ``file:line``.
-        phase: what the worker was doing; None before training or prediction began, and where it is not known.
+        validating: whether the error came out of the scoring of the validation set.
     """
 
     outcome: Outcome
     message: str = ""
     hint: str | None = None
     where: str | None = None
-    phase: Phase | None = None
+    validating: bool = False
 
     def save(self, path: Path) -> None:
         """Write the exit as JSON."""

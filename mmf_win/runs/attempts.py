@@ -77,7 +77,7 @@ def until_it_fits(
             log.write(
                 "attempt_failed",
                 reason=end.outcome,
-                phase=end.phase,
+                validating=end.validating,
                 micro_batch=failed.micro_batch,
                 eval_batch=failed.eval_batch,
                 workers=started["workers"],

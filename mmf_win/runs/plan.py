@@ -5,8 +5,10 @@ The order in which attempts shrink is in :func:`smaller`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Event, Exit
@@ -17,9 +19,7 @@ from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.install import Installed
-from mmf_win.upstream.versions import read_version
-
-_WORKERS = "training.num_workers"
+from mmf_win.upstream.versions import has_key, read_version
 
 
 def training(
@@ -145,7 +145,7 @@ def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[s
         return ("workers", workers, workers // 2) if workers else None
     if end.outcome != "cuda_oom":
         return None
-    if end.phase in ("val", "predict"):
+    if end.validating or failed.action == "predict":
         name, had = "eval_batch", failed.eval_batch or batch
     else:
         name, had = "micro_batch", started["micro_batch"]
@@ -154,9 +154,13 @@ def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[s
 
 
 def smaller_rows(batch: int, failed: int) -> int | None:
-    """The largest proper divisor of ``batch`` at or under three quarters of what failed; None at one row."""
-    divisors = (rows for rows in range(1, batch) if batch % rows == 0 and 4 * rows <= 3 * failed)
-    return max(divisors, default=None)
+    """The rows at which a batch is cut into twice as many parts as with ``failed``; None at one row.
+
+    A batch is cut into parts that are as equal as can be, so a limit of 23 rows would divide 31 as one of 16
+    does.
+    """
+    parts = 2 * math.ceil(batch / failed)
+    return math.ceil(batch / parts) if failed > 1 else None
 
 
 def following(
@@ -171,21 +175,28 @@ def following(
         started: the event that tells with which seed that one began.
         saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.
     """
-    following, changes = failed, settings.Settings()
+    following = failed
+    needed: dict[str, Any] = {}  # set as overrides, since the user's would win over settings
     if saved is not None:
-        changes = settings.resume(saved)
-        # What says where a run starts must not send a later attempt back there.
-        kept = lasting(failed.overrides)
-        following = replace(failed, checkpoint=str(saved), weights_alone=False, trust=False, overrides=kept)
+        following = replace(
+            failed,
+            settings=merge(failed.settings, settings.resume(saved)),
+            # What says where a run starts must not send a later attempt back there.
+            overrides=lasting(failed.overrides),
+            checkpoint=str(saved),
+            weights_alone=False,
+            trust=False,
+        )
     elif failed.action == "train" and (failed.checkpoint is None or failed.weights_alone):
-        changes = {"training": {"seed": started["seed"]}}
+        needed["training.seed"] = started["seed"]
     if name == "workers":
-        # An override of the user's would win over a setting.
-        overrides = [*without(following.overrides, {_WORKERS}), f"{_WORKERS}={number}"]
-        following = replace(following, overrides=overrides)
+        needed["training.num_workers"] = number
     elif name == "eval_batch":
-        changes |= settings.evaluate_on_cpu(read_version(Path(failed.mmf)))
         following = replace(following, eval_batch=number)
+        # It keeps the scores of a full set off the GPU; where MMF has no such key, a hook does.
+        if has_key(read_version(Path(failed.mmf)), "evaluation.use_cpu"):
+            needed["evaluation.use_cpu"] = True
     else:
         following = replace(following, micro_batch=number)
-    return replace(following, settings=merge(failed.settings, changes))
+    overrides = [*without(following.overrides, needed), *(f"{key}={value}" for key, value in needed.items())]
+    return replace(following, overrides=overrides)

@@ -159,11 +159,6 @@ def features_in(lmdb: Path) -> Settings:
     return {"dataset_config": {"hateful_memes": {"features": every}}}
 
 
-def evaluate_on_cpu(version: str) -> Settings:
-    """What keeps the scores of a full set off the GPU; where MMF has no key for it, a hook sees to it."""
-    return {"evaluation": {"use_cpu": True}} if has_key(version, "evaluation.use_cpu") else {}
-
-
 def environment(
     places: Places,
     save_dir: Path,

@@ -113,7 +113,7 @@ def perform(request: AttemptRequest, stop: Stop) -> Exit:
 def _cause_in_helper(request: AttemptRequest, end: Exit) -> Exit:
     """The error that a helper recorded before it died, if any; this process only sees that it is gone."""
     cause = Exit.load(request.attempt.helper_exit)
-    return replace(cause, phase=end.phase) if cause else end
+    return replace(cause, validating=end.validating) if cause else end
 
 
 def prepare(request: AttemptRequest, stop: Stop) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmf_win.errors import CheckpointError, DataError, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
-from mmf_win.protocol import Exit, Outcome, Phase
+from mmf_win.protocol import Exit, Outcome
 
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
 _OUT_OF_PAGING_FILE = 1455
@@ -38,11 +38,9 @@ _PASSED_ON = re.compile(
     r"|-- Process \d+ terminated with the following error:\n"
 )
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
-# MMF's functions, of either version, that mark a phase; a validation happens during training.
-_PHASES: tuple[tuple[Phase, frozenset[str]], ...] = (
-    ("val", frozenset({"evaluate", "evaluation_loop"})),
-    ("predict", frozenset({"predict", "prediction_loop"})),
-    ("train", frozenset({"train", "training_loop"})),
+# MMF's own loop over the validation set, of either version; a user's model may have methods of these names.
+_VALIDATION = re.compile(
+    r'^ *File ".*[\\/]mmf[\\/]trainers[\\/].*", line \d+, in (evaluate|evaluation_loop)$', re.MULTILINE
 )
 
 
@@ -80,7 +78,7 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
 
     Args:
         error: what left MMF.
-        prepared: MMF could be imported; before that, all but a lack of memory or of room for files means ``mmf``.
+        prepared: MMF could be imported; before that, all but a lack of memory or files means ``mmf``.
     """
     kind, message = _raised(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -104,13 +102,13 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
                 "HF_HUB_OFFLINE=0 lets transformers ask the Hugging Face Hub, if no preset says offline: true"
             )
     if outcome == "disk" and _TOO_MANY_FILES.search(f"{message}\n{error.__cause__ or ''}"):
-        hint = "training.num_workers=N with a smaller N needs fewer open files; ulimit -Hn shows how many there may be"
+        hint = (
+            "a smaller training.num_workers=N needs fewer open files; ulimit -Hn shows how many there may be"
+        )
     if getattr(error, "errno", None) == errno.EFBIG:
         hint = "see what limits the size of a file: ulimit -f, or the file system"
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
-    functions = {function for _, _, function in _FRAME.findall(trace)}
-    phase = next((phase for phase, names in _PHASES if functions & names), None)
-    return Exit(outcome, message, hint, ours[-1] if ours else None, phase)
+    return Exit(outcome, message, hint, ours[-1] if ours else None, bool(_VALIDATION.search(trace)))
 
 
 def _raised(error: BaseException) -> tuple[type[BaseException], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zipfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
-from mmf_win.protocol import AttemptRequest, Event, EventLog, Exit, Outcome, Phase, read_events
+from mmf_win.protocol import AttemptRequest, Event, EventLog, Exit, read_events
 from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import gpus
 from mmf_win.runs.attempts import until_it_fits
@@ -26,45 +27,47 @@ STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "work
 
 @pytest.mark.parametrize(
     ("batch", "failed", "rows"),
-    [(32, 32, 16), (48, 48, 24), (12, 12, 6), (12, 4, 3), (7, 7, 1), (32, 1, None)],
+    [(32, 32, 16), (31, 31, 16), (31, 23, 8), (12, 3, 2), (7, 7, 4), (32, 1, None)],
 )
-def test_fewer_rows_are_the_largest_proper_divisor_within_three_quarters(
-    batch: int, failed: int, rows: int | None
-) -> None:
+def test_the_next_attempt_has_twice_as_many_parts(batch: int, failed: int, rows: int | None) -> None:
     assert smaller_rows(batch, failed) == rows
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 30, 32, 480])
-def test_rows_shrink_strictly_down_to_one(batch: int) -> None:
-    tried = [batch]
-    while (rows := smaller_rows(batch, tried[-1])) is not None:
-        assert rows < tried[-1] and batch % rows == 0
-        tried.append(rows)
-    assert tried[-1] == 1
+@pytest.mark.parametrize("batch", [1, 2, 7, 30, 31, 480])
+def test_the_largest_part_shrinks_by_a_quarter_or_more_down_to_one_row(batch: int) -> None:
+    for first in range(1, batch + 1):
+        failed = first
+        while (rows := smaller_rows(batch, failed)) is not None:
+            largest, before = (math.ceil(batch / math.ceil(batch / limit)) for limit in (rows, failed))
+            assert rows <= 3 / 4 * failed and largest <= 3 / 4 * before
+            failed = rows
+        assert failed == 1
 
 
 def asked(**values: Any) -> AttemptRequest:
-    return AttemptRequest("train", "mmbt", "mmf", **values)
+    return AttemptRequest(**{"action": "train", "model": "mmbt", "mmf": "mmf", **values})
 
 
 @pytest.mark.parametrize(
-    ("outcome", "phase", "failed", "less"),
+    ("end", "failed", "less"),
     [
-        ("cuda_oom", "train", asked(), ("micro_batch", 32, 16)),
-        ("cuda_oom", None, asked(eval_batch=8), ("micro_batch", 32, 16)),
-        ("cuda_oom", "val", asked(), ("eval_batch", 32, 16)),
-        ("cuda_oom", "predict", asked(eval_batch=16), ("eval_batch", 16, 8)),
-        ("host_oom", "train", asked(micro_batch=8), ("workers", 4, 2)),
-        ("disk", "train", asked(), None),
-        ("nan", "train", asked(), None),
-        ("killed", "train", asked(), None),
-        ("internal", "val", asked(), None),
+        (Exit("cuda_oom"), asked(eval_batch=8), ("micro_batch", 32, 16)),
+        (Exit("cuda_oom", validating=True), asked(), ("eval_batch", 32, 16)),
+        (Exit("cuda_oom"), asked(action="predict", eval_batch=16), ("eval_batch", 16, 8)),
+        (Exit("host_oom"), asked(micro_batch=8), ("workers", 4, 2)),
+        (Exit("disk"), asked(), None),
+        (Exit("nan"), asked(), None),
+        (Exit("killed"), asked(), None),
+        (Exit("internal", validating=True), asked(), None),
     ],
 )
 def test_each_shortage_has_its_own_remedy(
-    outcome: Outcome, phase: Phase | None, failed: AttemptRequest, less: tuple[str, int, int] | None
+    end: Exit, failed: AttemptRequest, less: tuple[str, int, int] | None
 ) -> None:
-    assert smaller(failed, Exit(outcome, phase=phase), STARTED) == less
+    started = STARTED
+    if failed.action == "predict":
+        started = {"kind": "predict_started", "batch": 32, "workers": 4}
+    assert smaller(failed, end, started) == less
 
 
 def test_what_was_made_smaller_before_stays_so() -> None:
@@ -79,9 +82,27 @@ def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
     assert tried == [4, 2, 1, 0]
 
 
-def test_fewer_workers_win_over_the_users_override() -> None:
-    failed = asked(overrides=["training.num_workers=4", "a.b=c"])
-    assert following(failed, "workers", 2, STARTED, None).overrides == ["a.b=c", "training.num_workers=2"]
+@pytest.fixture
+def mmf(tmp_path: Path) -> str:
+    """A folder that says of itself to be an MMF with ``evaluation.use_cpu``."""
+    (tmp_path / "mmf").mkdir()
+    (tmp_path / "mmf" / "version.py").write_text('__version__ = "1.0.0rc12"\n', encoding="utf-8")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "holds"),
+    [
+        ("workers", "training.num_workers=4", "training.num_workers=2"),
+        ("eval_batch", "evaluation.use_cpu=False", "evaluation.use_cpu=True"),
+        ("micro_batch", "training.seed=-1", "training.seed=7"),
+    ],
+)
+def test_what_the_next_attempt_needs_wins_over_the_users_override(
+    mmf: str, name: str, typed: str, holds: str
+) -> None:
+    overrides = following(asked(mmf=mmf, overrides=[typed, "a.b=c"]), name, 2, STARTED, None).overrides
+    assert "a.b=c" in overrides and holds in overrides and typed not in overrides
 
 
 def test_nothing_smaller_helps_where_the_model_itself_does_not_fit() -> None:
@@ -106,7 +127,7 @@ class Attempts:
     """
 
     def __init__(self, run: Run, fits: Callable[[AttemptRequest], bool], **ends: Any) -> None:
-        self.run, self.fits, self.ends = run, fits, {"outcome": "cuda_oom", "phase": "train", **ends}
+        self.run, self.fits, self.ends = run, fits, {"outcome": "cuda_oom", **ends}
         self.begun: list[AttemptRequest] = []
         self.saves: list[bool] = []
 
@@ -129,8 +150,8 @@ class Attempts:
         return [asked.checkpoint for asked in self.begun]
 
     @property
-    def seeds(self) -> list[int | None]:
-        return [asked.settings.get("training", {}).get("seed") for asked in self.begun]
+    def overrides(self) -> list[list[str]]:
+        return [asked.overrides for asked in self.begun]
 
 
 def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,7 +173,7 @@ def test_an_attempt_that_begins_anew_has_the_seed_of_the_first(run: Run) -> None
     attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
     until_it_fits(run, asked(), attempts)
     assert attempts.checkpoints == [None, None]
-    assert attempts.seeds == [None, 7]
+    assert attempts.overrides == [[], ["training.seed=7"]]
 
 
 def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
@@ -174,7 +195,7 @@ def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began
     best = str(run.checkpoints / "best.ckpt")
     until_it_fits(run, asked(checkpoint=best), attempts)
     assert attempts.checkpoints == [best, best]
-    assert attempts.seeds == [None, None]
+    assert attempts.overrides == [[], []]
 
 
 def test_an_attempt_that_saved_nothing_loses_nothing_of_the_one_before(run: Run) -> None:

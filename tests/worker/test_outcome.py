@@ -106,20 +106,24 @@ def test_how_a_loaders_worker_died_may_stand_below_an_error_of_what_that_interru
 
 
 @pytest.mark.parametrize(
-    ("function", "phase"),
+    ("file", "function", "validating"),
     [
-        ("training_loop", "train"),
-        ("evaluation_loop", "val"),
-        ("evaluate", "val"),
-        ("prediction_loop", "predict"),
+        ("mmf/trainers/core/training_loop.py", "training_loop", False),
+        ("mmf/trainers/core/evaluation_loop.py", "evaluation_loop", True),
+        ("mmf/trainers/base_trainer.py", "evaluate", True),
+        ("mine/model.py", "evaluate", False),
+        ("mmf/models/mine.py", "evaluate", False),
     ],
 )
-def test_what_was_going_on_is_told_by_mmfs_functions(function: str, phase: str) -> None:
+def test_a_validation_is_known_by_mmfs_loop_and_not_by_a_method_of_the_users_model(
+    tmp_path: Path, file: str, function: str, validating: bool
+) -> None:
     names: dict[str, Any] = {}
-    exec(f"def {function}():\n    raise RuntimeError('CUDA out of memory')", names)
+    code = f"def {function}():\n    raise RuntimeError('CUDA out of memory')"
+    exec(compile(code, tmp_path / file, "exec"), names)
     with pytest.raises(RuntimeError) as error:
         names[function]()
-    assert classify(error.value).phase == phase
+    assert classify(error.value).validating == validating
 
 
 def test_an_error_is_said_in_one_line_with_its_type() -> None:
@@ -168,17 +172,18 @@ def test_the_cause_of_an_error_may_tell_what_it_means() -> None:
 
 
 def _rank(_number: int, kind: str) -> None:
-    """A process of a training on two GPUs, with functions that are named as MMF's."""
+    """A process of a training on two GPUs, with a function in the place of MMF's validation."""
     import torch
 
-    def training_loop() -> None:
-        if kind == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "nan":
-            raise Diverged("the loss of update 3 is not a number")
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    training_loop()
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "nan":
+        raise Diverged("the loss of update 3 is not a number")
+    names: dict[str, Any] = {
+        "error": torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    }
+    exec(compile("def evaluate():\n    raise error", "/mmf/trainers/base_trainer.py", "exec"), names)
+    names["evaluate"]()
 
 
 @pytest.mark.torch
@@ -192,8 +197,7 @@ def test_the_end_of_a_rank_is_known_from_what_torch_says_of_it(kind: str) -> Non
         spawn(_rank, (kind,), nprocs=1)  # type: ignore[no-untyped-call]
     end = classify(error.value)
     assert end.outcome == kind
-    if kind != "killed":
-        assert end.phase == "train"
+    assert end.validating == (kind == "cuda_oom")
     if kind == "cuda_oom":
         assert end.message.endswith("CUDA out of memory. Tried to allocate 2.00 GiB")
 
