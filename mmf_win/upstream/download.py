@@ -2,10 +2,9 @@
 
 ::
 
-    features.tar.gz.part         what has arrived so far
-    features.tar.gz.part.json    of which file: URL, length, validator (RFC 9110, sections 8.8 and 13.1.5)
-    .features.tar.gz.lock        held while somebody fetches it
-    features.tar.gz              the complete file; it gets this name only after its hash matches
+    features.tar.gz.part     what has arrived so far
+    .features.tar.gz.lock    held while somebody fetches it
+    features.tar.gz          the complete file; it gets this name only after its hash matches
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.console import Progress, size
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.files import read_json, remove, rename, write_json
+from mmf_win.files import remove, rename
 from mmf_win.integrity.digest import file_digest
 from mmf_win.locking import locked
 
@@ -48,8 +47,8 @@ _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 def download(url: str, target: Path, title: str, *, sha256: str | None = None, attempts: int = 3) -> str:
     """Fetch ``url`` into ``target`` and return its SHA-256.
 
-    What an earlier call could not finish is resumed, where the server can do that and the file has not
-    changed there. The proxies of the environment and of the system's settings are used.
+    Where the hash is known, what has arrived before an interruption is resumed, also by a later call. The
+    proxies of the environment and of the system's settings are used.
 
     Args:
         url: where from.
@@ -60,10 +59,9 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
             server) is tried again.
 
     Raises:
-        MmfError: the server refused, what it sends is not the file, or the last attempt failed. What had
-            arrived stays for the next call, unless its hash is wrong.
+        MmfError: the server refused, what it sends is not the file, or the last attempt failed.
         UsageError: the URL is not one of HTTP.
-        OSError: the file cannot be written; what had arrived stays.
+        OSError: the file cannot be written.
     """
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url}: not a URL of http or https")
@@ -107,16 +105,11 @@ _NETWORK = (_BrokenError, urllib.error.URLError, http.client.HTTPException, Conn
 
 
 class _Part:
-    """A file that has arrived in part, and the note of which file it is.
-
-    The note has its ``url``, its ``length`` in bytes, and as ``validator`` a strong ETag or the time of its
-    last change.
-    """
+    """A file that has arrived in part; without a hash, nothing would tell what an earlier part is of."""
 
     def __init__(self, target: Path, url: str, sha256: str | None) -> None:
         self._target, self._url, self._sha256 = target, url, sha256
         self._path = target.with_name(target.name + ".part")
-        self._note = target.with_name(target.name + ".part.json")
         self._hash, self._done, self.continued = hashlib.sha256(), 0, False
 
     def fetch(self, title: str, attempts: int) -> str:
@@ -132,6 +125,8 @@ class _Part:
                     error.close()  # it is the answer, too, and holds the connection
                 arrived = self._done > best
                 best, tries = max(best, self._done), 1 if arrived else tries + 1
+                if not self._sha256:
+                    self.discard()
                 if tries >= attempts or not _may_pass(error):
                     kept = f"; {size(self._done)} have arrived and stay" if self._done else ""
                     message = f"cannot download {self._url}: {_reason(error)}{kept}"
@@ -143,18 +138,16 @@ class _Part:
         with self._path.open("rb+") as file:
             os.fsync(file.fileno())
         rename(self._path, self._target)
-        remove(self._note)
 
     def discard(self) -> None:
         """Forget what has arrived."""
         remove(self._path)
-        remove(self._note)
         self._hash, self._done, self.continued = hashlib.sha256(), 0, False
 
     def _hash_what_is_there(self) -> None:
-        """Hash what an earlier call has left, unless nothing can tell whether it is of the same file."""
+        """Hash what an earlier call has left."""
         there = self._path.stat().st_size if self._path.is_file() else 0
-        if not there or not (self._sha256 or self._known()):
+        if not there or not self._sha256:
             self.discard()
             return
         with Progress("Checking what has arrived before", there) as bar, self._path.open("rb") as file:
@@ -163,37 +156,17 @@ class _Part:
                 bar.advance(len(piece))
         self._done, self.continued = there, True
 
-    def _known(self) -> tuple[int | None, str] | None:
-        """Length and validator of the file that the part is of, if it came from this URL and has one."""
-        try:
-            note = read_json(self._note)
-            known = note["length"], note["validator"]
-            return known if note["url"] == self._url and note["validator"] else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
     def _fetch_the_rest(self, title: str) -> None:
-        headers: dict[str, str] = {}
-        length = None
-        if self._done:
-            headers["Range"] = f"bytes={self._done}-"
-            if known := self._known():
-                length, headers["If-Range"] = known
-                if length == self._done:
-                    return
+        headers = {"Range": f"bytes={self._done}-"} if self._done else {}
         try:
             with _opened(self._url, "GET", headers) as answer:
-                total = self._placed(answer, length)
-                self._receive(answer, total, title)
+                self._receive(answer, self._placed(answer), title)
         except urllib.error.HTTPError as error:
             if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not self._done:
                 raise
-            if not self._sha256:
-                self.discard()
-                raise _BrokenError("the file has changed on the server") from None
             self.continued = True  # the hash tells whether this is all of the file
 
-    def _placed(self, answer: Any, known_length: int | None) -> int | None:
+    def _placed(self, answer: Any) -> int | None:
         """Make sure where the answer's bytes belong, and return the length of the whole file."""
         if answer.headers.get_content_type() == "text/html":
             raise MmfError(
@@ -204,14 +177,11 @@ class _Part:
         if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
             place = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")
             total = int(place[2]) if place and place[2] != "*" else None
-            if place is None or int(place[1]) != self._done or known_length not in (None, total):
+            if place is None or int(place[1]) != self._done:
                 self.discard()
                 raise _BrokenError("the server sent another part than it was asked for")
         elif self._done:
-            self.discard()  # it cannot send parts, or the file has changed
-        etag = answer.headers.get("ETag") or "W/"
-        validator = answer.headers.get("Last-Modified") if etag.startswith("W/") else etag
-        write_json(self._note, {"url": self._url, "length": total, "validator": validator})
+            self.discard()  # it cannot send parts
         return total
 
     def _receive(self, answer: Any, total: int | None, title: str) -> None:
