@@ -2,8 +2,7 @@
 
 python scripts/screenshots.py DIR
 
-DIR is made by `mmfw demo --dir DIR`, or is an earlier one. The demo's model learns its task so well that it
-makes no mistake; the one in the pictures is trained for fewer updates. Needs Chromium and playwright.
+DIR is made by `mmfw demo --dir DIR`, or is an earlier one. Needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 DOCS = Path(__file__).parents[1] / "docs"
-_RUN = "demo-short"
 _MARGIN = 14  # less than there is between two cards
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
@@ -36,10 +34,7 @@ def main(arguments: list[str]) -> int:
     places = ("--data-dir", str(folder / "data"), "--save-dir", str(folder / "save"))
     if not (folder / "data").is_dir():
         mmfw("demo", "--dir", str(folder))
-    if not (folder / "save" / _RUN).is_dir():
-        mmfw("train", "demo", "--name", _RUN, "--seed", "2", "--updates", "110", *places)
-    mmfw("predict", _RUN, *places)
-    report = json.loads(mmfw("report", _RUN, *places, "--json"))["report"]
+    report = json.loads(mmfw("report", "demo", *places, "--json"))["report"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_chromium(), args=_ARGUMENTS)
         shot = _Camera(browser, Path(report))
