@@ -29,7 +29,9 @@ from mmf_win.upstream.sources import SOURCES
 def hint_for(error: errors.MmfwError) -> str | None:
     """The next step after ``error``, in options and commands; None where there is none to tell."""
     here = next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)
-    own = here(error) if callable(here) else here
+    own = here if isinstance(here, str) else None
+    with suppress(errors.MmfwError, OSError):  # what a hint reads may be what is broken
+        own = here(error) if callable(here) else own
     glue = " " if (error.hint or "").endswith("?") else ", or "
     hint = glue.join(part for part in (error.hint, own) if part) or None
     if hint is None and error.outcome is not None and error.run_dir is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mmf_win import errors
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
-from mmf_win.errors import AlreadyThere, DataError, DatasetError, UsageError
+from mmf_win.errors import AlreadyThere, DamagedManifest, DataError, DatasetError, UsageError
 from mmf_win.inputs.keys import answer_of, without_features
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry, Manifest
@@ -93,7 +93,12 @@ def built_from(lmdb: Path) -> list[str]:
 
 def _require_free(lmdb: Path, force: bool) -> None:
     """Refuse a place that is taken."""
-    manifest = Manifest.load(lmdb.parent)
+    try:
+        manifest = Manifest.load(lmdb.parent)
+    except DamagedManifest:
+        if not force:
+            raise
+        manifest = None
     if manifest and (others := manifest.files.keys() - {f"{lmdb.name}/{_DATA}"}):
         raise UsageError(
             f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})",

@@ -168,14 +168,15 @@ class Manifest:
         """The manifest of ``folder``; None when it has none.
 
         Raises:
-            DataError: there is one that cannot be understood.
-            OSError: it cannot be read.
+            DataError: there is one that cannot be read or understood.
         """
         path = folder / SUMS
         try:
             text = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise DamagedManifest(f"{path}: it cannot be read ({error.strerror})", folder=folder) from None
         hashes = _parse(path, text)
         try:
             notes = read_json(folder / _NOTES)

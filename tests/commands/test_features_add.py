@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,26 @@ def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
     assert advice in capsys.readouterr().err
     assert main(typed(advice)[1:]) == 0
     assert set(npy.records(lmdb)) == {"1", "2"}
+
+
+def test_a_list_of_hashes_that_cannot_be_read_is_one_error_and_the_hints_replace_it(
+    user_dir: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = npy.write_pairs(user_dir / "npy", ["1"])
+    features = Places.resolve(data).dataset.features
+    where = ["--data-dir", str(data)]
+    assert main(["features", "add", str(folder), *where]) == 0
+    archive = shutil.make_archive(str(user_dir / "features"), "gztar", features)
+    given = {"ARCHIVE": archive, "FOLDER": str(folder)}
+    capsys.readouterr()
+    for chosen in ("features add", "features extract"):
+        (features / "SHA256SUMS").unlink()
+        (features / "SHA256SUMS").mkdir()
+        assert main(["verify", "features", *where]) == 3
+        assert f"{features / 'SHA256SUMS'}: it cannot be read" in capsys.readouterr().err
+        assert main(["repair", "features", *where]) == 3
+        commands = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
+        [command] = [command for command in commands if command.startswith(chosen)]
+        assert main([given.get(word, word) for word in typed(command)]) == 0
+        assert main(["verify", "features", *where]) == 0
+        capsys.readouterr()
