@@ -124,7 +124,9 @@ def _features(zoo: Zoo, dataset: Tree, slots: Sequence[str]) -> Iterator[Need]:
         return
     for path in dict.fromkeys(paths_of(dataset, "features", slots)):
         if path.suffix != ".lmdb":
-            yield Need("other", "region features", path.parent, (path.name,))
+            files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.npy"))
+            folder, names = (path, tuple(files)) if files else (path.parent, (path.name,))
+            yield Need("other", "region features", folder, names)
             continue
         name = f"{path.name}/data.mdb"
         own = path == zoo.places.dataset.features / path.name

@@ -93,7 +93,7 @@ class Zoo:
             return None
         root = self.places.dataset.root
         folder = root if part == "extras" else root / part
-        return _entry(f"hateful_memes.{part}", folder, entry["version"], entry["resources"].get(part))
+        return _entry(f"hateful_memes.{part}", folder, entry.get("version"), entry["resources"].get(part))
 
     def model(self, key: str) -> ZooEntry | None:
         """The entry for a pretrained model; None where there is none of that name.

@@ -35,9 +35,19 @@ def test_it_trains_and_predicts_as_on_the_lmdb_that_the_files_came_from(
     assert _trained(own, recipe) == _trained(tool, recipe)
 
 
-def _trained(tool: Tool, recipe: str) -> tuple[list[Any], str]:
+def test_a_folder_of_npy_files_is_read_as_mmf_reads_it(tool: Tool, tmp_path: Path) -> None:
+    lmdb = tool.world.dataset / "features" / "detectron.lmdb"
+    folder = npy.pairs_of(lmdb, tmp_path / "извлечено")
+    words = [f"dataset_config.hateful_memes.features.{slot}[0]={folder}" for slot in ("train", "val", "test")]
+    assert _trained(tool, "visual_bert", *words) == _trained(tool, "visual_bert")
+    shutil.rmtree(folder)
+    assert tool.code("train", tool.preset("visual_bert"), "--updates", "2", *words) == 3
+    assert str(folder) in tool.errors
+
+
+def _trained(tool: Tool, recipe: str, *words: str) -> tuple[list[Any], str]:
     """The losses of a training, and its predictions."""
-    run = tool.run_of(tool("train", tool.preset(recipe), "--updates", "3", "--seed", "1"))
+    run = tool.run_of(tool("train", tool.preset(recipe), "--updates", "3", "--seed", "1", *words))
     losses = [event["loss"] for event in read_events(run.events) if event["kind"] == "train"]
     assert len(losses) == 3
     tool("predict")
