@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mmf_win import __version__
-from mmf_win.console import colour, harmless, log_shown, say, without_secrets
+from mmf_win.console import colour, log_shown, say, without_control_characters, without_secrets
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
 
@@ -194,12 +194,12 @@ def _interrupt_when_there_is(file: Path) -> None:
 
 def _report(error: MmfwError) -> int:
     if str(error):
-        say(f"{colour('error:', 31)} {harmless(without_secrets(str(error)))}")
+        say(f"{colour('error:', 31)} {without_control_characters(without_secrets(str(error)))}")
     # Imported only now, since few commands fail.
     from mmf_win.commands.hints import hint_for
 
     if hint := hint_for(error):
-        say(f"{colour('hint:', 36)} {harmless(without_secrets(hint))}")
+        say(f"{colour('hint:', 36)} {without_control_characters(without_secrets(hint))}")
     return error.exit_code
 
 

@@ -63,7 +63,7 @@ _bars: list[tqdm[Any]] = []
 """The bars on the terminal, which a line of text must not tear."""
 
 
-def harmless(text: object) -> str:
+def without_control_characters(text: object) -> str:
     """What somebody else may have written, without what would steer a terminal or turn a text around.
 
     Control characters other than line ends, and those of writing from right to left, are escaped.
@@ -98,7 +98,10 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
-        say(("note: " if record.levelno >= logging.WARNING else "") + harmless(record.getMessage()))
+        say(
+            ("note: " if record.levelno >= logging.WARNING else "")
+            + without_control_characters(record.getMessage())
+        )
 
 
 @contextmanager
@@ -202,7 +205,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: 
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4f}" if isinstance(value, float) else harmless(value).replace("\n", "\\n")
+    return (
+        f"{value:.4f}" if isinstance(value, float) else without_control_characters(value).replace("\n", "\\n")
+    )
 
 
 class Progress:

@@ -21,7 +21,7 @@ from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageErr
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
-from mmf_win.inputs.verify import known
+from mmf_win.inputs.verify import state_without_reading
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places
 from mmf_win.runs import presets, search
@@ -83,7 +83,7 @@ def status(wanted: _Wanted, as_json: bool) -> None:
     Without a PRESET it is that of the newest run; without a run, all of them. KEY=VALUE overrides are as
     for `mmfw train`. No file is read.
     """
-    found = {need: known(need, wanted.places) for need in wanted.needs}
+    found = {need: state_without_reading(need, wanted.places) for need in wanted.needs}
     absent = [need for need, finding in found.items() if finding.state in ("missing", "damaged")]
     _show(found, wanted, as_json, Fetcher(wanted.places).costs(absent))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.console import colour, harmless, moment, print_json, say, size, table
+from mmf_win.console import colour, moment, print_json, say, size, table, without_control_characters
 from mmf_win.errors import DataError, PasswordError, UsageError
 from mmf_win.integrity.finding import Finding
 
@@ -56,9 +56,9 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
         if finding.error is not None:
             said = str(finding.error).removeprefix(f"{finding.what}: ")
             if said != "; ".join(finding.problems):
-                say(f"{what}: {harmless(said)}")
+                say(f"{what}: {without_control_characters(said)}")
             if hint := hint_for(finding.error):
-                say(f"{colour('hint:', 36)} {harmless(hint)}")
+                say(f"{colour('hint:', 36)} {without_control_characters(hint)}")
 
 
 def require_intact(findings: Collection[Finding]) -> None:
@@ -83,7 +83,7 @@ def require_intact(findings: Collection[Finding]) -> None:
 
 def _list(title: str, problems: Sequence[str]) -> None:
     for problem in problems[:_SHOWN]:
-        say(f"{title}: {harmless(problem)}")
+        say(f"{title}: {without_control_characters(problem)}")
     if len(problems) > _SHOWN:
         say(f"{title}: and {len(problems) - _SHOWN} more")
 

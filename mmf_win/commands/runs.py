@@ -14,7 +14,16 @@ import click
 
 from mmf_win.commands import completion, options
 from mmf_win.commands.hints import use_intact
-from mmf_win.console import as_typed, duration, harmless, moment, print_json, say, size, table
+from mmf_win.console import (
+    as_typed,
+    duration,
+    moment,
+    print_json,
+    say,
+    size,
+    table,
+    without_control_characters,
+)
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
 from mmf_win.results import record
@@ -140,9 +149,9 @@ def show(run: str | None, save_dir: Path, as_json: bool) -> None:
         return
     for key, value in known.items():
         if isinstance(value, list):
-            print(harmless(f"{key}:" + "".join(f"\n  {_shown(entry)}" for entry in value)))
+            print(without_control_characters(f"{key}:" + "".join(f"\n  {_shown(entry)}" for entry in value)))
         else:
-            print(harmless(f"{key}: {_shown(value, key)}"))
+            print(without_control_characters(f"{key}: {_shown(value, key)}"))
 
 
 def _prediction(csv: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.on_disk import needs_on_disk, with_source
 from mmf_win.inputs.origin import no_source
-from mmf_win.inputs.verify import known, verify_need
+from mmf_win.inputs.verify import state_without_reading, verify_need
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, noted
 from mmf_win.integrity.verify import verify as verify_files
@@ -231,7 +231,7 @@ def _input(need: Need, places: Places, full: bool = False) -> Finding:
     try:
         return verify_need(need, places, full=full)
     except MmfError as error:  # a package is missing that could read it
-        return replace(known(need, places), error=error)
+        return replace(state_without_reading(need, places), error=error)
 
 
 def _without_source(need: Need, finding: Finding, places: Places) -> Finding:

@@ -25,7 +25,7 @@ from mmf_win.errors import (
 )
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.keys import image_keys, without_features
-from mmf_win.inputs.listing import Need, asks_hub, needs_of, paths_of, tell_mmf
+from mmf_win.inputs.listing import Need, asks_hub, needs_of, paths_of, write_built_markers
 from mmf_win.inputs.origin import no_source
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
@@ -126,7 +126,7 @@ def check(
     models = [need for need, found in findings.items() if found.state == "missing" and need.library]
     _require_intact({n: found for n, found in findings.items() if n not in models}, places, words=hint_words)
     _fetch(models, places, offline=offline, words=hint_words)
-    tell_mmf(needs)
+    write_built_markers(needs)
     dataset = config["dataset"]
     named = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
     files = {slot: paths[0] for slot, paths in named.items() if len(paths) == 1}

@@ -34,7 +34,7 @@ from mmf_win.inputs.caches import (
     hub_is_offline,
     model_in,
 )
-from mmf_win.inputs.listing import Need, tell_mmf
+from mmf_win.inputs.listing import Need, write_built_markers
 from mmf_win.inputs.origin import has_source, is_built, is_made_of, loaded, no_source, remembered, source_of
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
@@ -164,10 +164,10 @@ class Fetcher:
 
         with locked(self.places.data_dir / ".mmfw-fetch-lock", math.inf, waiting):
             found = {need: verify_need(need, self.places) for need in needs}
-            for need in [need for need in needs if need.is_ours and is_unfinished(need.folder)]:
+            for need in [need for need in needs if need.has_manifest and is_unfinished(need.folder)]:
                 finish_installation(need.folder)
                 found[need] = replace(verify_need(need, self.places), repaired=found[need].problems)
-            tell_mmf(need for need, finding in found.items() if finding.is_usable)
+            write_built_markers(need for need, finding in found.items() if finding.is_usable)
             wanted = [need for need, finding in found.items() if finding.state in states]
             self._require_usable_source(wanted)
             self._require_space(wanted)
@@ -180,7 +180,7 @@ class Fetcher:
                     found[need] = replace(found[need], error=error)
                 else:
                     found[need] = replace(verify_need(need, self.places), repaired=found[need].problems)
-                    tell_mmf([need])
+                    write_built_markers([need])
             return [found[need] for need in needs]
 
     def _require_usable_source(self, needs: Sequence[Need]) -> None:

@@ -90,7 +90,7 @@ def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:
     return [row for row in rows if key_of(row.img, keys) is None]
 
 
-def mistaken(rows: Iterable[Row], keys: Collection[str]) -> dict[str, str]:
+def taken_from_another_image(rows: Iterable[Row], keys: Collection[str]) -> dict[str, str]:
     """The images for which MMF would take the features of another one → the key of these.
 
     It knows no folders, and for ``a_12.png`` it takes the key ``12`` before ``a_12``.

@@ -77,7 +77,7 @@ class Need:
         return self.kind in ("bert", "tokenizer")
 
     @property
-    def is_ours(self) -> bool:
+    def has_manifest(self) -> bool:
         """Whether the files lie in a folder of MMF's downloads, where a manifest belongs."""
         return self.kind in ("features", "extras", "weights", "fc7")
 
@@ -272,7 +272,7 @@ def _params_of(tree: Any, kind: str) -> Iterator[Tree]:
             yield from _params_of(value, kind)
 
 
-def tell_mmf(needs: Iterable[Need]) -> None:
+def write_built_markers(needs: Iterable[Need]) -> None:
     """Note for MMF that these are there and right; without that, it downloads them again."""
     for entry in (need.entry for need in needs if need.entry):
         with suppress(OSError):  # of a folder that is read-only

@@ -40,7 +40,7 @@ def _is_of_others(path: Path, places: Places) -> bool:
 
 def with_source(need: Need, places: Places) -> Need:
     """The same files, with where to download them, as far as the zoo of the installed MMF tells."""
-    if need.entry or not need.is_ours:
+    if need.entry or not need.has_manifest:
         return need
     part = {places.dataset.features: "features", places.dataset.root / "extras": "extras"}.get(need.folder)
     try:

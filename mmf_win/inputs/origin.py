@@ -40,7 +40,7 @@ def has_source(need: Need) -> bool:
 
 def loaded(need: Need) -> Manifest | None:
     """The manifest of the folder, without files where it is damaged; None where there is none."""
-    if not need.is_ours:
+    if not need.has_manifest:
         return None
     with suppress(DataError):
         if manifest := Manifest.load(need.folder):

@@ -35,11 +35,11 @@ _UNKNOWN = "0" * 64  # in place of the hash of a file that was never intact; no 
 _log = logging.getLogger(__name__)
 
 
-def known(need: Need, places: Places) -> Finding:
+def state_without_reading(need: Need, places: Places) -> Finding:
     """What is known of files without reading any of them."""
     finding = _finding(need, "not verified")
     try:
-        if need.is_ours:
+        if need.has_manifest:
             require_finished(need.folder)
         if not need.is_there:
             return _missing(need, places)
@@ -75,18 +75,18 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
         HostileFeatures: MMF would run code that is in one.
     """
     try:
-        if need.is_ours:
+        if need.has_manifest:
             require_finished(need.folder)
         if not need.is_there:
             return _missing(need, places)
         manifest = _manifest(need, places)
         if manifest is None:
-            manifest = _new_manifest(need) if need.is_ours else read_elsewhere(places)
+            manifest = _new_manifest(need) if need.has_manifest else read_elsewhere(places)
         if manifest is None:
             return _finding(need, "recorded", "nothing: its folder cannot be written to")
         if problem := _of_another_archive(need, manifest):
             return _damaged(_finding(need), problem)
-        if need.is_ours:
+        if need.has_manifest:
             wrong = verify(manifest, full=full, only=need.found_names, title=f"Verifying {need.title}")
             if full and need.kind == "features" and not wrong:
                 with suppress(DamagedFeatures):  # it came so: a run says what is wrong with it
@@ -97,7 +97,7 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
         raise
     except DataError as error:
         return _damaged(_finding(need), str(error))
-    finding = known(need, places)
+    finding = state_without_reading(need, places)
     if wrong:
         return _damaged(finding, *map(str, wrong))
     # It may have been changed so shortly before that the times of this check will not be trusted later.
@@ -108,17 +108,17 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
 
 def _manifest(need: Need, places: Places) -> Manifest | None:
     """The manifest that lists the files; None where it does not list all of them."""
-    manifest = Manifest.load(need.folder) if need.is_ours else read_elsewhere(places)
+    manifest = Manifest.load(need.folder) if need.has_manifest else read_elsewhere(places)
     return manifest if manifest and manifest.files.keys() >= set(_listed_names(need)) else None
 
 
 def _listed_names(need: Need) -> Sequence[str]:
     """What the manifest calls the files."""
-    return need.found_names if need.is_ours else [str(path) for path in need.files]
+    return need.found_names if need.has_manifest else [str(path) for path in need.files]
 
 
 def _against(need: Need, manifest: Manifest) -> str:
-    if need.is_ours or not all(map(known_hash, need.files)):
+    if need.has_manifest or not all(map(known_hash, need.files)):
         return manifest.verified_against
     return "the hash in its name" if all(map(hash_in_name, need.files)) else "the hash that the Hub told"
 
@@ -205,12 +205,12 @@ def _intact(finding: Finding, verified: float, against: str) -> Finding:
 
 def _missing(need: Need, places: Places) -> Finding:
     """Files that a manifest lists were there once, so they are damaged and can be repaired."""
-    elsewhere = () if need.is_ours else map(Path, read_elsewhere(places).files)
+    elsewhere = () if need.has_manifest else map(Path, read_elsewhere(places).files)
     read = [path for path in elsewhere if path.parent == need.place]
     absent = [path for path in dict.fromkeys((*need.files, *read)) if not path.is_file()] or [need.folder]
     finding = replace(_finding(need, "missing"), problems=tuple(f"missing: {path}" for path in absent))
     with suppress(DataError):
-        if read or (need.is_ours and _manifest(need, places)):
+        if read or (need.has_manifest and _manifest(need, places)):
             return replace(finding, state="damaged")
     return finding
 

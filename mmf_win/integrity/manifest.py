@@ -184,14 +184,14 @@ class Manifest:
                 raise ValueError("the notes on another manifest")
             source = None if notes["source"] is None else Source(**notes["source"])
             result = dict(notes["result"])
-            if notes["vouched"] not in get_args(Basis):
-                raise ValueError(notes["vouched"])
+            if notes["basis"] not in get_args(Basis):
+                raise ValueError(notes["basis"])
             files = {name: Entry(sha256, notes["sizes"].get(name)) for name, sha256 in hashes.items()}
             checks = {name: Check(*map(int, values)) for name, values in notes["checks"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             files, known = {name: Entry(sha256) for name, sha256 in hashes.items()}, noted(folder)
             return replace(known, files=files, basis="recorded") if known else cls(folder, files)
-        return cls(folder, files, notes["vouched"], source, result, checks)
+        return cls(folder, files, notes["basis"], source, result, checks)
 
     def save(self) -> None:
         """Write it into its folder.
@@ -221,7 +221,7 @@ class Manifest:
         notes = {
             "format": _FORMAT,
             "sums": hashlib.sha256(sums).hexdigest(),
-            "vouched": self.basis,
+            "basis": self.basis,
             "source": None if self.source is None else asdict(self.source),
             "result": dict(self.result),
             "sizes": {name: entry.size for name, entry in self.files.items()},
@@ -257,7 +257,7 @@ def noted(folder: Path) -> Manifest | None:
     """The manifest of a folder without its files, even if its ``SHA256SUMS`` is damaged; None if unknown."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         notes = read_json(folder / _NOTES)
-        source, basis = notes["source"], notes["vouched"]
+        source, basis = notes["source"], notes["basis"]
         if basis in get_args(Basis):
             return Manifest(folder, {}, basis, source and Source(**source), dict(notes["result"]))
     return None

@@ -147,13 +147,13 @@ def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: Predictio
     """
     team = _Team(members, save_dir, options)
     first = members[0].run.request()
-    validation = team.require(first.splits["val"]) if options.best_threshold else None
+    validation = team.checked_target(first.splits["val"]) if options.best_threshold else None
     with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
         if options.memes is not None:
             targets = [Target.of_table(options.memes, Path(scratch))]
         else:
             splits = list(dict.fromkeys(options.splits)) or [first.splits["test"]]
-            targets = [team.require(split) for split in splits]
+            targets = [team.checked_target(split) for split in splits]
         for target in targets:
             yield from team.results(target, validation)
 
@@ -197,7 +197,7 @@ class _Team:
                 hint="name several runs, or several checkpoints of one",
             )
 
-    def require(self, split: str) -> Target:
+    def checked_target(self, split: str) -> Target:
         """The split, once it is sure that every member has it, and the same one where they are blended.
 
         Raises:
@@ -231,7 +231,7 @@ class _Team:
         """
         if validation is None:
             return DEFAULT_THRESHOLD, "default"
-        target = self._of(members[0], validation)
+        target = self.target_for(members[0], validation)
         labels = labels_of(target.rows)
         if labels is None:
             raise DatasetError(f"{target.source}: without labels no threshold can be chosen on it")
@@ -245,7 +245,7 @@ class _Team:
         labelled = [replace(row, label=label(row.proba, threshold)) for row in predictions]
         if labelled != predictions:
             write_predictions(csv, labelled)
-        target = self._of(members[0], target)
+        target = self.target_for(members[0], target)
         kind = self.options.kind if len(members) > 1 else None
         dataset = self._places(members[0]).dataset
         facts = record.scores(target.rows, labelled, threshold, kind) | {
@@ -282,7 +282,7 @@ class _Team:
                 self._places(member),
                 self.options.asked,
                 checkpoint=member.checkpoint,
-                target=self._of(member, target),
+                target=self.target_for(member, target),
                 # The validation split beside own memes has the dataset's features.
                 features=self.options.features if target.is_own or self.options.memes is None else None,
                 report=report,
@@ -307,13 +307,13 @@ class _Team:
 
     def _precision(self, member: RunCheckpoint, target: Target) -> str:
         """What the model calculated with; other predictions of the run may be made at the same time."""
-        said = _said(member, "predict_started", report=str(self.csv(member, target)))
+        said = newest_event(member, "predict_started", report=str(self.csv(member, target)))
         return str(said.get("precision", "fp32"))
 
     def _places(self, member: RunCheckpoint) -> Places:
         return Places.resolve(self.options.data_dir or Path(member.run.request().data_dir), self.save_dir)
 
-    def _of(self, member: RunCheckpoint, target: Target) -> Target:
+    def target_for(self, member: RunCheckpoint, target: Target) -> Target:
         """The target as a member has it: a split lies in its own data folder."""
         if target.is_own:
             return target
@@ -328,14 +328,14 @@ class _Team:
 
 def _versions(member: RunCheckpoint) -> dict[str, str]:
     """What the worker that predicted said of itself; the members are all predicted with the same."""
-    said = _said(member, "run_started")
+    said = newest_event(member, "run_started")
     known: dict[str, str] = {
         key: str(said[key]) for key in ("python", "torch", "transformers") if key in said
     }
     return {"mmfw": __version__, "mmf": usable_mmf().version, **known}
 
 
-def _said(member: RunCheckpoint, kind: str, **values: str) -> Event:
+def newest_event(member: RunCheckpoint, kind: str, **values: str) -> Event:
     """The newest event of a kind with these values in a member's run; empty where there is none."""
     wanted = {"kind": kind, **values}.items()
     return next((event for event in reversed(read_events(member.run.events)) if wanted <= event.items()), {})

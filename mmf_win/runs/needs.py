@@ -13,7 +13,7 @@ from typing import Any
 from mmf_win.console import Progress, first_few
 from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, RemoteCode, TotalReached, UsageError
 from mmf_win.inputs.check import Inputs, check
-from mmf_win.inputs.keys import image_keys, mistaken, without_features
+from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest
@@ -171,7 +171,7 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
             hint=f"these presets read none: {free}",
             data_dir=places.data_dir,
         )
-    for image, key in mistaken(rows, keys).items():
+    for image, key in taken_from_another_image(rows, keys).items():
         raise DatasetError(
             f"{target.source}: MMF would take the region features {key} of another image for {image}",
             hint="MMF finds features by the number at the end of an image's name, else by the name up to "

@@ -10,7 +10,7 @@ import pytest
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.errors import DatasetError
 from mmf_win.inputs.added import Added
-from mmf_win.inputs.keys import mistaken
+from mmf_win.inputs.keys import taken_from_another_image
 from mmf_win.paths import Places
 from tests.worlds import npy
 from tests.worlds.memes import jsonl, lay_out
@@ -55,7 +55,7 @@ def test_an_image_that_would_get_the_features_of_another_is_known(
     places: Places, images: list[str], keys: list[str], expected: dict[str, str]
 ) -> None:
     laid_out(places, train=images)
-    assert mistaken(read_rows(places.dataset.split("train")), keys) == expected
+    assert taken_from_another_image(read_rows(places.dataset.split("train")), keys) == expected
 
 
 def test_a_broken_annotation_file_is_named_before_anything_is_written(

@@ -18,7 +18,7 @@ from mmf_win.errors import ArchiveError, MmfError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
 from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need
-from mmf_win.inputs.verify import known, verify_need
+from mmf_win.inputs.verify import state_without_reading, verify_need
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile
@@ -34,7 +34,7 @@ def test_a_file_that_the_server_does_not_give_out_can_be_brought_from_elsewhere(
     assert "--source" in str(hint_for(raised.value))
 
 
-def test_what_is_missing_lies_where_mmf_looks_for_it_and_is_vouched_for(zoo: Zoo) -> None:
+def test_what_is_missing_lies_where_mmf_looks_for_it_and_has_the_published_hash(zoo: Zoo) -> None:
     statuses = fetch(zoo, zoo.features, zoo.fc7)
     assert [status.state for status in statuses] == ["intact", "intact"]
     assert data_of(zoo).read_bytes() == DATA
@@ -134,7 +134,7 @@ def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> 
     zoo.server.files["features.tar.gz"] = features_archive(b"other")
     with pytest.raises(MmfError, match="not the file that was expected"):
         fetch(zoo, need)
-    assert known(need, zoo.places).state == "missing"
+    assert state_without_reading(need, zoo.places).state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
     assert not (zoo.places.dataset.features / "features.tar.gz").exists()
 
@@ -143,7 +143,7 @@ def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo
     zoo.server.files["features.tar.gz"] = tar_gz({"readme.txt": b""})
     with pytest.raises(ArchiveError, match="does not hold the region features"):
         fetch(zoo, zoo.features)
-    assert known(zoo.features, zoo.places).state == "missing"
+    assert state_without_reading(zoo.features, zoo.places).state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
 
 
@@ -190,7 +190,7 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(zoo: Zoo) ->
         assert zoo.server.asked == []
     child.communicate()
     assert child.returncode == 0
-    assert known(zoo.fc7, zoo.places).state == "intact"
+    assert state_without_reading(zoo.fc7, zoo.places).state == "intact"
 
 
 def test_a_fetch_that_was_killed_is_gone_on_with(zoo: Zoo) -> None:
@@ -203,7 +203,7 @@ def test_a_fetch_that_was_killed_is_gone_on_with(zoo: Zoo) -> None:
         pause.wait(0.01)
     child.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
     child.communicate()
-    assert known(zoo.fc7, zoo.places).state == "missing"
+    assert state_without_reading(zoo.fc7, zoo.places).state == "missing"
     assert fetch(zoo, zoo.fc7)[0].state == "intact"
     assert zoo.server.gets[-1].headers["Range"] == "bytes=100-"
 

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.inputs.listing import Need, needs_of
 from mmf_win.inputs.origin import no_source
-from mmf_win.inputs.verify import known
+from mmf_win.inputs.verify import state_without_reading
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.upstream.config import resolve
@@ -124,7 +124,7 @@ def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
     key = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type"
     glove = needs(mmf_root, places, "image_grid", f"{key}=intersected")["glove"]
     assert glove.files == [places.cache_dir / "glove.6B.300d.txt"]
-    error = no_source(glove, known(glove, places), places)
+    error = no_source(glove, state_without_reading(glove, places), places)
     assert error is not None
     assert str(glove.files[0]) in str(error)
     assert error.hint is not None and "vocab.type=random" in error.hint

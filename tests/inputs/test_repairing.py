@@ -14,7 +14,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import built_version, extract_features
 from mmf_win.errors import DamagedFeatures, DataError
 from mmf_win.inputs.fetch import Fetcher
-from mmf_win.inputs.verify import known, verify_need
+from mmf_win.inputs.verify import state_without_reading, verify_need
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record
 from tests.worlds import hostile
@@ -28,7 +28,7 @@ def test_a_broken_file_is_mended_from_the_archive_without_a_download(
     bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
     hostile.cut(bias)
     untouched = weights.stat().st_mtime_ns
-    assert known(zoo.fc7, zoo.places).state == "damaged"
+    assert state_without_reading(zoo.fc7, zoo.places).state == "damaged"
     zoo.server.asked.clear()
     assert fetch(zoo, zoo.fc7)[0].state == "intact"
     assert bias.read_bytes() == FC7["fc7_b.pkl"]
@@ -95,7 +95,7 @@ def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
 
 def test_files_that_mmf_has_unpacked_are_verified_against_their_archive(zoo: Zoo) -> None:
     unpacked_by_mmf(zoo)
-    assert known(zoo.features, zoo.places).state == "not verified"
+    assert state_without_reading(zoo.features, zoo.places).state == "not verified"
     status = verify_need(zoo.features, zoo.places)
     assert (status.state, status.against) == ("intact", "the published archive features.tar.gz")
 
@@ -124,7 +124,7 @@ def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note:
     assert len(zoo.server.gets) == 1
 
 
-def test_files_of_which_no_archive_is_left_are_recorded_and_not_vouched_for(zoo: Zoo) -> None:
+def test_files_of_which_no_archive_is_left_are_recorded_alone(zoo: Zoo) -> None:
     zoo.fc7.folder.mkdir(parents=True)
     for name, content in FC7.items():
         (zoo.fc7.folder / name).write_bytes(content)

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.listing import Need
-from mmf_win.inputs.verify import known, verify_need
+from mmf_win.inputs.verify import state_without_reading, verify_need
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import tar_gz
@@ -63,7 +63,7 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
         sha256=sha256(zoo.server.files[name]),
     )
     new = replace(old, entry=entry)
-    for status in (known(new, zoo.places), verify_need(new, zoo.places)):
+    for status in (state_without_reading(new, zoo.places), verify_need(new, zoo.places)):
         assert status.state == "damaged"
         assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")
     assert Fetcher(zoo.places).fetch([new])[0].state == "intact"
@@ -87,7 +87,7 @@ def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_ther
 ) -> None:
     Fetcher(zoo.places).fetch([zoo.features])
     zoo.features.files[0].unlink()
-    statuses = [known(need, zoo.places) for need in (zoo.features, zoo.fc7)]
+    statuses = [state_without_reading(need, zoo.places) for need in (zoo.features, zoo.fc7)]
     assert [status.state for status in statuses] == ["damaged", "missing"]
     assert statuses[0].problems == (f"missing: {zoo.features.files[0]}",)
     repaired, absent = Fetcher(zoo.places).repair([zoo.features, zoo.fc7])
@@ -103,7 +103,10 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Plac
     hostile.cut(laid_out_as_by_torch(file, {}), 0.7)
     assert verify_need(need, places).state == "damaged"
     laid_out_as_by_torch(file, {})
-    assert (verify_need(need, places).state, known(need, places).against) == ("recorded", "its first reading")
+    assert (verify_need(need, places).state, state_without_reading(need, places).against) == (
+        "recorded",
+        "its first reading",
+    )
 
 
 def test_a_file_is_believed_by_the_hash_in_its_name(places: Places, user_dir: Path) -> None:
@@ -146,11 +149,11 @@ def test_an_untouched_file_is_not_read_again(
 ) -> None:
     for path in bert.files:
         age(path)
-    assert known(bert, places).state == "not verified"
+    assert state_without_reading(bert, places).state == "not verified"
     assert verify_need(bert, places).state == "recorded"
     monkeypatch.setattr("mmf_win.inputs.verify.hash_files", None)
     assert verify_need(bert, places).state == "recorded"
-    assert known(bert, places).verified is not None
+    assert state_without_reading(bert, places).verified is not None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
@@ -159,5 +162,5 @@ def test_a_damaged_ledger_costs_no_more_than_reading_again(
 ) -> None:
     places.cache_dir.mkdir()
     (places.cache_dir / "mmfw-checked.json").write_bytes(content)
-    assert known(bert, places).state == "not verified"
+    assert state_without_reading(bert, places).state == "not verified"
     assert verify_need(bert, places).state == "recorded"

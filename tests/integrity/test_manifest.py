@@ -39,7 +39,7 @@ def test_a_manifest_comes_back_as_it_was_written(user_dir: Path) -> None:
     assert (read.basis, read.source, read.checks) == ("archive", source, written.checks)
 
 
-def test_a_folder_that_nobody_has_vouched_for_has_no_manifest(user_dir: Path) -> None:
+def test_a_folder_that_nobody_has_recorded_has_no_manifest(user_dir: Path) -> None:
     assert Manifest.load(user_dir) is None
     assert Manifest.load(user_dir / "no such folder") is None
 
