@@ -12,7 +12,7 @@ Files need no signals and no sockets, so both systems behave alike, a killed par
 
 An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what belongs to its kind::
 
-    run_started      action, pid, and the versions that a result depends on
+    run_started      pid, and the versions that a result depends on
     train_started    update (where it begins), max_updates, device, precision, batch, micro_batch, searching
                      (whether that is only to measure with), workers (of the DataLoader), seed,
                      parameters (how many), remembered (whether the micro-batch is what fitted before),
@@ -26,14 +26,15 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     checkpoint       update, is_best; it is written
     note             text; something that the user should know
     alive            progress that has no event of its own
-    predict_started  report, device, precision, batch, workers
+    predict_started  device, precision, batch, workers
     predict          done, total: rows
     profiled         what was measured of a training that is profiled; see runs/profiling.py
-    run_ended        action, outcome
+    run_ended        outcome
     attempt_failed   reason, validating, micro_batch, eval_batch, workers: what it had; next: what the
                      next one has instead; written by the parent, which begins that one then
 
-Each is one write at the end of the file.
+Each is one write at the end of the file. Windows does not keep writes of two processes apart, so a prediction,
+beside which others and a training may run, has a file of its own, in its attempt's folder.
 """
 
 from __future__ import annotations
@@ -84,9 +85,7 @@ _MOST = 2**63
 # The types that fields of events have, in every kind that has them.
 _TYPES: dict[str, Any] = {
     "t": float,
-    **dict.fromkeys(
-        ("kind", "attempt", "action", "outcome", "reason", "device", "precision", "text", "fit"), str
-    ),
+    **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
     **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
@@ -102,7 +101,7 @@ class RunFolder:
     path: Path
 
     events = Inside("events.jsonl")
-    """What happened, in all attempts."""
+    """What happened, in all attempts to train."""
     exit_file = Inside("exit.json")
     """How the last attempt to train ended; not there while it runs, nor where it was killed."""
     lock = Inside("lock")
@@ -127,10 +126,12 @@ class AttemptFolder:
     """How it ended."""
     helper_exit = Inside("helper_exit.json")
     """Why a process that the worker started – of a DataLoader, or for another GPU – could not begin."""
+    events = Inside("events.jsonl")
+    """What happened in a prediction, since several may predict at once."""
     raw = Inside("raw")
     """Predictions as MMF wrote them."""
     log = Inside("log.txt")
-    """The whole output of a worker that predicted, since several may predict at once."""
+    """The whole output of a worker that predicted."""
     logs = Inside("logs")
     """MMF's own logs of a prediction."""
     trace = Inside("trace.json")
@@ -216,6 +217,11 @@ class AttemptRequest:
         return AttemptFolder(Path(self.attempt_dir))
 
     @property
+    def events(self) -> Path:
+        """Where the worker says what happens."""
+        return self.run.events if self.action == "train" else self.attempt.events
+
+    @property
     def log(self) -> Path:
         """Where the worker's output goes."""
         return self.run.log if self.action == "train" else self.attempt.log
@@ -296,7 +302,7 @@ class EventLog:
     """Appends events to a file, each in one write.
 
     Args:
-        path: the run's ``events.jsonl``.
+        path: the ``events.jsonl`` of a run or a prediction.
         attempt: the attempt whose events these are.
     """
 

@@ -50,7 +50,7 @@ def _records(run: Run | None, log: bool) -> Iterator[tuple[str, Path]]:
         return
     attempts = [AttemptFolder(folder) for folder in sorted(run.path.glob("attempts/*"))]
     files = [run.request_file, run.events, run.exit_file]
-    files += [file for each in attempts for file in (each.request, each.exit, each.helper_exit)]
+    files += [file for each in attempts for file in (each.request, each.exit, each.helper_exit, each.events)]
     files += [run.log, *(attempt.log for attempt in attempts)] if log else []
     yield from ((file.relative_to(run.path).as_posix(), file) for file in files if file.exists())
 

@@ -21,12 +21,13 @@ from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places, new_file, new_folder
-from mmf_win.protocol import Event, read_events
+from mmf_win.protocol import Event
 from mmf_win.results import probabilities, record
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
 from mmf_win.runs import checkpoints, predicting, search
 from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.folder import Run
+from mmf_win.runs.predicting import Predicted
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
@@ -187,7 +188,7 @@ class _Team:
     members: Sequence[RunCheckpoint]
     save_dir: Path
     options: PredictionOptions
-    _csvs: dict[tuple[RunCheckpoint, str], Path] = field(default_factory=dict)
+    _made: dict[tuple[RunCheckpoint, str], Predicted] = field(default_factory=dict)
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -260,11 +261,11 @@ class _Team:
                     "run": member.run.id,
                     "checkpoint": str(member.checkpoint),
                     "checkpoint_sha256": self._sha256(member.checkpoint),
-                    "precision": self._precision(member, target),
+                    "precision": self._began_with(member, target).get("precision", "fp32"),
                 }
                 for member in members
             ],
-            "versions": _versions(members[0]),
+            "versions": _versions(self._began_with(members[0], target)),
             "created": round(time.time(), 3),
         }
         if len({self._sha256(member.checkpoint) for member in members}) < len(members):
@@ -275,9 +276,12 @@ class _Team:
 
     def csv(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Path:
         """The member's predictions; made when they are first asked for, as ``report`` or in its run."""
-        if (member, target.name) not in self._csvs:
+        return self._predicted(member, target, report).csv
+
+    def _predicted(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Predicted:
+        if (member, target.name) not in self._made:
             _log.info("predicting %s with %s", target.title, member.name)
-            self._csvs[member, target.name] = predicting.predict(
+            self._made[member, target.name] = predicting.predict(
                 member.run,
                 self._places(member),
                 self.options.asked,
@@ -289,7 +293,7 @@ class _Team:
                 folder=self.options.output,
                 display=self.options.display,
             )
-        return self._csvs[member, target.name]
+        return self._made[member, target.name]
 
     def _blended_csv(self, target: Target) -> Path:
         probas = self._probas(self.members, target)
@@ -305,10 +309,11 @@ class _Team:
         columns = [[row.proba for row in read_predictions(self.csv(m, target))] for m in members]
         return columns[0] if self.options.kind is None else probabilities.blend(self.options.kind, columns)
 
-    def _precision(self, member: RunCheckpoint, target: Target) -> str:
-        """What the model calculated with; other predictions of the run may be made at the same time."""
-        said = newest_event(member, "predict_started", report=str(self.csv(member, target)))
-        return str(said.get("precision", "fp32"))
+    def _began_with(self, member: RunCheckpoint, target: Target) -> Event:
+        """What the worker that predicted said as it began: its versions and precision."""
+        kinds = ("run_started", "predict_started")
+        events = self._predicted(member, target).events
+        return {key: value for event in events if event["kind"] in kinds for key, value in event.items()}
 
     def _places(self, member: RunCheckpoint) -> Places:
         return Places.resolve(self.options.data_dir or Path(member.run.request().data_dir), self.save_dir)
@@ -326,16 +331,9 @@ class _Team:
         return self._digests[path]
 
 
-def _versions(member: RunCheckpoint) -> dict[str, str]:
-    """What the worker that predicted said of itself; the members are all predicted with the same."""
-    said = newest_event(member, "run_started")
+def _versions(began: Event) -> dict[str, str]:
+    """What predicted; the members are all predicted with the same."""
     known: dict[str, str] = {
-        key: str(said[key]) for key in ("python", "torch", "transformers") if key in said
+        key: str(began[key]) for key in ("python", "torch", "transformers") if key in began
     }
     return {"mmfw": __version__, "mmf": usable_mmf().version, **known}
-
-
-def newest_event(member: RunCheckpoint, kind: str, **values: str) -> Event:
-    """The newest event of a kind with these values in a member's run; empty where there is none."""
-    wanted = {"kind": kind, **values}.items()
-    return next((event for event in reversed(read_events(member.run.events)) if wanted <= event.items()), {})

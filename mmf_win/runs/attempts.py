@@ -47,7 +47,7 @@ def silent(run: Run) -> AbstractContextManager[Callable[[Event], None]]:
 
 def until_it_fits(
     run: Run, first: AttemptRequest, attempt: Callable[[AttemptRequest], Exit], *, retry: bool = True
-) -> None:
+) -> AttemptRequest:
     """Attempt something until it succeeds, fails for another reason than memory, or cannot get smaller.
 
     Args:
@@ -55,6 +55,9 @@ def until_it_fits(
         first: what the first attempt does; each gets a folder of its own.
         attempt: runs one to its end.
         retry: whether there may be more than one.
+
+    Returns:
+        What the one that succeeded did.
 
     Raises:
         MmfwError: the class says how it ended.
@@ -65,15 +68,15 @@ def until_it_fits(
         asked = replace(asked, attempt_dir=str(run.new_attempt().path))
         end = attempt(asked)
         if end.outcome == "ok":
-            return
+            return asked
         try:
-            events = events_of_attempt(run, asked)
+            events = events_of_attempt(asked)
             started = attempt_started(events)
             less = plan.smaller(asked, end, started) if retry and number < _MOST else None
             if less is None or started is None:
                 raise as_error(end, asked)
             failed, (name, had, fewer) = asked, less
-            log = EventLog(run.events, failed.attempt.name)
+            log = EventLog(failed.events, failed.attempt.name)
             log.write(
                 "attempt_failed",
                 reason=end.outcome,
@@ -94,9 +97,9 @@ def until_it_fits(
     raise AssertionError("the last attempt returns or raises")
 
 
-def events_of_attempt(run: Run, asked: AttemptRequest) -> list[Event]:
+def events_of_attempt(asked: AttemptRequest) -> list[Event]:
     """What happened in one attempt."""
-    return [event for event in read_events(run.events) if event.get("attempt") == asked.attempt.name]
+    return [event for event in read_events(asked.events) if event.get("attempt") == asked.attempt.name]
 
 
 def run_worker(
@@ -138,15 +141,14 @@ def run_worker(
     else:
         environment = settings.on_one_device(environment)
     kills = oom_kills()
-    reader = EventReader(run.events, from_end=True)
+    reader = EventReader(asked.events, from_end=True)
     saving = False
     stopping = f"\n{'saving' if saves else 'stopping'}… press Ctrl+C again to end at once"
 
     def progressed() -> bool:
         """Whether there is a new event; a checkpoint that is being written counts as one."""
         nonlocal saving
-        # A training and a prediction may write to the same file.
-        events = [event for event in reader.poll() if event.get("attempt") == files.name]
+        events = list(reader.poll())
         for event in events:
             saving = event["kind"] == "saving"
             if event["kind"] == "train_started":

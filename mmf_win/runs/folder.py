@@ -4,11 +4,12 @@
 
     <save dir>/<name>/<YYYY-mm-ddTHH-MM-SS>/
       request.json      what was asked for
-      events.jsonl      what happened
+      events.jsonl      what happened in training
       exit.json         how the last training attempt ended
       log.txt           the whole output of the workers that trained
       events.out.tfevents.*    curves for TensorBoard
-      attempts/<n>/     each attempt's request, MMF configuration and exit; log.txt and logs/ of a prediction
+      attempts/<n>/     each attempt's request, MMF configuration and exit; a prediction's events.jsonl,
+                        log.txt and logs/
       lock              held while it is being trained
       logs/             MMF's own logs
       checkpoints/      MMF's own folder: best.ckpt, current.ckpt, models/, *_final.pth, config.yaml

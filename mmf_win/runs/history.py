@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -235,7 +236,7 @@ def details(run: Run) -> dict[str, Any]:
         **{key: request[key] for key in request if key in _ASKED},
         "trained_on": next((on for event in reversed(events) if (on := _data(event, "train_started"))), None),
         "attempts": [
-            {key: event[key] for key in ("attempt", "action", "t") if key in event}
+            {key: event[key] for key in ("attempt", "t") if key in event}
             for event in events
             if event["kind"] == "run_started"
         ],
@@ -378,11 +379,12 @@ def _data(event: Event, kind: str = "val") -> dict[str, Any]:
 
 
 def _seconds(events: list[Event]) -> float:
-    """Time between the first and the last event of each training attempt, summed."""
-    training = {e.get("attempt") for e in events if e["kind"] == "run_started" and e.get("action") == "train"}
-    timed = [event for event in events if isinstance(event.get("t"), (int, float))]
-    times = [[e["t"] for e in timed if e.get("attempt") == attempt] for attempt in training]
-    return float(sum(max(spent) - min(spent) for spent in times if spent))
+    """Time between the first and the last event of each attempt, summed."""
+    times: defaultdict[str | None, list[float]] = defaultdict(list)
+    for event in events:
+        if "t" in event:
+            times[event.get("attempt")].append(event["t"])
+    return float(sum(max(spent) - min(spent) for spent in times.values()))
 
 
 def size_of(run: Run) -> int:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmf_win.errors import DataError
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest, Exit
+from mmf_win.protocol import AttemptRequest, Event, Exit
 from mmf_win.runs import needs, plan
-from mmf_win.runs.attempts import Display, run_worker, silent, until_it_fits
+from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, silent, until_it_fits
 from mmf_win.runs.folder import Run
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import reading
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A prediction that was made.
+
+    Attributes:
+        csv: the file.
+        events: what the worker said while it made it.
+    """
+
+    csv: Path
+    events: list[Event]
 
 
 def predict(
@@ -29,7 +42,7 @@ def predict(
     report: Path | None = None,
     folder: Path | None = None,
     display: Display = silent,
-) -> Path:
+) -> Predicted:
     """Predict memes with a checkpoint of a run.
 
     Args:
@@ -42,9 +55,6 @@ def predict(
         report: where the predictions go; None for a new file.
         folder: where that is made; None for the run's folder of reports.
         display: shows each attempt while it runs.
-
-    Returns:
-        The CSV; its metrics lie beside it.
 
     Raises:
         MmfwError: the class says how it ended.
@@ -63,9 +73,9 @@ def predict(
         stack.enter_context(reading(places.dataset.root))
         csv = report or stack.enter_context(run.new_report(target.name, folder))
         try:
-            until_it_fits(run, replace(first, report=str(csv)), attempt, retry=request.retry)
+            done = until_it_fits(run, replace(first, report=str(csv)), attempt, retry=request.retry)
         except DataError as error:
             if target.is_own:  # MMF read annotations that were made of the user's file
                 error.args = (str(error).replace(str(target.annotations), str(target.source)),)
             raise
-    return csv
+    return Predicted(csv, events_of_attempt(done))

@@ -286,7 +286,7 @@ def _train(
                 run, asked, request, places, display, lock=lock, on_training=lambda: run.save_request(request)
             )
             if end.outcome in ("ok", "interrupted"):
-                fits.remember_training(events_of_attempt(run, asked))
+                fits.remember_training(events_of_attempt(asked))
             return end
 
         if not run.request_file.exists():

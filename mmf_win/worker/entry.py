@@ -41,8 +41,8 @@ def main(request_file: Path) -> int:
     os.environ[_REQUEST] = str(request_file)
     request = AttemptRequest.load(request_file)
     raise_file_limit()
-    log = EventLog(request.run.events, request.attempt.name)
-    log.write("run_started", action=request.action, pid=os.getpid(), **versions())
+    log = EventLog(request.events, request.attempt.name)
+    log.write("run_started", pid=os.getpid(), **versions())
 
     def leave() -> NoReturn:
         nothing = ", with nothing new to save" if request.action == "train" else ""
@@ -88,7 +88,7 @@ def leave_at_once(code: int) -> None:
 
 def report(end: Exit, request: AttemptRequest, log: EventLog) -> None:
     """Write the outcome of the attempt."""
-    log.write("run_ended", action=request.action, outcome=end.outcome)
+    log.write("run_ended", outcome=end.outcome)
     end.save(request.attempt.exit)
     if request.action == "train":
         end.save(request.run.exit_file)

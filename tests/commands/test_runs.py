@@ -40,7 +40,7 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
     }
     run.save_request(RunRequest(**values | asked))
     log = EventLog(run.events, "1")
-    log.write("run_started", action="train", torch="2")
+    log.write("run_started", torch="2")
     for final in (False, True):  # at the end the best checkpoint is validated once more
         log.write("val", update=10, metrics={"hateful_memes/roc_auc": 0.7}, final=final)
     Exit(outcome, "" if outcome == "ok" else "why it failed").save(run.exit_file)  # type: ignore[arg-type]

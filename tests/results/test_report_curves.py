@@ -46,12 +46,11 @@ def test_the_last_validation_of_the_best_checkpoint_is_no_point_of_the_curve() -
     assert max(score for _, score in curves.series("auroc")) < 0.9
 
 
-def test_events_of_predictions_and_of_other_versions_are_skipped() -> None:
+def test_events_of_other_versions_are_skipped() -> None:
     strange: list[dict[str, Any]] = [
         {"kind": "train", "t": None, "attempt": "1"},
         {"kind": "train", "t": 2e6, "attempt": "1", "update": "x", "loss": "high", "lr": float("nan")},
         {"kind": "val", "t": 2e6, "attempt": "1", "metrics": None},
-        {"kind": "predict", "t": 2e6, "attempt": "2", "done": 1, "total": 2},
         {"kind": "unheard of", "t": 2e6},
     ]
     events = attempt("1", 0, 60, "ok")

@@ -106,7 +106,7 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     events(
         run,
-        {"kind": "run_started", "action": "train"},
+        {"kind": "run_started"},
         {"kind": "train_started", "update": 0, "max_updates": 30},
         {"kind": "val", "update": 10, "metrics": {"hateful_memes/roc_auc": 0.7}},
         {"kind": "val", "update": 20, "metrics": {"hateful_memes/roc_auc": 0.6, "unheard of": 1}},
@@ -202,7 +202,7 @@ def test_two_runs_within_one_second_get_folders_of_their_own(tmp_path: Path) -> 
 def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     lines = [
-        '{"kind": "run_started", "attempt": "1", "action": "train"}',
+        '{"kind": "run_started", "attempt": "1"}',
         '{"t": 5, "kind": "val", "attempt": "1", "metrics": null}',
         '{"t": 7, "kind": "val", "attempt": "1", "metrics": {"hateful_memes/roc_auc": NaN}}',
         '{"t": 9, "kind": "val", "attempt": "1", "metrics": {"hateful_memes/roc_auc": 0.75}}',

@@ -138,7 +138,6 @@ def attempt(
             "t": begin,
             "kind": "run_started",
             "attempt": name,
-            "action": "train",
             "python": "3.11.7",
             "torch": "2.13.0",
         },
@@ -165,7 +164,7 @@ def attempt(
             }
             events.append(event(update, "val", metrics=metrics, final=False, data=validated))
     if outcome is not None:
-        events.append(event(last, "run_ended", action="train", outcome=outcome))
+        events.append(event(last, "run_ended", outcome=outcome))
     return events
 
 

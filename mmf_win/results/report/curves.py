@@ -112,7 +112,7 @@ class TrainingCurves:
 
 
 def read_curves(events: Iterable[Event]) -> TrainingCurves:
-    """The training that ``events`` tell of; predictions, and what is not understood, are skipped."""
+    """The training that ``events`` tell of; what is not understood is skipped."""
     attempts: list[TrainedAttempt] = []
     samples: list[Sample] = []
     undone: list[Sample] = []
@@ -124,7 +124,7 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
         kind, time = event["kind"], _number(event.get("t"))
         if time is None:
             continue
-        if kind == "run_started" and event.get("action") == "train":
+        if kind == "run_started":
             versions = {key: value for key, value in event.items() if isinstance(value, str)}
         elif kind == "train_started":
             spent, began, current = seconds, time, event.get("attempt")
@@ -145,7 +145,7 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
             first = attempts[-1].update
             undone += [sample for sample in samples if sample.update > first]
             samples = [sample for sample in samples if sample.update <= first]
-        elif kind == "run_ended" and event.get("action") == "train":
+        elif kind == "run_ended":
             outcome = str(event.get("outcome"))
         elif not attempts or event.get("attempt") != current or event.get("final"):
             continue

@@ -31,7 +31,7 @@ class Observer:
     """The worker's side of the protocol.
 
     Args:
-        request: what the worker is to do; its run folder gets the events.
+        request: what the worker is to do; it names the file that gets the events.
         stop: asks this process to leave.
 
     Attributes:
@@ -43,7 +43,7 @@ class Observer:
 
     def __init__(self, request: AttemptRequest, stop: Stop) -> None:
         self.request = request
-        self._log = EventLog(request.run.events, request.attempt.name)
+        self._log = EventLog(request.events, request.attempt.name)
         self._curves = Curves(request.run.path)
         self._stop = stop
         self.clock = Clock()
@@ -132,7 +132,6 @@ class Observer:
         training = trainer.config.training
         self.event(
             "predict_started",
-            report=self.request.report,
             device=str(trainer.device),
             precision=precision,
             batch=batch,
