@@ -33,8 +33,8 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     attempt_failed   reason, validating, micro_batch, eval_batch, workers: what it had; next: what the
                      next one has instead; written by the parent, which begins that one then
 
-Each is one write at the end of the file. Windows does not keep writes of two processes apart, so a prediction,
-beside which others and a training may run, has a file of its own, in its attempt's folder.
+Each is one write at the end of the file. Windows does not keep the writes of two processes apart, so a
+prediction, beside which others and a training may run, has a file of its own in its attempt's folder.
 """
 
 from __future__ import annotations
