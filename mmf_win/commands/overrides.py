@@ -27,7 +27,7 @@ RESERVED = {
     "training.callbacks": "put them into a preset's settings, where mmfw adds its own to them",
     "training.exit_on_nan_losses": "a loss that is not a number always ends the run",
     "trainer": "only PyTorch Lightning reads it, which mmfw does not use",
-    "checkpoint.max_to_keep": "use mmfw train --keep N",
+    "checkpoint.max_to_keep": "use mmfw train --keep-checkpoints N",
 }
 """Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""
 

@@ -50,7 +50,8 @@ class RunDisplay:
         if event["device"].startswith("cuda"):
             self._gpu = gpus.figures()
         if event.get("remembered"):
-            say(f"micro-batch {event['micro_batch']}, which fitted before (--no-memory forgets it)")
+            ignore = "--ignore-known-fits begins with the whole batch"
+            say(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")
         self._cpu = event["device"] == "cpu"
         self._begin("training", event["max_updates"], "update", event["update"])
 

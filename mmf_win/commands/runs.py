@@ -29,7 +29,7 @@ from mmf_win.paths import make_portable
 from mmf_win.results import record
 from mmf_win.runs import presets
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
-from mmf_win.runs.folder import remove, require_idle
+from mmf_win.runs.folder import Run, remove, require_idle
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
 from mmf_win.runs.search import all_runs, find
 
@@ -43,9 +43,9 @@ STATES = ("running", "done", "interrupted", "killed", "failed", "published", "un
 Examples:
   mmfw runs
   mmfw runs --preset mmbt_grid --state done --limit 5
-  mmfw runs --csv > runs.csv
+  mmfw runs --format csv > runs.csv
   mmfw runs show mmbt_grid
-  mmfw runs checkpoints mmbt_grid
+  mmfw runs show mmbt_grid --verify
   mmfw runs compare mmbt_grid vilbert
   mmfw runs rm mmbt_grid/2026-01-31T12-00-00
   mmfw runs fix-names save        rename reports whose names Windows refuses""",
@@ -58,7 +58,14 @@ Examples:
 )
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "csv"]),
+    default="text",
+    show_default=True,
+    help="How to print the list; CSV has all columns.",
+)
 @options.runs_dir
 @options.as_json
 @click.pass_context
@@ -67,26 +74,26 @@ def command(
     preset: str | None,
     state: str | None,
     limit: int | None,
-    as_csv: bool,
+    form: str,
     save_dir: Path,
     as_json: bool,
 ) -> None:
     """List what ran and how well, the newest first."""
     if ctx.invoked_subcommand is not None:
-        if preset or state or limit or as_csv:
+        if preset or state or limit or form != "text":
             raise UsageError(
-                f"--preset, --state, --limit and --csv are for the list, not for {ctx.invoked_subcommand}"
+                f"--preset, --state, --limit and --format are for the list, not for {ctx.invoked_subcommand}"
             )
         return
 
-    if as_csv and as_json:
-        raise UsageError("--csv and --json are two forms of the same list", hint="choose one")
+    if form == "csv" and as_json:
+        raise UsageError("--format csv and --json are two forms of the same list", hint="choose one")
     found = summaries(save_dir, preset=preset, state=state, limit=limit)
     if preset and not (found or state):
         presets.load(preset)  # refuses what is no preset
     if as_json:
         print_json([asdict(summary) for summary in found])
-    elif as_csv:
+    elif form == "csv":
         _print_csv(found)
     elif not found and (preset or state):
         say(f"there are no such runs in {save_dir}")
@@ -99,7 +106,7 @@ def command(
         print(table(shown, [[line[name] for name in shown] for line in lines], optional=_LEFT_OUT))
 
 
-# On a narrow terminal; `--csv` and `mmfw runs show` tell them all.
+# On a narrow terminal; `--format csv` and `mmfw runs show` tell them all.
 _LEFT_OUT = ("size", "time", "MMF", "seed", "of", "on", "preset", "updates")
 
 
@@ -135,23 +142,40 @@ def _print_csv(found: Sequence[Summary]) -> None:
     epilog="""\b
 Examples:
   mmfw runs show
-  mmfw runs show mmbt_grid --json"""
+  mmfw runs show mmbt_grid --json
+  mmfw runs show mmbt_grid --verify
+  mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt"""
 )
 @click.argument("run", required=False, shell_complete=_RUNS)
+@click.option(
+    "--verify", is_flag=True, help="Read all checkpoints, and say what is in them and which are intact."
+)
 @options.runs_dir
 @options.as_json
-def show(run: str | None, save_dir: Path, as_json: bool) -> None:
-    """Show all about one run; without a name, about the newest."""
-    known = details(find(save_dir, run))
+def show(run: str | None, verify: bool, save_dir: Path, as_json: bool) -> None:
+    """Show all about one run; without a name, about the newest.
+
+    With --verify, every byte of its checkpoints is read and compared with the checksums in the file. Names of
+    the same bytes take their space once.
+    """
+    chosen = find(save_dir, run)
+    known = details(chosen)
+    found = listed(chosen) if verify else []
+    if verify:
+        known["checkpoints"] = [{**asdict(each), "state": _state(each)} for each in found]
     known["predictions"] = [_prediction(Path(csv)) for csv in known["predictions"]]
     if as_json:
         print_json(known)
         return
     for key, value in known.items():
+        if verify and key == "checkpoints":
+            continue
         if isinstance(value, list):
             print(without_control_characters(f"{key}:" + "".join(f"\n  {_shown(entry)}" for entry in value)))
         else:
             print(without_control_characters(f"{key}: {_shown(value, key)}"))
+    if verify:
+        _show_checkpoints(chosen, found)
 
 
 def _prediction(csv: Path) -> dict[str, Any]:
@@ -180,38 +204,19 @@ def _shown(value: object, key: str = "") -> str:
     return size(value) if key == "size" and isinstance(value, int) else str(value)
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw runs checkpoints
-  mmfw runs checkpoints mmbt_grid --json
-  mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt""",
-)
-@click.argument("run", required=False, shell_complete=_RUNS)
-@options.runs_dir
-@options.as_json
-def checkpoints(run: str | None, save_dir: Path, as_json: bool) -> None:
-    """List a run's checkpoints, and which of them are intact; without a name, the newest run's.
-
-    Every byte is read and compared with the checksums in the file. Names of the same bytes take their space
-    once.
-    """
-    chosen = find(save_dir, run)
-    found = listed(chosen)
-    if as_json:
-        entries = [{**asdict(checkpoint), "state": _state(checkpoint)} for checkpoint in found]
-        print_json({"run": chosen.id, "size": _on_disk(found), "checkpoints": entries})
-    elif not found:
-        say(f"run {chosen.id} has no checkpoint yet")
-    else:
-        header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "state")
-        print(table(header, [_checkpoint_line(checkpoint) for checkpoint in found]))
-        say(f"{size(_on_disk(found))} on disk: {chosen.checkpoints}")
-        damaged = [checkpoint for checkpoint in found if checkpoint.problem]
-        for checkpoint in damaged:
-            say(f"{checkpoint.name}: {checkpoint.problem}")
-        if damaged and (newest := newest_intact(found)) is not None:
-            say(use_intact(chosen, newest.update))
+def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
+    if not found:
+        say(f"run {run.id} has no checkpoint yet")
+        return
+    header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "state")
+    print(table(header, [_checkpoint_line(checkpoint) for checkpoint in found]))
+    on_disk = sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())
+    say(f"{size(on_disk)} on disk: {run.checkpoints}")
+    damaged = [checkpoint for checkpoint in found if checkpoint.problem]
+    for checkpoint in damaged:
+        say(f"{checkpoint.name}: {checkpoint.problem}")
+    if damaged and (newest := newest_intact(found)) is not None:
+        say(use_intact(run, newest.update))
 
 
 def _state(checkpoint: SavedCheckpoint) -> str:
@@ -222,11 +227,6 @@ def _checkpoint_line(c: SavedCheckpoint) -> tuple[object, ...]:
     written = moment(c.written)
     shared = ", ".join(c.same_as) or None
     return (c.name, c.update, c.epoch, c.auroc, size(c.size), written, shared, _state(c))
-
-
-def _on_disk(found: list[SavedCheckpoint]) -> int:
-    """Bytes of all of them, those with several names once."""
-    return sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())
 
 
 @command.command(

@@ -88,7 +88,8 @@ Examples:
 )
 @click.option("--seed", type=click.IntRange(1), metavar="N", help="The random seed.  [default: a new one]")
 @click.option(
-    "--keep",
+    "--keep-checkpoints",
+    "keep",
     type=click.IntRange(0),
     metavar="N",
     help="Older checkpoints to keep beside the best and the current one.  [default: 1]",
@@ -101,12 +102,12 @@ Examples:
 @options.trust
 @options.no_retry
 @click.option(
-    "--no-memory",
+    "--ignore-known-fits",
     "remembered",
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Ignore micro-batches that fitted before, and begin with the whole batch.",
+    help="Begin with the whole batch, not with the micro-batch that fitted before.",
 )
 @click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
 @options.stop_timeout

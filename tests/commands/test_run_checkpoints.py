@@ -1,4 +1,4 @@
-"""``mmfw runs checkpoints``; the files are laid out as torch lays them out."""
+"""``mmfw runs show --verify``; the files are laid out as torch lays them out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.console import as_typed
+from mmf_win.console import size
 from mmf_win.files import share
 from mmf_win.protocol import EventLog
 from mmf_win.runs.folder import Run
@@ -34,19 +34,19 @@ def run(user_dir: Path) -> Run:
 
 
 def told(capsys: pytest.CaptureFixture[str], run: Run, *words: str) -> tuple[str, str]:
-    assert main(["runs", "checkpoints", *words, "--save-dir", str(run.path.parents[1])]) == 0
+    assert main(["runs", "show", "--verify", *words, "--save-dir", str(run.path.parents[1])]) == 0
     return tuple(capsys.readouterr())  # type: ignore[return-value]
 
 
 def listed(capsys: pytest.CaptureFixture[str], run: Run) -> dict[str, Any]:
     told_ = json.loads(told(capsys, run, "a", "--json")[0])
-    return {entry["name"]: entry for entry in told_["checkpoints"]} | {"size": told_["size"]}
+    return {entry["name"]: entry for entry in told_["checkpoints"]}
 
 
 def test_each_checkpoint_is_told_with_what_is_in_it(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     found = listed(capsys, run)
-    assert list(found)[:-1] == ["best.ckpt", "current.ckpt", "models/model_6.ckpt", "mmbt_final.pth"]
-    figures = {name: [c["update"], c["epoch"], c["auroc"]] for name, c in found.items() if name != "size"}
+    assert list(found) == ["best.ckpt", "current.ckpt", "models/model_6.ckpt", "mmbt_final.pth"]
+    figures = {name: [c["update"], c["epoch"], c["auroc"]] for name, c in found.items()}
     assert figures["best.ckpt"] == [4, 1, 0.8]
     assert figures["current.ckpt"] == figures["models/model_6.ckpt"] == [6, 2, 0.6]
     assert figures["mmbt_final.pth"] == [None, None, None], "it holds weights alone"
@@ -59,7 +59,8 @@ def test_bytes_with_two_names_are_counted_once(capsys: pytest.CaptureFixture[str
     assert found["current.ckpt"]["same_as"] == ["models/model_6.ckpt"]
     assert found["best.ckpt"]["same_as"] == []
     names = ("best.ckpt", "current.ckpt", "mmbt_final.pth")
-    assert found["size"] == sum((run.checkpoints / name).stat().st_size for name in names)
+    total = sum((run.checkpoints / name).stat().st_size for name in names)
+    assert f"{size(total)} on disk" in told(capsys, run)[1]
 
 
 def test_a_damaged_one_is_shown_with_the_reason(capsys: pytest.CaptureFixture[str], run: Run) -> None:
@@ -72,7 +73,7 @@ def test_a_damaged_one_is_shown_with_the_reason(capsys: pytest.CaptureFixture[st
     assert found["current.ckpt"]["problem"] is None
     assert [found[name]["state"] for name in ("best.ckpt", "current.ckpt")] == ["damaged", "intact"]
     table, note = told(capsys, run)
-    assert table.splitlines()[1].endswith("damaged")
+    assert next(line for line in table.splitlines() if line.startswith("best.ckpt")).endswith("damaged")
     assert "best.ckpt: it is damaged at model/data/0" in note
     assert "mmfw predict a/2026-01-01T00-00-00 --save-dir" in note, "it is at its end"
     later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
@@ -82,7 +83,7 @@ def test_a_damaged_one_is_shown_with_the_reason(capsys: pytest.CaptureFixture[st
 
 def test_the_table_names_what_a_script_gets_too(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     table, note = told(capsys, run)
-    header, best, *_ = table.splitlines()
+    *_, header, best, _, _, _ = table.splitlines()
     assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
     assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
     assert "on disk" in note and "what is intact" not in note
@@ -92,11 +93,3 @@ def test_a_run_without_checkpoints_is_no_error(capsys: pytest.CaptureFixture[str
     run = make(user_dir, "b/2026-01-02T00-00-00")
     assert "has no checkpoint yet" in told(capsys, run, "b")[1]
     assert json.loads(told(capsys, run, "b", "--json")[0])["checkpoints"] == []
-
-
-def test_a_run_that_is_not_there_is_an_error_with_the_next_step(
-    capsys: pytest.CaptureFixture[str], run: Run
-) -> None:
-    save_dir = str(run.path.parents[1])
-    assert main(["runs", "checkpoints", "c", "--save-dir", save_dir]) == 2
-    assert as_typed("mmfw", "runs", "--save-dir", save_dir) in capsys.readouterr().err

@@ -115,12 +115,12 @@ def test_the_list_is_filtered(
 
 
 def test_the_list_has_one_form_at_a_time(capsys: pytest.CaptureFixture[str], save: Path) -> None:
-    assert main(["runs", "--csv", "--json", "--save-dir", str(save)]) == 2
+    assert main(["runs", "--format", "csv", "--json", "--save-dir", str(save)]) == 2
     assert "choose one" in capsys.readouterr().err
 
 
 def test_the_list_as_csv_has_a_row_a_run(capsys: pytest.CaptureFixture[str], save: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(told(capsys, save, "--csv"))))
+    rows = list(csv.DictReader(io.StringIO(told(capsys, save, "--format", "csv"))))
     assert [row["preset"] for row in rows] == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
     assert rows[1]["best_auroc"] == "0.7"
     assert [row["started"] for row in rows[:2]] == ["", "2001-09-09T01:46:40+00:00"]

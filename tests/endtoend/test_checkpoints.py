@@ -45,7 +45,7 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
     current, newest = run.checkpoints / "current.ckpt", run.checkpoints / "models" / "model_4.ckpt"
     assert current.samefile(newest)
     assert all(torch_file.problem(run.checkpoints / name) is None for name in files(run))
-    found = {c["name"]: c for c in tool("runs", "checkpoints")["checkpoints"]}
+    found = {c["name"]: c for c in tool("runs", "show", "--verify")["checkpoints"]}
     assert {name: (c["update"], c["problem"]) for name, c in found.items() if c["update"]} == {
         "best.ckpt": (known(run, "best.ckpt").update, None),
         "current.ckpt": (4, None),
@@ -55,7 +55,7 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
     assert found["vilbert_final.pth"]["problem"] is None
     assert "models/model_4.ckpt" in found["current.ckpt"]["same_as"]
     assert found["current.ckpt"]["auroc"] is not None
-    tool("train", "--resume", "last", "--updates", "6", "--keep", "0")
+    tool("train", "--resume", "last", "--updates", "6", "--keep-checkpoints", "0")
     assert {name for name in files(run) if name.startswith("models")} == {"models/model_6.ckpt"}
     assert run.request().keep == 0, "the run remembers it"
 
@@ -104,7 +104,7 @@ def test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say(tool: Tool) -> N
     [command] = re.findall("`mmfw (.*?)`", tool.errors)
     assert f"--resume {old.id} " in command and tool.errors.count(f"run {old.id}: a ") == 1
     assert f"run {old.id}: run" not in tool.errors
-    assert tool.code("runs", "checkpoints", "a") == 0
+    assert tool.code("runs", "show", "--verify", "a") == 0
     assert f"`mmfw {command}`" in tool.errors
     assert main(typed(command)) == 0
     assert tool.code("verify", "runs") == 0

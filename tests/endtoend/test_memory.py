@@ -133,9 +133,9 @@ def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, 
     faulty({"at": "backward", "do": "cuda_oom", "above": 2})
     assert micro_batches("--name", "first") == [4, 2]
     assert micro_batches("--name", "second") == [2]
-    assert "micro-batch 2, which fitted before (--no-memory forgets it)" in tool.errors
+    assert "micro-batch 2, which fitted before (--ignore-known-fits" in tool.errors
     faulty()
-    assert micro_batches("--name", "third", "--no-memory", "--batch-size", "auto") == [4]
+    assert micro_batches("--name", "third", "--ignore-known-fits", "--batch-size", "auto") == [4]
     assert "micro-batch 4 (on a CPU there is no limit to look for)" in tool.errors
     assert fits.load() == {}, "the whole batch fits, so there is nothing to remember"
 

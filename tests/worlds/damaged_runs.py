@@ -42,14 +42,14 @@ class DamagedRuns:
         damage = corruption.damage(self._copy / file, random)
         first, second = self._first.id, self._second.id
         data = ["--data-dir", str(self._nothing)]
-        listing = ["runs", "--csv"]
+        listing = ["runs", "--format", "csv"]
         commands = [
             listing,
             ["runs"],
             ["runs", "--json"],
             ["runs", "show", first],
             ["runs", "show", first, "--json"],
-            ["runs", "checkpoints", first],
+            ["runs", "show", "--verify", first],
             ["runs", "compare", first, second],
             ["verify", "runs", *data],
             ["predict", first, "--no-report", *data],
