@@ -156,7 +156,6 @@ class AttemptRequest:
         overrides: the user's ``KEY=VALUE`` overrides, applied last.
         base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
         checkpoint: the file that training starts from, or whose weights predict; ``settings`` name it too.
-        epochs: train this many epochs instead of ``training.max_updates``.
         detect_anomaly: switch on autograd's anomaly detection.
         precision: what the model calculates with; None for what MMF's configuration says.
         fast: take ways that change results by more than floating-point noise.
@@ -187,7 +186,6 @@ class AttemptRequest:
     overrides: list[str] = field(default_factory=list)
     base_config: str | None = None
     checkpoint: str | None = None
-    epochs: int | None = None
     detect_anomaly: bool = False
     precision: Precision | None = None
     fast: bool = False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import Progress, first_few
+from mmf_win.dataset.annotations import count_rows
 from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, RemoteCode, TotalReached, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
@@ -51,8 +52,11 @@ def _note_changes(mmf: Installed) -> None:
         _log.warning("changed or missing files of MMF: %d", len(changed))
 
 
-def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -> Inputs:
+def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -> tuple[Inputs, int | None]:
     """Check what training reads.
+
+    Returns:
+        That, and after how many updates training ends; None where only MMF knows.
 
     Raises:
         UsageError: the configuration does not train, or cannot be used; or the checkpoint is at
@@ -63,7 +67,7 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
-    if not (asked.epochs or training["max_epochs"] or training["max_updates"]):
+    if not (request.epochs or training["max_epochs"] or training["max_updates"]):
         raise UsageError(
             "training.max_updates: without it, and training.max_epochs, no run ends", hint="set one"
         )
@@ -79,7 +83,7 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     reset = config["checkpoint"].get("reset") or {}
     keeps_counts = not (asked.weights_alone or reset.get("all") or reset.get("counts"))
     counted = counts(Path(asked.checkpoint)) if asked.checkpoint and keeps_counts else None
-    total = _total(asked, training, inputs)
+    total = _total(request.epochs, config, inputs)
     if counted is not None and total is not None and counted.update >= total:
         raise TotalReached(
             f"{asked.checkpoint}: it is at update {counted.update}, and the run's total is {total}",
@@ -90,8 +94,8 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
             save_dir=places.save_dir,
         )
     if counted is not None:
-        _require_no_early_stop(Path(asked.checkpoint or ""), counted, config["training"])
-    return inputs
+        _require_no_early_stop(Path(asked.checkpoint or ""), counted, training)
+    return inputs, total
 
 
 def _require_no_early_stop(checkpoint: Path, counted: Counts, training: Mapping[str, Any]) -> None:
@@ -113,15 +117,18 @@ def _require_no_early_stop(checkpoint: Path, counted: Counts, training: Mapping[
     )
 
 
-def _total(asked: AttemptRequest, training: Mapping[str, Any], inputs: Inputs) -> int | None:
-    """After how many updates training ends; None where that is not known here."""
-    total, batch = training["max_updates"], training["batch_size"]
-    epochs = asked.epochs or training["max_epochs"]  # MMF, too, lets epochs win
-    if isinstance(epochs, int):
-        read = inputs.read.get("train")
-        if read is None or not isinstance(batch, int):
-            return None
-        batches = math.ceil(read.rows / batch)
+def _total(epochs: int | None, config: settings.Settings, inputs: Inputs) -> int | None:
+    """After how many updates training ends.
+
+    MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
+    """
+    training = config["training"]
+    total, epochs = training["max_updates"], epochs or training["max_epochs"]  # MMF, too, lets epochs win
+    if isinstance(epochs, int) and isinstance(training["batch_size"], int):
+        read = inputs.read.get("train")  # None where there are several annotation files
+        files = paths_of(config["dataset"], "annotations", ["train"])
+        rows = sum(map(count_rows, files)) if read is None else read.rows
+        batches = math.ceil(rows / training["batch_size"])
         total = epochs * math.ceil(batches / (training["update_frequency"] or 1))
     return total if isinstance(total, int) else None
 

@@ -63,7 +63,6 @@ def training(
         checkpoint=str(checkpoint) if checkpoint else None,
         weights_alone=weights_alone,
         trust=request.trust,
-        epochs=request.epochs,
         detect_anomaly=detect_anomaly,
         precision=request.precision,
         fast=bool(request.fast),

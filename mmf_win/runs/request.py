@@ -103,13 +103,14 @@ class RunRequest(Experiment):
         of_mmf = any(set_by(override, PRECISION) for override in self.overrides)
         new_total = self.updates is not None or self.epochs is not None
         total = self if new_total else earlier
+        total_of_mmf = any(set_by(override, _TOTAL) for override in self.overrides)
         return replace(
             earlier,
             **({"precision": None} if of_mmf else {})
             | {name: value for name in chosen if (value := getattr(self, name)) is not None},
             **{name: getattr(self, name) for name in _OF_ONE_COMMAND},
             updates=total.updates,
-            epochs=total.epochs,
+            epochs=None if total_of_mmf else total.epochs,
             allow_missing=self.allow_missing or earlier.allow_missing,
             overrides=[*lasting(earlier.overrides, replaced), *self.overrides],
         )

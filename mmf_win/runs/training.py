@@ -22,6 +22,7 @@ from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.presets import merge
 from mmf_win.runs.request import RunRequest
 from mmf_win.unpacking.staging import reading, require_finished
+from mmf_win.upstream import settings
 
 _log = logging.getLogger(__name__)
 
@@ -250,10 +251,12 @@ def _train(
             _log.warning(
                 "anomalies are not looked for: in fp16, updates overflow now and then, and are left out"
             )
-        inputs = needs.check_training(first, request, places)  # before there is a folder
+        inputs, total = needs.check_training(first, request, places)  # before there is a folder
+        in_updates = settings.options(mmf.version, updates=total) if request.epochs else {}
         stack.enter_context(reading(places.dataset.root))
         first = replace(
             first,
+            settings=merge(first.settings, in_updates),
             overrides=without(first.overrides, inputs.replaced_keys),
             data={
                 slot: {**asdict(part), "sha256": inputs.digests[slot]} for slot, part in inputs.read.items()

@@ -15,10 +15,8 @@ if sys.version_info < (3, 11) and sys.path[0] == os.getcwd():  # noqa: PTH109 - 
     del sys.path[0]
 
 import atexit
-import math
 import threading
 import traceback
-from argparse import Namespace
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import active_children
@@ -137,16 +135,12 @@ def run(request: AttemptRequest, stop: Stop) -> None:
     from mmf_win.upstream.settings import as_pairs
     from mmf_win.worker.image_cache import make_room
 
-    options = mmf_options(request)
-    if request.epochs is not None:
-        updates = updates_of(request.epochs, [*options, *as_pairs(request.overrides)])
-        options += ["training.max_updates", str(updates), "training.max_epochs", "None"]
     if request.images is not None:
         make_room(Path(request.images))
     predicting = request.action == "predict"
     with torch.inference_mode(predicting):  # MMF's own no_grad still counts versions of tensors
         try:
-            mmf_run([*options, *as_pairs(request.overrides)], predict=predicting)
+            mmf_run([*mmf_options(request), *as_pairs(request.overrides)], predict=predicting)
         except TypeError as error:
             _require_model(request.model, error)
             raise
@@ -179,25 +173,6 @@ def mmf_options(request: AttemptRequest) -> list[str]:
     # JSON is YAML; an absolute include is taken as it is by every MMF.
     write_json(config, {"includes": [str(base)] if base else [], **request.settings})
     return ["config", str(config), "model", request.model, "dataset", "hateful_memes"]
-
-
-def updates_of(epochs: int, options: list[str]) -> int:
-    """How many updates ``epochs`` passes over the training rows are.
-
-    MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
-    """
-    from mmf.utils.configuration import Configuration
-    from mmf.utils.env import setup_imports
-
-    from mmf_win.dataset.annotations import count_rows
-
-    setup_imports()  # a configuration takes in those of the models and datasets that are registered
-    config = Configuration(Namespace(config_override=None, opts=list(options))).get_config()
-    dataset = config.dataset_config.hateful_memes
-    rows = sum(count_rows(Path(dataset.data_dir, file)) for file in dataset.annotations.train)
-    batches = math.ceil(rows / int(config.training.batch_size))
-    per_update = int(config.training.get("update_frequency") or 1)
-    return epochs * math.ceil(batches / per_update)
 
 
 def versions() -> dict[str, str]:

@@ -42,4 +42,6 @@ def test_todays_words_replace_those_of_the_run_that_set_the_same_or_a_part_of_it
 def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
     after = RunRequest(epochs=3).over(request(updates=100))
     assert (after.updates, after.epochs) == (None, 3)
+    again = RunRequest(overrides=["training.max_updates=9"]).over(after)
+    assert again.epochs is None, "it would win over the override"
     assert RunRequest().over(request(updates=100)).updates == 100
