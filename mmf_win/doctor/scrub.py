@@ -66,5 +66,5 @@ def _spelt(text: str) -> str:
     ways = {text}
     for _ in range(2):
         ways |= {spell(way)[1:-1] for way in ways for spell in _SPELLINGS}
-    ways |= {quote(text), quote(text, safe="")}
+    ways |= {quote(text, safe, errors="surrogateescape") for safe in ("", "/")}
     return f"(?:{'|'.join(map(re.escape, sorted(ways, key=len, reverse=True)))})"

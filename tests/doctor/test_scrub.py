@@ -48,8 +48,10 @@ def test_secrets_go_and_what_is_around_them_stays(write: Callable[[str], str], l
     assert kept in scrubbed
 
 
-@pytest.mark.parametrize("secret", ["p@ss word", "naïve \\ \"quotes'"])
-@pytest.mark.parametrize("write", [str, repr, ascii, json.dumps, lambda text: quote(text, safe="")])
+@pytest.mark.parametrize("secret", ["p@ss word", "naïve \\ \"quotes'", "no UTF-8: \udce9"])
+@pytest.mark.parametrize(
+    "write", [str, repr, ascii, json.dumps, lambda text: quote(text, "", errors="surrogateescape")]
+)
 def test_the_values_of_secret_variables_go_however_they_are_written(
     secret: str, write: Callable[[str], str]
 ) -> None:
