@@ -118,7 +118,7 @@ def log_shown() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def as_typed(*words: object) -> str:
+def shell_line(*words: object) -> str:
     """A command line that can be pasted into a shell of this system."""
     texts = [str(word) for word in words]
     if os.name != "nt":

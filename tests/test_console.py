@@ -104,7 +104,7 @@ def test_progress_without_a_terminal_is_a_plain_line_now_and_then(
 @pytest.mark.skipif(sys.platform != "win32", reason="cmd.exe is of Windows")
 def test_a_line_to_paste_keeps_its_words_in_cmd() -> None:
     words = ["C:\\A&B\\", "a b\\", "(x86)^", "mmf-win[train]", "100%"]
-    line = console.as_typed(sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
+    line = console.shell_line(sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
     done = subprocess.run(f'cmd /s /c "{line}"', check=True, capture_output=True, encoding="ascii")
     assert done.stdout.strip() == ascii(words)
 

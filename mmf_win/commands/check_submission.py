@@ -9,7 +9,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.completion import completed_by, splits
 from mmf_win.commands.hints import data_option
-from mmf_win.console import as_typed, print_json, say
+from mmf_win.console import print_json, say, shell_line
 from mmf_win.dataset.annotations import read_rows, require_split
 from mmf_win.dataset.coverage import converted
 from mmf_win.errors import DataError
@@ -47,11 +47,11 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
         return
     where = data_option(places.data_dir)
     if left_out:
-        convert = as_typed("mmfw", "convert", "--zip", "ARCHIVE", "--force", *where)
+        convert = shell_line("mmfw", "convert", "--zip", "ARCHIVE", "--force", *where)
         lacking = f"{len(left_out)} memes of {split} have no image here"
         hint = f"{lacking}; convert a complete copy of the dataset and predict again: {convert}"
     else:
         run = owner(file.expanduser().absolute())
-        predict = as_typed("mmfw", "predict", *([run.path] if run else []), "--split", split, *where)
+        predict = shell_line("mmfw", "predict", *([run.path] if run else []), "--split", split, *where)
         hint = f"a run's prediction is written right by: {predict}"
     raise DataError(f"{file}: it cannot be scored on {split}", hint=hint)

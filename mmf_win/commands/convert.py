@@ -9,7 +9,7 @@ import click
 from mmf_win.archives import Ask
 from mmf_win.commands import options
 from mmf_win.commands.hints import hint_for
-from mmf_win.console import as_typed, duration, print_json, say, table
+from mmf_win.console import duration, print_json, say, shell_line, table
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.errors import NoValidation, UsageError
@@ -53,7 +53,7 @@ def command(
     # The value of an unset shell variable is empty, and as a path would mean the current folder.
     named = [name for name in (source, *words) if name]
     if not named:
-        raise UsageError("the dataset is not named", hint=as_typed("mmfw", "convert", "ARCHIVE"))
+        raise UsageError("the dataset is not named", hint=shell_line("mmfw", "convert", "ARCHIVE"))
     if len(named) > 1:  # the names are not repeated here, for they may be a part of the password
         raise UsageError(
             "the dataset is named more than once",
@@ -98,4 +98,6 @@ def _show(result: Conversion, data_dir: Path | None) -> None:
     except NoValidation as error:
         say(f"note: {error}; {hint_for(error)}")
     else:
-        say(f"next: {as_typed('mmfw', 'train', 'PRESET', *chosen)}    (mmfw train --list shows the presets)")
+        say(
+            f"next: {shell_line('mmfw', 'train', 'PRESET', *chosen)}    (mmfw train --list shows the presets)"
+        )

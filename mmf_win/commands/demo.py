@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import as_typed, colour, duration, print_json, say
+from mmf_win.console import colour, duration, print_json, say, shell_line
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
@@ -130,7 +130,7 @@ def _kept(result: dict[str, Any]) -> dict[str, str | None]:
 
 def _run(*words: str) -> Any:
     """Run a command of mmfw, and show it as one would type it; return what its function does."""
-    say(f"\n{colour('$ ' + as_typed('mmfw', *words), 1)}")
+    say(f"\n{colour('$ ' + shell_line('mmfw', *words), 1)}")
     name, *arguments = words
     command = import_module(f"mmf_win.commands.{name}").command
     return command.main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
@@ -149,5 +149,5 @@ def _say_end(result: dict[str, Any]) -> None:
         return
     places = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
     say("next, to continue with it:")
-    say(f"  {as_typed('mmfw', 'train', 'demo', *places)}")
-    say(f"  {as_typed('mmfw', 'predict', *places)}")
+    say(f"  {shell_line('mmfw', 'train', 'demo', *places)}")
+    say(f"  {shell_line('mmfw', 'predict', *places)}")

@@ -15,7 +15,7 @@ from mmf_win.archives import Ask
 from mmf_win.commands import completion, features_add, findings, options
 from mmf_win.commands.hints import data_option, hint_for
 from mmf_win.commands.overrides import split_words
-from mmf_win.console import as_typed, print_json, say, size
+from mmf_win.console import print_json, say, shell_line, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageError
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
@@ -199,7 +199,7 @@ def _show(
             *dict.fromkeys(preset for need in to_fetch for preset in wanted.needs[need]),
             *wanted.overrides,
         ]
-        say(f"next: {as_typed('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
+        say(f"next: {shell_line('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
 
 
 def _to_json(need: Need, presets: Sequence[str], finding: Finding, cost: Cost) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mmf_win import errors
 from mmf_win.commands.overrides import RESERVED
-from mmf_win.console import as_typed
+from mmf_win.console import shell_line
 from mmf_win.inputs.added import built_from
 from mmf_win.integrity.manifest import Manifest, noted
 from mmf_win.paths import DatasetPaths, Places
@@ -45,7 +45,7 @@ def data_option(data_dir: Path) -> list[str]:
 
 
 def _on_inputs(command: Sequence[str]) -> Callable[[errors.InputsError], str]:
-    return lambda error: as_typed("mmfw", *command, *error.words, *data_option(error.data_dir))
+    return lambda error: shell_line("mmfw", *command, *error.words, *data_option(error.data_dir))
 
 
 def _repair_manifest(error: errors.DamagedManifest) -> str:
@@ -55,12 +55,12 @@ def _repair_manifest(error: errors.DamagedManifest) -> str:
         paths = DatasetPaths.below(data_dir)
         if folder in (paths.root, paths.features):
             part = "dataset" if folder == paths.root else "features"
-            return as_typed("mmfw", "repair", part, *data_option(data_dir))
+            return shell_line("mmfw", "repair", part, *data_option(data_dir))
     return "delete this list of hashes, and the files are verified again"
 
 
 def _finish(error: errors.UnfinishedInstallation) -> str:
-    return as_typed("mmfw", "repair", "dataset", *data_option(DatasetPaths(error.folder).data_dir))
+    return shell_line("mmfw", "repair", "dataset", *data_option(DatasetPaths(error.folder).data_dir))
 
 
 def _repair_features(error: errors.DamagedFeatures) -> str:
@@ -71,14 +71,14 @@ def _repair_features(error: errors.DamagedFeatures) -> str:
         manifest = Manifest.load(features)
     here = _where_mmf_looks(features)
     if here is not None and manifest and manifest.source:
-        return as_typed("mmfw", "repair", "features", *here)
+        return shell_line("mmfw", "repair", "features", *here)
     where = ["-o", error.lmdb] if here is None or error.lmdb.name != "detectron.lmdb" else here
     folders = built_from(error.lmdb)
     force = ["--force"] if manifest or (error.lmdb / "data.mdb").exists() else []
-    build = as_typed("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
+    build = shell_line("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
     if folders:
         return build
-    extract = as_typed("mmfw", "features", "extract", "ARCHIVE", *force, *where)
+    extract = shell_line("mmfw", "features", "extract", "ARCHIVE", *force, *where)
     unpack = f"`{extract}` unpacks the region features of an archive; " if where is here else ""
     return f"{unpack}`{build}` builds the LMDB of the .npy files in FOLDER alone"
 
@@ -94,7 +94,7 @@ def _give_archive(error: errors.UnknownArchive) -> str:
     give = f"give {error.name} or its folder with --source"
     if here is None:
         return give
-    extract = as_typed("mmfw", "features", "extract", "ARCHIVE", "--force", *here)
+    extract = shell_line("mmfw", "features", "extract", "ARCHIVE", "--force", *here)
     return f"{give}, or unpack another archive with `{extract}`"
 
 
@@ -111,34 +111,34 @@ def _get_mmf(error: errors.BrokenMmf) -> str:
 
 def _make_dataset(error: errors.NoDataset) -> str:
     if error.nearby is not None:
-        return as_typed("--data-dir", error.nearby) + " is where a dataset lies"
+        return shell_line("--data-dir", error.nearby) + " is where a dataset lies"
     here = data_option(error.data_dir) if error.data_dir else []
-    make = as_typed("mmfw", "convert", "--zip", "ARCHIVE", *here)
+    make = shell_line("mmfw", "convert", "--zip", "ARCHIVE", *here)
     return f"`{make}` makes it, or name its folder with --data-dir"
 
 
 def _add_validation(error: errors.NoValidation) -> str:
-    again = as_typed("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(error.data_dir))
+    again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(error.data_dir))
     return f"training needs one: add dev.csv or dev.jsonl to what was converted, and `{again}`"
 
 
 def _add_features(error: errors.NoOwnFeatures) -> str:
-    add = as_typed("mmfw", "features", "add", "FOLDER", *data_option(error.data_dir))
+    add = shell_line("mmfw", "features", "add", "FOLDER", *data_option(error.data_dir))
     return f"`{add}` takes those that MMF's extraction scripts write, and --features names another LMDB"
 
 
 def _find_run(error: errors.NoRun) -> str:
     if error.wanted is None or error.wanted in presets.names():
-        train = as_typed("mmfw", "train", error.wanted or "PRESET", "--save-dir", error.save_dir)
+        train = shell_line("mmfw", "train", error.wanted or "PRESET", "--save-dir", error.save_dir)
         return f"`{train}` makes one"
     if error.wanted.endswith((".ckpt", ".pth", ".pt")):
-        return f"`{as_typed('mmfw', 'predict', '--checkpoint', error.wanted)}` predicts with a checkpoint"
-    return f"`{as_typed('mmfw', 'runs', '--save-dir', error.save_dir)}` lists the runs"
+        return f"`{shell_line('mmfw', 'predict', '--checkpoint', error.wanted)}` predicts with a checkpoint"
+    return f"`{shell_line('mmfw', 'runs', '--save-dir', error.save_dir)}` lists the runs"
 
 
 def _fetch_from(error: errors.NotFetched) -> str:
     words = [*error.words, "--source", "FOLDER", *data_option(error.data_dir)]
-    return f"`{as_typed('mmfw', 'features', 'fetch', *words)}` takes a copy from a folder"
+    return f"`{shell_line('mmfw', 'features', 'fetch', *words)}` takes a copy from a folder"
 
 
 def _make_demo(error: errors.NoSource) -> str | None:
@@ -146,23 +146,23 @@ def _make_demo(error: errors.NoSource) -> str | None:
 
 
 def _write_again(error: errors.UnknownOrigin) -> str:
-    convert = as_typed("mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_option(error.data_dir))
+    convert = shell_line("mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_option(error.data_dir))
     return f"`{convert}` writes it again"
 
 
 def _list_presets(error: errors.UnknownPreset) -> str:
     if error.run is not None:
-        return as_typed("mmfw", "train", "--resume", error.run)
+        return shell_line("mmfw", "train", "--resume", error.run)
     return "`mmfw train --list` shows the presets, and which have published weights"
 
 
 def _predict(error: errors.NotPredicted) -> str:
     where = ["--data-dir", error.data_dir] if error.data_dir else []
-    return as_typed("mmfw", "predict", *error.runs, "--split", error.split, *where)
+    return shell_line("mmfw", "predict", *error.runs, "--split", error.split, *where)
 
 
 def _train_on(error: errors.NeverTrained) -> str:
-    return "train on from them with: " + as_typed("mmfw", "train", error.preset, "--init", error.init)
+    return "train on from them with: " + shell_line("mmfw", "train", error.preset, "--init", error.init)
 
 
 def _train_longer(error: errors.TotalReached) -> str:
@@ -170,22 +170,22 @@ def _train_longer(error: errors.TotalReached) -> str:
     if error.preset is None:
         return longer
     where = [*data_option(error.data_dir), "--save-dir", error.save_dir]
-    begin = as_typed("mmfw", "train", error.preset, "--init", error.checkpoint, *where)
+    begin = shell_line("mmfw", "train", error.preset, "--init", error.checkpoint, *where)
     return f"{longer}, or begin again with these weights: `{begin}`"
 
 
 def _remove(error: errors.UnreadableRun) -> str:
-    return f"`{as_typed('mmfw', 'runs', 'rm', error.folder)}` removes this run"
+    return f"`{shell_line('mmfw', 'runs', 'rm', error.folder)}` removes this run"
 
 
 def _run_failed(error: errors.FailedTasks) -> str:
-    show = as_typed("mmfw", "sweep", "status", error.folder, "--state", "failed")
-    again = as_typed("mmfw", "sweep", "run", error.folder, "--failed")
+    show = shell_line("mmfw", "sweep", "status", error.folder, "--state", "failed")
+    again = shell_line("mmfw", "sweep", "run", error.folder, "--failed")
     return f"`{show}` shows why; `{again}` runs them again"
 
 
 def _make_sweep(error: errors.NoSweep) -> str:
-    make = as_typed("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", error.save_dir)
+    make = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", error.save_dir)
     return f"`{make}` makes one"
 
 
@@ -286,7 +286,7 @@ def resume(run: Run) -> str:
     save_dir = run.path.parent.parent
     newest = next(iter(all_runs(save_dir)), run)
     which = "last" if newest.path == run.path else run.id
-    return as_typed("mmfw", "train", "--resume", which, "--save-dir", save_dir)
+    return shell_line("mmfw", "train", "--resume", which, "--save-dir", save_dir)
 
 
 def use_intact(run: Run, update: int | None) -> str:
@@ -294,6 +294,6 @@ def use_intact(run: Run, update: int | None) -> str:
     with suppress(errors.DataError):
         known = summarize(run)
         if known.state == "done" and known.updates == update:  # nothing is left to train
-            predict = as_typed("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
+            predict = shell_line("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
             return f"`{predict}` predicts with what is intact"
     return f"`{resume(run)}` resumes from what is intact"

@@ -15,11 +15,11 @@ import click
 from mmf_win.commands import completion, options
 from mmf_win.commands.hints import use_intact
 from mmf_win.console import (
-    as_typed,
     duration,
     moment,
     print_json,
     say,
+    shell_line,
     size,
     table,
     without_control_characters,
@@ -98,7 +98,7 @@ def command(
     elif not found and (preset or state):
         say(f"there are no such runs in {save_dir}")
     elif not found:
-        train = as_typed("mmfw", "train", "PRESET", "--save-dir", save_dir)
+        train = shell_line("mmfw", "train", "PRESET", "--save-dir", save_dir)
         say(f"there are no runs in {save_dir}; `{train}` makes one")
     else:
         lines = [_line(summary) for summary in found]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from mmf_win.commands.options import as_json
-from mmf_win.console import as_typed, print_json, say
+from mmf_win.console import print_json, say, shell_line
 from mmf_win.doctor.torch_build import pip_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import constraints_file
@@ -71,5 +71,5 @@ def _print_torch(as_json: bool) -> None:
     if as_json:
         print_json({"pip": pip_line()})
         return
-    print(as_typed(*pip_line()), flush=True)
+    print(shell_line(*pip_line()), flush=True)
     say(f"Then {pip_hint('[train]')}, which brings the rest.")

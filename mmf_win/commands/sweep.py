@@ -18,7 +18,7 @@ from mmf_win.commands.overrides import options_of, require_trainable, split_word
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
 from mmf_win.commands.train import resumed
-from mmf_win.console import as_typed, print_json, say
+from mmf_win.console import print_json, say, shell_line
 from mmf_win.errors import FailedTasks, Interrupted, NoSuchGpu, OtherTask, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
@@ -383,7 +383,7 @@ def _report(
     told = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
     go_on = ("mmfw", "sweep", "run", folder.path, *again)
     if stopped:
-        hint = f"go on with: {as_typed(*go_on)}" if states["queued"] else None
+        hint = f"go on with: {shell_line(*go_on)}" if states["queued"] else None
         raise Interrupted(f"stopped: {told}", hint=hint)
     say(f"{tasks(len(rows))} in {folder.path}: {told}")
     if failed := states["failed"]:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import as_typed, duration, print_json, say, size
+from mmf_win.console import duration, print_json, say, shell_line, size
 from mmf_win.console import table as aligned
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import cost, find, position
@@ -201,7 +201,7 @@ def print_plan(
                 "commands": {
                     name: line(asked.template[name], values)
                     if asked.shell
-                    else as_typed(*words(asked.template[name], values))
+                    else shell_line(*words(asked.template[name], values))
                     for name in left
                 },
             }

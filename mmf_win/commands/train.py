@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from mmf_win.commands import completion, options
 from mmf_win.commands.overrides import options_of, require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import as_typed, duration, print_json, say, table
+from mmf_win.console import duration, print_json, say, shell_line, table
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
@@ -139,7 +139,7 @@ def command(
         # Beside what Windows refuses, a run's id must be neither an option nor an override.
         fit = name_part(name_part(name).replace("=", "-").lstrip("-") or "run")
         if name != fit:
-            raise UsageError(f"a run cannot be named {name!r}", hint=as_typed("--name", fit))
+            raise UsageError(f"a run cannot be named {name!r}", hint=shell_line("--name", fit))
     names, overrides = split_words(words, names=1)
     preset = next(iter(names), None)
     if chosen["updates"] and chosen["epochs"]:
@@ -268,4 +268,4 @@ def _print_result(run: Run, as_json: bool) -> None:
             say(f"  {note}")
     updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"
     say(f"{updates} in {duration(summary.seconds)}: {run.path}")
-    say(f"next: {as_typed('mmfw', 'predict', run.path)}")
+    say(f"next: {shell_line('mmfw', 'predict', run.path)}")

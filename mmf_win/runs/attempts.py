@@ -72,7 +72,7 @@ def until_it_fits(
         try:
             events = events_of_attempt(asked)
             started = attempt_started(events)
-            less = plan.smaller(asked, end, started) if retry and number < _MOST else None
+            less = plan.limit_to_lower(asked, end, started) if retry and number < _MOST else None
             if less is None or started is None:
                 raise as_error(end, asked)
             failed, (name, had, fewer) = asked, less

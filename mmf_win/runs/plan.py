@@ -1,6 +1,6 @@
 """Plans the attempts of a run: what the first one does, and what the next one does after memory ran out.
 
-The order in which attempts shrink is in :func:`smaller`.
+The order in which attempts shrink is in :func:`limit_to_lower`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def smaller(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[str, int, int] | None:
+def limit_to_lower(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[str, int, int] | None:
     """What the next attempt has less of, as name, old and new number.
 
     When the host's memory was at its end, half the ``workers`` of the DataLoader, down to none. When the
@@ -169,7 +169,7 @@ def following(
 
     Args:
         failed: what was asked of that one.
-        name: what this one has less of, as :func:`smaller` says.
+        name: what this one has less of, as :func:`limit_to_lower` says.
         number: how many of it.
         started: the event that tells with which seed that one began.
         saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.

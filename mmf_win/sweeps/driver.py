@@ -104,19 +104,19 @@ class Driver:
         self._wanted = {row.id for row in wanted}
         with self.store.alive(), stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
             try:
-                beat, said = 0.0, False
+                next_beat, told_to_stop = 0.0, False
                 look = True  # whether there may be something to claim
                 while True:
-                    if time.monotonic() > beat:
-                        beat, look = time.monotonic() + BEAT, True
+                    if time.monotonic() > next_beat:
+                        next_beat, look = time.monotonic() + BEAT, True
                         self._beat()
-                    if stops() and not said:
-                        said = True
+                    if stops() and not told_to_stop:
+                        told_to_stop = True
                         self.display.stopping()
                     if look and not stops():
                         self._fill(pool, stops)
                     if not self._running:
-                        return said
+                        return told_to_stop
                     look = self._listen()
             finally:
                 self._ended = True  # so what still runs where an error ended this saves and leaves

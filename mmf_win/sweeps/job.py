@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mmf_win.console import as_typed
+from mmf_win.console import shell_line
 from mmf_win.errors import DataError
 from mmf_win.locking import locked
 from mmf_win.paths import module_command
@@ -120,7 +120,7 @@ def run(job: Job, resume: Resume, watcher: Watcher, stops: Callable[[], int] = l
     with locked(folder.lock, _AFTER_A_KILL) as held:
         filled = {name: _fill(template, job) for name, template in job.templates.items()}
         scripts = read_yaml(folder.param).get("_scripts", {}) | {
-            name: words[0] if job.shell else as_typed(*words) for name, words in filled.items()
+            name: words[0] if job.shell else shell_line(*words) for name, words in filled.items()
         }
         meta = {**job.meta, "_name": job.full_name, "_scripts": scripts}
         write_yaml(folder.param, {**job.values, **meta})
@@ -221,7 +221,7 @@ def _fill(template: str, job: Job) -> list[str]:
 def _script(job: Job, name: str) -> str:
     """The words of a command, but for what differs between one start of a sweep and the next."""
     values = {**job.values, **dict.fromkeys(templates.RESERVED, "")}
-    return as_typed(*templates.words(job.templates[name], values))
+    return shell_line(*templates.words(job.templates[name], values))
 
 
 def _begun(folder: TaskFolder, began: Mapping[str, str], script: str) -> Run | None:

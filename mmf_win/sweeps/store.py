@@ -309,7 +309,7 @@ class Store:
 
 def _begin(db: sqlite3.Connection, path: Path, how: str) -> None:
     """Begin a transaction as soon as no other program keeps the file for itself."""
-    deadline, said = time.monotonic() + _PATIENCE, False
+    deadline, is_told = time.monotonic() + _PATIENCE, False
     while True:
         try:
             db.execute(how)
@@ -320,9 +320,9 @@ def _begin(db: sqlite3.Connection, path: Path, how: str) -> None:
                 db.execute("ROLLBACK")
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-            if not said:
+            if not is_told:
                 _log.warning("%s is locked by another program; waiting for it …", path)
-                said = True
+                is_told = True
 
 
 def _insert(db: sqlite3.Connection, task: Task, position: int, trial: int | None = None) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from mmf_win.console import as_typed
+from mmf_win.console import shell_line
 from mmf_win.errors import UsageError
 
 RESERVED = ("_output", "_name", "_time")
@@ -60,7 +60,7 @@ def line(template: str, values: Mapping[str, Any]) -> str:
     """The line for a shell; arguments as for :func:`words`."""
 
     def fill(found: re.Match[str]) -> str:
-        return as_typed(*([_text(values[found[1]])] if found[1] else _option(found[2], values)))
+        return shell_line(*([_text(values[found[1]])] if found[1] else _option(found[2], values)))
 
     return _PLACE.sub(fill, re.sub(r"\s*\n\s*", " ", template)).strip()
 

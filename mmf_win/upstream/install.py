@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from mmf_win.console import as_typed
+from mmf_win.console import shell_line
 from mmf_win.errors import BrokenMmf, MmfError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import constraints_file, tool_home
@@ -117,7 +117,7 @@ def pip_hint(extra: str = "") -> str:
         what, where = f"mmf-win{extra}", ""
     except importlib.metadata.PackageNotFoundError:  # it runs from a checkout
         what, where = f".{extra}", " in a clone of mmfw"
-    return f"run `{as_typed('pip', 'install', '-c', constraints_file(), what)}`{where}"
+    return f"run `{shell_line('pip', 'install', '-c', constraints_file(), what)}`{where}"
 
 
 def chosen() -> Installed | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from mmf_win.console import as_typed, first_few
+from mmf_win.console import first_few, shell_line
 from mmf_win.errors import UnknownKey, UsageError
 from mmf_win.upstream.versions import versions_with
 
@@ -49,7 +49,7 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, has_user_dir:
             OmegaConf.update(config, key, _decoded(value), force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
-            quoted = as_typed(f"{key}={value!r}")
+            quoted = shell_line(f"{key}={value!r}")
             raise UsageError(f"{override}: not a value that MMF can read ({reason})", hint=quoted) from None
 
 
@@ -96,7 +96,7 @@ def _require_meant(override: str, before: Any, value: Any) -> None:
     bare = typed == value
     if bare and value[:1] in ("[", "{"):
         raise UsageError(
-            f"{override}: not a list that MMF can read", hint=as_typed(f"{key}=['VALUE']") + ", with quotes"
+            f"{override}: not a list that MMF can read", hint=shell_line(f"{key}=['VALUE']") + ", with quotes"
         )
     if isinstance(before, (bool, int, float)) or (bare and value.lower() in ("true", "false", "null")):
         kind = "True or False" if isinstance(before, bool) else "a number"
@@ -124,7 +124,7 @@ def _position(override: str, here: str, index: str, items: Sequence[Any]) -> int
         first = f"the first is {here}[0]; " if items else ""
         raise UsageError(
             f"{override}: {here} has {len(items)} items and none numbered {index!r}",
-            hint=f"{first}the whole list: " + as_typed(f"{here}=['VALUE']"),
+            hint=f"{first}the whole list: " + shell_line(f"{here}=['VALUE']"),
         )
     return int(index)
 

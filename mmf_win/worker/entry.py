@@ -50,7 +50,7 @@ def main(request_file: Path) -> int:
     stop = Stop(request.attempt.stop)
     stop.listen(leave)
     end = perform(request, stop)
-    stop.hold()
+    stop.defer_stop()
     report(end, request, log)
     code = 0 if end.outcome == "ok" else 1
     leave_at_once(code)
@@ -147,7 +147,7 @@ def run(request: AttemptRequest, stop: Stop) -> None:
     if predicting:
         from mmf_win.worker.predictions import collect
 
-        stop.hold()
+        stop.defer_stop()
         collect(request)
 
 

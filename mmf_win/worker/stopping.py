@@ -60,7 +60,7 @@ class Stop:
 
         Thread(target=look, name="mmfw-stop", daemon=True).start()
 
-    def hold(self) -> None:
+    def defer_stop(self) -> None:
         """From now on the caller checks for the request itself."""
         if not self._held:
             self._lock.acquire()

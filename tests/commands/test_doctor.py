@@ -12,7 +12,7 @@ import pytest
 
 from mmf_win import __version__
 from mmf_win.cli import main
-from mmf_win.console import as_typed
+from mmf_win.console import shell_line
 from mmf_win.doctor import survey
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import find, install, use_checkout
@@ -69,7 +69,7 @@ def test_a_missing_package_is_repaired_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
-    pip = as_typed("pip", "install", "-c", constraints_file(), "mmf-win[train]")
+    pip = shell_line("pip", "install", "-c", constraints_file(), "mmf-win[train]")
     assert f"run `{pip}`" in _hints(_doctor(capsys))
 
 
@@ -80,7 +80,7 @@ def test_a_checkout_that_is_not_installed_is_told_of(
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.requires", no_metadata)
-    pip = as_typed("pip", "install", "-c", constraints_file(), ".")
+    pip = shell_line("pip", "install", "-c", constraints_file(), ".")
     assert f"run `{pip}` in a clone of mmfw" in _hints(_doctor(capsys))
     torch = survey.version("torch") or "not installed"
     capsys.readouterr()

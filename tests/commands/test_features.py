@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.console import as_typed
+from mmf_win.console import shell_line
 from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
@@ -153,7 +153,7 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     said = capsys.readouterr()
     assert "detectron fc7" in said.out
     assert "to download" in said.err
-    next_step = as_typed("mmfw", "features", "fetch", shop.preset, "--data-dir", shop.places.data_dir)
+    next_step = shell_line("mmfw", "features", "fetch", shop.preset, "--data-dir", shop.places.data_dir)
     assert f"next: {next_step}\n" in said.err
 
 

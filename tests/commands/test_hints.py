@@ -197,7 +197,7 @@ def _named_in(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             yield from re.findall(rf"\bmmfw (?:{names})\b", node.value)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "as_typed":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "shell_line":
             words = [word.value if isinstance(word, ast.Constant) else "?" for word in node.args[:2]]
             if words[0] == "mmfw":
                 yield f"mmfw {words[1]}"

@@ -19,7 +19,7 @@ from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import gpus
 from mmf_win.runs.attempts import until_it_fits
 from mmf_win.runs.folder import Run
-from mmf_win.runs.plan import following, smaller, smaller_rows
+from mmf_win.runs.plan import following, limit_to_lower, smaller_rows
 from tests.worlds.torch_files import checkpoint
 
 STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "workers": 4, "seed": 7}
@@ -67,7 +67,7 @@ def test_each_shortage_has_its_own_remedy(
     started = STARTED
     if failed.action == "predict":
         started = {"kind": "predict_started", "batch": 32, "workers": 4}
-    assert smaller(failed, end, started) == less
+    assert limit_to_lower(failed, end, started) == less
 
 
 def test_what_was_made_smaller_before_stays_so() -> None:
@@ -77,7 +77,7 @@ def test_what_was_made_smaller_before_stays_so() -> None:
 
 def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
     tried = [4]
-    while less := smaller(asked(), Exit("host_oom"), {**STARTED, "workers": tried[-1]}):
+    while less := limit_to_lower(asked(), Exit("host_oom"), {**STARTED, "workers": tried[-1]}):
         tried.append(less[2])
     assert tried == [4, 2, 1, 0]
 
@@ -106,7 +106,7 @@ def test_what_the_next_attempt_needs_wins_over_the_users_override(
 
 
 def test_nothing_smaller_helps_where_the_model_itself_does_not_fit() -> None:
-    assert smaller(asked(), Exit("cuda_oom"), None) is None
+    assert limit_to_lower(asked(), Exit("cuda_oom"), None) is None
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.console import as_typed
+from mmf_win.console import shell_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.upstream.config import Experiment, merge, resolve
@@ -85,7 +85,7 @@ def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: Places, word: 
         ("training.seed[0]=3", "training.seed=VALUE"),
         (f"{DATASET}.annotations.test.0=x", f"{DATASET}.annotations.test[0]=VALUE"),
         (f"{DATASET}.annotations.test[7]=x", f"{DATASET}.annotations.test[0]"),
-        ("training.lr_steps[0]=1", as_typed("training.lr_steps=['VALUE']")),
+        ("training.lr_steps[0]=1", shell_line("training.lr_steps=['VALUE']")),
     ],
 )
 def test_the_hint_says_how_it_is_done(mmf_root: Path, places: Places, word: str, hinted: str) -> None:

@@ -163,7 +163,7 @@ class Observer:
 
     def saving(self, update: int) -> None:
         """A checkpoint is about to be written, which a stop request does not interrupt."""
-        self._stop.hold()
+        self._stop.defer_stop()
         self.event("saving", update=update)
 
     def saved(self, update: int, is_best: bool) -> None:
@@ -184,7 +184,7 @@ class Observer:
         Raises:
             StopRequested: this process was asked to stop; the run is saved.
         """
-        self._stop.hold()
+        self._stop.defer_stop()
         if self._measured is not None and (waiting := self._measured.updated(self.clock.lap())):
             self._note(waiting)
         if _agreed(self._stop.asked):
@@ -203,7 +203,7 @@ class Observer:
         self.event("note", text=f"{waiting}{later}: training.num_workers={workers} may help")
 
     def _leave(self) -> NoReturn:
-        self._stop.hold()
+        self._stop.defer_stop()
         if self._save is None:
             raise StopRequested("stopped")
         save, self._save = self._save, None
