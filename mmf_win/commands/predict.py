@@ -10,7 +10,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.completion import completed_by, presets, runs, splits
-from mmf_win.commands.overrides import require_predictable, split_words
+from mmf_win.commands.overrides import options_of, require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import print_json, say
 from mmf_win.dataset.annotations import require_split
@@ -22,7 +22,7 @@ from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.record import METRICS
-from mmf_win.runs.overrides import BATCH_SIZE, FEATURES, OWN_MEMES, PRECISION
+from mmf_win.runs.overrides import FEATURES, OWN_MEMES
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
 from mmf_win.runs.request import RunRequest
@@ -158,14 +158,10 @@ def command(
     if image and output:
         raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)
-    said = {
-        "--batch-size": (given["batch_size"], BATCH_SIZE),
-        "--features": (features, FEATURES),
-        "--memes": (memes, OWN_MEMES),
-        "--image": (image, OWN_MEMES),
-        "--precision": (given["precision"], PRECISION),
-    }
-    require_predictable(overrides, {option: keys for option, (value, keys) in said.items() if value})
+    asked = RunRequest(overrides=list(overrides), **given)
+    files = {"--features": (features, FEATURES), "--memes": (memes, OWN_MEMES), "--image": (image, OWN_MEMES)}
+    named = {option: keys for option, (value, keys) in files.items() if value}
+    require_predictable(overrides, options_of(asked) | named)
     if published is not None:
         _require_alone(published, runs, checkpoint, ensemble)
         places = Places.resolve(data_dir, save_dir)
@@ -187,7 +183,7 @@ def command(
         kind=ensemble,
         best_threshold=threshold == "best-accuracy",
         data_dir=data_dir,
-        asked=RunRequest(overrides=list(overrides), **given),
+        asked=asked,
         display=RunDisplay,
     )
     if image and text is not None:

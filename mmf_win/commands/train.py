@@ -22,10 +22,8 @@ from mmf_win.runs.history import summarize
 from mmf_win.runs.paper import PAPER, SPLITS, published, why_none
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.published_weights import need_of
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import OF_ONE_COMMAND, RunRequest
 from mmf_win.upstream.install import find
-
-_OF_ONE_COMMAND = ("trust", "retry", "remembered", "detect_anomaly", "stop_timeout", "data_dir")
 
 
 class _BatchSize(click.IntRange):
@@ -182,7 +180,7 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
     again = ["mmfw", "train", "--resume", str(run.path)]
     for option in command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name in _OF_ONE_COMMAND:
+        if given and option.name in (*OF_ONE_COMMAND, "data_dir"):
             is_flag = isinstance(option, click.Option) and option.is_flag
             again += [option.opts[0], *([] if is_flag else [str(context.params[option.name])])]
     return again

@@ -19,7 +19,7 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.overrides import key_of
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import OF_ONE_COMMAND, RunRequest
 from mmf_win.runs.search import all_runs
 from mmf_win.upstream.config import parse_yaml
 from mmf_win.upstream.overrides import leaves
@@ -33,7 +33,7 @@ _ASKED = {"model", "config", "overrides", "batch_size", "epochs", "start", "init
 _ASKED |= {"published_weights", "splits", "data_dir", "precision", "fast"}
 AUROC = "hateful_memes/roc_auc"
 # What tells every run from every other, or one place from another, and nothing about the result.
-_NOT_COMPARED = {f"request.{key}" for key in ("created", "published", "trust", "retry", "stop_timeout")}
+_NOT_COMPARED = {f"request.{key}" for key in ("created", "published", *OF_ONE_COMMAND)}
 _NOT_COMPARED |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}
 
 

@@ -14,6 +14,8 @@ OWN_MEMES = frozenset({ANNOTATIONS, f"{_DATASET}.images"})
 """The keys that say where memes are."""
 PRECISION = frozenset({"training.fp16"})
 """The key that says what the model calculates with."""
+TOTAL = frozenset({"training.max_updates", "training.max_epochs"})
+"""The keys of which either ends training."""
 USER_DIR = "env.user_dir"
 """The key that says where code of the user's own is."""
 FEATURES = frozenset({f"{_DATASET}.features"})

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmf_win.protocol import Precision
-from mmf_win.runs.overrides import BATCH_SIZE, PRECISION, lasting, set_by
+from mmf_win.runs.overrides import BATCH_SIZE, PRECISION, TOTAL, lasting, set_by
 from mmf_win.upstream.config import Experiment
 
-_TOTAL = frozenset({"training.max_updates", "training.max_epochs"})
 _KEYS = {
-    "updates": _TOTAL,
-    "epochs": _TOTAL,
+    "updates": TOTAL,
+    "epochs": TOTAL,
     "batch_size": BATCH_SIZE,
     "seed": frozenset({"training.seed"}),
     "detect_anomaly": frozenset({"training.detect_anomaly"}),
     "precision": PRECISION,
 }
-_OF_ONE_COMMAND = ("detect_anomaly", "trust", "retry", "remembered", "stop_timeout")
+OF_ONE_COMMAND = ("detect_anomaly", "trust", "retry", "remembered", "stop_timeout")
+"""What holds for one command, and not for the run when it resumes."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class RunRequest(Experiment):
         of_mmf = any(set_by(override, PRECISION) for override in self.overrides)
         new_total = self.updates is not None or self.epochs is not None
         total = self if new_total else earlier
-        total_of_mmf = any(set_by(override, _TOTAL) for override in self.overrides)
+        total_of_mmf = any(set_by(override, TOTAL) for override in self.overrides)
         return replace(
             earlier,
             **({"precision": None} if of_mmf else {})
             | {name: value for name in chosen if (value := getattr(self, name)) is not None},
-            **{name: getattr(self, name) for name in _OF_ONE_COMMAND},
+            **{name: getattr(self, name) for name in OF_ONE_COMMAND},
             updates=total.updates,
             epochs=None if total_of_mmf else total.epochs,
             allow_missing=self.allow_missing or earlier.allow_missing,

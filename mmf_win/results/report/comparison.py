@@ -32,7 +32,7 @@ _LONGEST = 120  # characters of a group's name
 # The seed, what is told otherwise, and what changes how something is done, and not the result.
 _NO_MATTER = re.compile(
     r"(mmf\.)?training\.(seed|num_workers|log_interval)|mmf\.checkpoint\..*|settings|overrides|updates|epochs"
-    r"|seed|keep|auto_batch|remembered|offline|detect_anomaly|preset_file",
+    r"|seed|keep|auto_batch|offline|preset_file",
 )
 
 
