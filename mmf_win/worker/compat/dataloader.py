@@ -21,7 +21,7 @@ from typing import Any
 from mmf_win.worker.compat.patch import Patch
 
 _NO_HANDLE = 24  # exit code of a worker that could not pass a handle on; torch prints it
-_MOMENT = 1.0  # seconds for a worker to be gone that has closed its end of a connection
+_MOMENT = 10.0  # seconds for a worker to be gone that has closed its end, on a machine that is busy
 
 
 def hand_errors_over(module: ModuleType) -> None:
