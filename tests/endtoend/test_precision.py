@@ -218,8 +218,7 @@ def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool,
     words = ("--updates", "4", *WORDS)
     plain = tool.run_of(tool("train", preset, "--name", "plain", *words))
     fast = tool.run_of(tool("train", preset, "--name", "fast", "--fast", *words))
-    assert losses(fast) != losses(plain)
-    assert losses(fast) == pytest.approx(losses(plain), abs=0.4)
+    assert losses(fast) != losses(plain), "dropout draws other numbers"
     assert "fast" in tool("runs", "show", "fast")["differs"]
     faulty({"at": "stepped", "do": "stop", "update": 2})
     assert tool.code("train", preset, "--name", "parts", "--fast", *words) == 130
@@ -227,6 +226,17 @@ def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool,
     assert losses(parts) == losses(fast)
     resumed = tool("train", "--resume", "last", "--no-fast", "--updates", "5")
     assert "fast" not in (resumed["differs"] or "")
+
+
+def test_without_dropout_a_fast_run_has_the_losses_of_a_plain_one(tool: Tool) -> None:
+    settings = tool.settings("mmbt")
+    encoder = settings["model_config"]["mmbt"]["text_encoder"]["params"]
+    encoder |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    preset = tool.preset("mmbt", settings=settings)
+    runs = [
+        tool.run_of(tool("train", preset, "--updates", "4", *WORDS, *words)) for words in ([], ["--fast"])
+    ]
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=1e-3)
 
 
 def test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision(
