@@ -11,7 +11,7 @@ from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.runs import search
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import SWEEPS, trained
+from mmf_win.sweeps.found import SWEEPS, find, trained
 from mmf_win.upstream.install import require_packages
 
 
@@ -100,10 +100,15 @@ def command(
 
 
 def _sweep(runs: tuple[str, ...], save_dir: Path) -> SweepFolder | None:
-    """The sweep that is meant, by its folder or as ``sweeps/NAME``; None where runs are."""
+    """The sweep that is meant, by its folder or as ``sweeps/NAME``; None where runs are.
+
+    Raises:
+        NoSweep: there is none of that name.
+    """
     if len(runs) != 1:
         return None
-    places = [Path(runs[0]).expanduser().absolute()]
-    if Path(runs[0]).parts[:1] == (SWEEPS,):
-        places.append(save_dir / runs[0])
-    return next((sweep for sweep in map(SweepFolder, places) if sweep.state.is_file()), None)
+    sweep = SweepFolder(Path(runs[0]).expanduser().absolute())
+    if sweep.state.is_file():
+        return sweep
+    parts = Path(runs[0]).parts
+    return find(save_dir, str(Path(*parts[1:]))) if parts[:1] == (SWEEPS,) and parts[1:] else None

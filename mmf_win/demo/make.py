@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.console import log_shown
+from mmf_win.console import Progress, log_shown
 from mmf_win.demo import synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.demo.region_features import write_archive
@@ -15,6 +17,8 @@ from mmf_win.errors import DataError, Interrupted
 from mmf_win.worker.tiny_bert import write_bert
 
 _log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
+
+_Item = TypeVar("_Item")
 
 BERT = {
     "vocab_size": 64,
@@ -51,12 +55,23 @@ def fill(folder: DemoFolder, seed: int) -> None:
     memes = [meme for split in splits.values() for meme in split]
     if not folder.archive.exists():
         _log.info("making a synthetic set of %d encrypted memes in %s …", len(memes), folder.path)
-        write_encrypted_zip(folder.archive, synthetic.archive_members(splits), PASSWORD)
+        members = synthetic.archive_members(splits)
+        write_encrypted_zip(
+            folder.archive, _shown("drawing and encrypting", len(memes) + len(splits) + 1, members), PASSWORD
+        )
     if not folder.features.exists():
-        write_archive(folder.features, ((meme.stem, meme.png) for meme in memes))
+        images = ((meme.stem, meme.png) for meme in memes)
+        write_archive(folder.features, _shown("describing regions", len(memes), images))
     if not (folder.bert / "vocab.txt").exists():
         words = sorted({word for meme in memes for word in meme.text.split()})
         write_bert(folder.bert, words, seed, **BERT)
+
+
+def _shown(title: str, total: int, items: Iterable[_Item]) -> Iterator[_Item]:
+    with Progress(title, total, "image") as progress:
+        for item in items:
+            yield item
+            progress.advance(1)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mmf_win.errors import Interrupted, MmfwError, UnknownPreset, UsageError
 from mmf_win.files import remove_tree
-from mmf_win.paths import Places, timestamp
+from mmf_win.paths import Places, new_folder
 from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
 from mmf_win.runs import needs, plan, presets, search, training
@@ -18,6 +18,8 @@ from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.folder import Run
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
+
+_SCRATCH = "training"
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,8 @@ def profile(
     ]
     short = replace(asked, updates=updates, overrides=overrides)
     request, places = training.asked_of(short, run, data_dir, save_dir)
-    folder = output.expanduser().absolute() if output else places.save_dir / "profiles" / timestamp()
-    with _scratch(folder) as scratch:
-        here = replace(places, save_dir=scratch)
+    with _new_folder(output, places.save_dir / "profiles") as folder:
+        here = replace(places, save_dir=folder / _SCRATCH)
         trained = training.profile(request, here, asked.overrides, updates, display=display)
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         shutil.move(AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace, folder)
@@ -129,18 +130,22 @@ def _intervals(request: RunRequest, places: Places, typed: list[str]) -> tuple[i
 
 
 @contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder to train in, removed in the end, as is the new ``folder`` around it if it is empty then.
+def _new_folder(output: Path | None, parent: Path) -> Iterator[Path]:
+    """The new folder ``output``, else one in ``parent``; the training in it is removed in the end.
 
-    Of a training that fails, the log is put into ``folder``.
+    So is the folder, if it is empty then. Of a training that fails, the log stays in it.
     """
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    if folder not in missing:
-        raise UsageError(f"{folder} is there already", hint="name a new folder")
-    scratch = folder / "training"
-    scratch.mkdir(parents=True)
+    place = output.expanduser().absolute() if output else parent
+    if output and place.exists():
+        raise UsageError(f"{place} is there already", hint="name a new folder")
+    missing = [each for each in (place, *place.parents) if not each.exists()]
+    if output:
+        place.mkdir(parents=True)
+    folder = place if output else new_folder(place)
+    scratch = folder / _SCRATCH
+    scratch.mkdir()
     try:
-        yield scratch
+        yield folder
     except (Interrupted, KeyboardInterrupt):
         raise Interrupted("interrupted; nothing is kept") from None
     except MmfwError as error:
@@ -151,6 +156,6 @@ def _scratch(folder: Path) -> Iterator[Path]:
         raise
     finally:
         remove_tree(scratch)
-        for each in missing:
+        for each in dict.fromkeys([folder, *missing]):
             with suppress(OSError):  # something is in it
                 each.rmdir()

@@ -102,6 +102,16 @@ def test_the_newest_sweep_in_the_save_dir_is_the_default_and_has_a_name(sweep: S
     assert sweep.code("run", "params", "-r", "cpu") == 0  # an earlier sweep by its name
 
 
+@pytest.mark.parametrize(("name", "told"), [("sweeps/nope", "no such sweep"), ("", "run")])
+def test_a_report_of_no_sweep_is_one_error(
+    user_dir: Path, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["report", name, "--save-dir", str(user_dir / "save")]) == 2
+    said = capsys.readouterr().err
+    assert told in said and "hint: " in said and "bug" not in said
+
+
 def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
     assert sweep.run() == 0
