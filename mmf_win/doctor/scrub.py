@@ -48,7 +48,7 @@ def scrubber(settings: Iterable[tuple[str, str]]) -> Callable[[str], str]:
     }
     home = Path.home()
     if home.parts[1:]:
-        folders = "".join(rf"[/\\]+{_spelt(part)}" for part in home.parts[1:])
+        folders = "".join(rf"(?:[/\\]|%5C|%2F)+{_spelt(part)}" for part in home.parts[1:])
         patterns[rf"(?i){re.escape(home.drive)}{folders}(?![\w.-])"] = "~"
     with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
         patterns[rf"(?i)(?<=[/\\]){_spelt(getpass.getuser())}(?![\w.-])"] = "<user>"

@@ -30,6 +30,7 @@ def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> N
     from transformers import BertConfig, BertForPreTraining
 
     torch.manual_seed(seed)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)  # names a file in its place on every system
+    folder.mkdir(exist_ok=True)
     BertForPreTraining(BertConfig(**sizes)).save_pretrained(folder)
     write_bytes(folder / "vocab.txt", "\n".join((*_SPECIAL, *words, "")).encode())

@@ -100,7 +100,7 @@ def test_the_home_folder_and_the_user_go_in_every_spelling(
     for name in ("LOGNAME", "USERNAME"):
         monkeypatch.setenv(name, home.name)
     for path in (str(home / "x.py"), (home / "x.py").as_posix()):
-        assert re.search(r"~[/\\]+x\.py", scrubber([])(write(path)))
+        assert re.search(r"~(?:[/\\]|%5C)+x\.py", scrubber([])(write(path)))
     assert "/srv/<user>/y.py" in scrubber([])(write(f"/srv/{home.name}/y.py"))
 
 
