@@ -24,6 +24,7 @@ from mmf_win.fast_zlib import crc32
 from mmf_win.threads import Advance
 
 _ENCRYPTED, _STRONG_ENCRYPTION, _UTF8 = 1, 1 << 6, 1 << 11
+_MODULUS = 1 << 16  # of how many members a zip has by its own account, where it is no Zip64
 
 # https://zlib.net/zlib_tech.html: deflate cannot shrink anything by more than this
 _MAX_RATIO = 1032
@@ -134,6 +135,11 @@ def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
         with zipfile.ZipFile(path) as archive:
             infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
             ends = [*(info.header_offset for info in infos), archive.start_dir][1:]
+        # The length of a comment, which nothing protects, may hide the entries that follow.
+        if (len(infos) - end[module._ECD_ENTRIES_TOTAL]) % _MODULUS:
+            raise zipfile.BadZipFile(
+                f"its directory has {len(infos)} members, not {end[module._ECD_ENTRIES_TOTAL]}"
+            )
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise ArchiveError(
             f"{path}: not a valid zip: {error}",
