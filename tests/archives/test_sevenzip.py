@@ -122,16 +122,6 @@ def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
     assert tree(user_dir / "out").keys() == {"good"}
 
 
-def test_7z_with_a_damaged_bzip2_stream_is_said_so(user_dir: Path) -> None:
-    path = user_dir / "a.7z"
-    with py7zr.SevenZipFile(path, "w", filters=[{"id": py7zr.FILTER_BZIP2}]) as archive:
-        archive.writestr(FILES["hateful_memes/img/00001.png"], "x")
-    hostile.flip_byte(path, path.read_bytes().index(b"BZh") + 12)  # the checksum of its first block
-    with open_archive(path) as opened, pytest.raises(ArchiveError, match=r"a\.7z: damaged"):
-        list(opened.extract({"x": user_dir / "out" / "x"}))
-    assert tree(user_dir / "out") == {}
-
-
 CODECS = {
     "LZMA2": {"id": py7zr.FILTER_LZMA2, "preset": 1},
     "BZip2": {"id": py7zr.FILTER_BZIP2},
@@ -210,12 +200,6 @@ def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: p
     for path in paths:
         with open_archive(path) as opened, pytest.raises(OSError, match="No space left"):
             list(opened.extract({"hateful_memes/dev_seen.jsonl": user_dir / "out"}))
-
-
-def test_a_truncated_7z(user_dir: Path) -> None:
-    path = hostile.cut(write_7z(user_dir / "a.7z", FILES))
-    with pytest.raises(ArchiveError, match="not a valid 7z"):
-        open_archive(path)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "C:\\x", "\\\\server\\share\\x"])

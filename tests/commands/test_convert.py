@@ -89,25 +89,6 @@ def test_rows_that_are_left_out_stand_beside_the_full_number(
     assert (summary["rows"], summary["missing"], summary["missing_ids"]) == (1, 2, ["14", "15"])
 
 
-def test_the_password_is_kept_nowhere(archive: Path, data_dir: Path) -> None:
-    assert run(archive, data_dir, "--password", PASSWORD) == 0
-    notes = [file for file in data_dir.rglob("*") if file.is_file() and file.suffix != ".png"]
-    assert not any(PASSWORD.encode() in file.read_bytes() for file in notes)
-
-
-def test_a_password_from_a_file(archive: Path, data_dir: Path, user_dir: Path) -> None:
-    secret = user_dir / "секрет.txt"
-    secret.write_text(f"{PASSWORD}\nanother line\n", encoding="utf-8")
-    assert run(archive, data_dir, "--password-file", str(secret)) == 0
-
-
-def test_a_password_from_the_environment(
-    archive: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MMFW_PASSWORD", PASSWORD)
-    assert run(archive, data_dir) == 0
-
-
 def test_an_empty_password_file_is_a_mistake(archive: Path, data_dir: Path, user_dir: Path) -> None:
     (user_dir / "empty").touch()
     assert run(archive, data_dir, "--password-file", str(user_dir / "empty")) == 2
@@ -154,11 +135,6 @@ def test_exit_codes_tell_what_is_wrong(
     assert "Traceback" not in said
     assert "hint:" in said
     assert not data_dir.exists()
-
-
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", "--help"]) == 0
-    assert "mmfw convert hateful_memes.zip" in capsys.readouterr().out
 
 
 def test_two_passwords_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

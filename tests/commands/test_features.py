@@ -17,7 +17,7 @@ from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from tests.worlds import hostile, npy, zoo
-from tests.worlds.memes import PASSWORD, encrypted_zip, tar_gz
+from tests.worlds.memes import tar_gz
 from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
 
@@ -31,27 +31,6 @@ def test_features_are_put_where_mmf_looks(user_dir: Path, capsys: pytest.Capture
     folder = Places.resolve(data).dataset.features / "detectron.lmdb"
     assert (folder / "data.mdb").read_bytes() == b"x" * 5000
     assert str(folder) in capsys.readouterr().err
-
-
-def test_features_of_an_encrypted_archive_need_its_password(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    archive = encrypted_zip(user_dir / "features.zip", {"detectron.lmdb/data.mdb": b"x" * 5000})
-    words = ["features", "extract", str(archive), "--data-dir", str(user_dir / "data")]
-    assert main(words) == 4
-    assert "--password" in capsys.readouterr().err
-    monkeypatch.setenv("MMFW_PASSWORD", PASSWORD)
-    assert main(words) == 0
-    assert PASSWORD not in capsys.readouterr().err
-
-
-def test_a_missing_archive_is_bad_input(user_dir: Path) -> None:
-    assert main(["features", "extract", str(user_dir / "no"), "--data-dir", str(user_dir / "data")]) == 3
-
-
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["features", "extract", "--help"]) == 0
-    assert "mmfw features extract features.tar.gz" in capsys.readouterr().out
 
 
 PRESET = """

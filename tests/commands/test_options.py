@@ -45,20 +45,6 @@ def test_a_stop_timeout_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPat
     assert "MMFW_STOP_TIMEOUT" in error.value.format_message()
 
 
-def test_the_password_option_says_who_can_see_it_and_what_else_there_is() -> None:
-    @click.command()
-    @options.ask
-    def command(ask: object) -> None:
-        """Takes a password."""
-
-    with click.Context(command) as context:
-        told = " ".join(command.get_help(context).split())
-    assert "list of processes" in told
-    assert all(
-        other in told.partition("list of processes")[2] for other in ("-file", "MMFW_PASSWORD", "prompt")
-    )
-
-
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\nanother line\n", "\r\nanother line\n"])
 @pytest.mark.parametrize("start", ["", "\ufeff"])
 def test_only_the_end_of_the_first_line_ends_a_password_of_a_file(

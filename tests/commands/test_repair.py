@@ -254,20 +254,6 @@ def test_another_archive_is_refused_and_the_rest_is_repaired(
     assert main(["verify", "mmf"]) == 0
 
 
-def test_an_encrypted_archive_is_asked_for_its_password(
-    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    convert(encrypted_zip(user_dir / "memes.zip", memes()), empty, ask=lambda: PASSWORD)
-    hostile.cut(empty.dataset.split("train"))
-    assert main(["repair", "dataset"]) == 4
-    assert main(["repair", "dataset", "--password", "wrong"]) == 4
-    secret = user_dir / "secret.txt"
-    secret.write_text(PASSWORD, encoding="utf-8")
-    assert main(["repair", "dataset", "--password-file", str(secret)]) == 0
-    assert main(["verify"]) == 0
-    assert PASSWORD not in capsys.readouterr().err
-
-
 def test_a_file_that_nobody_publishes_has_to_be_put_there(
     empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -258,45 +258,37 @@ def test_a_run_is_removed_and_the_space_that_it_freed_is_told(
     assert [path.name for path in (save / "a").iterdir()] == ["2026-01-01T00-00-00"]
 
 
+@pytest.mark.parametrize(("typed", "code", "said"), [("n\n", 130, "remove it?"), ("", 2, "--yes")])
 def test_nothing_is_removed_without_a_yes(
-    capsys: pytest.CaptureFixture[str], save: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    save: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    code: int,
+    said: str,
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    assert main(["runs", "rm", "b", "--save-dir", str(save)]) == 130
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert main(["runs", "rm", "b", "--save-dir", str(save)]) == code
+    assert said in capsys.readouterr().err
     assert (save / "b/2026-01-03T00-00-00").is_dir()
 
 
-def test_without_somebody_to_ask_a_yes_is_needed(
-    capsys: pytest.CaptureFixture[str], save: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("named", ["a", "2026-01-01T00-00-00"])
+def test_a_name_or_time_that_several_runs_have_is_refused(
+    capsys: pytest.CaptureFixture[str], save: Path, named: str
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert main(["runs", "rm", "b", "--save-dir", str(save)]) == 2
-    assert "--yes" in capsys.readouterr().err
-    assert (save / "b/2026-01-03T00-00-00").is_dir()
-
-
-def test_a_name_that_several_runs_have_is_refused(capsys: pytest.CaptureFixture[str], save: Path) -> None:
-    assert main(["runs", "rm", "a", "--yes", "--save-dir", str(save)]) == 2
-    assert "2 runs named a" in capsys.readouterr().err
-
-
-def test_a_time_that_several_runs_have_is_refused(capsys: pytest.CaptureFixture[str], save: Path) -> None:
     make(save, "b/2026-01-01T00-00-00")
-    assert main(["runs", "rm", "2026-01-01T00-00-00", "--yes", "--save-dir", str(save)]) == 2
-    assert "2 runs named 2026-01-01T00-00-00" in capsys.readouterr().err
+    assert main(["runs", "rm", named, "--yes", "--save-dir", str(save)]) == 2
+    assert f"2 runs named {named}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-def test_a_run_is_removed_by_a_link_to_it(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+@pytest.mark.parametrize("beside", [[], ["b/2026-01-03T00-00-00"]], ids=["alone", "beside it"])
+def test_a_run_is_removed_by_a_link_to_it(
+    capsys: pytest.CaptureFixture[str], save: Path, beside: list[str]
+) -> None:
     (save / "b" / "latest").symlink_to("2026-01-03T00-00-00")
-    told(capsys, save, "rm", "b/latest", "--yes")
-    assert not (save / "b").exists()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-def test_a_run_and_a_link_to_it_are_removed_as_one(capsys: pytest.CaptureFixture[str], save: Path) -> None:
-    (save / "b" / "latest").symlink_to("2026-01-03T00-00-00")
-    told(capsys, save, "rm", "b/latest", "b/2026-01-03T00-00-00", "--yes")
+    told(capsys, save, "rm", "b/latest", *beside, "--yes")
     assert not (save / "b").exists()
 
 

@@ -167,13 +167,6 @@ def test_a_changed_mmf_is_noted_before_it_trains(world: Places, capsys: pytest.C
     assert "changed or missing" not in capsys.readouterr().err, "a process says it once"
 
 
-def test_a_damaged_list_of_hashes_is_said_so(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
-    sums = world.dataset.features / "SHA256SUMS"
-    sums.write_text("nonsense\n", encoding="utf-8")
-    finding = verified(capsys, code=3)["region features"]
-    assert finding["problems"] == [f"{sums}:1: not a line of sha256sum"]
-
-
 def test_the_folders_that_were_named_stand_in_the_hint(
     world: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

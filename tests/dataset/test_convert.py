@@ -204,14 +204,6 @@ def test_a_copied_archive_is_known_by_its_hash(archive: Path, places: Places) ->
     assert convert(archive, places).already_done
 
 
-@pytest.mark.parametrize("broken", ["images/img/00003.png", "annotations/dev_seen.jsonl"])
-def test_a_dataset_that_lost_a_file_gets_it_back(broken: str, archive: Path, places: Places) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
-    (places.dataset.root / broken).unlink()
-    assert not convert(archive, places, ask=lambda: PASSWORD).already_done
-    assert tree(places.dataset.root) == laid_out(memes())
-
-
 def test_another_dataset_is_replaced_only_by_force(archive: Path, user_dir: Path, places: Places) -> None:
     old = memes(PHASE_1)
     convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)

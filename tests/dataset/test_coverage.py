@@ -14,7 +14,7 @@ from mmf_win.errors import DatasetError
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
-from tests.worlds.memes import PHASE_1, laid_out, lay_out, memes, public_copy, without_images
+from tests.worlds.memes import laid_out, lay_out, memes, public_copy, without_images
 
 LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_unseen
 
@@ -49,23 +49,12 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: Plac
     assert again.already_done and again.splits == result.splits
 
 
-def test_nothing_is_missing_of_a_split_that_was_converted_whole(dataset: DatasetPaths) -> None:
-    assert coverage(dataset, "test_seen") == Coverage("test_seen", 2, 2)
-    assert not coverage(dataset, "test_seen").is_partial
-
-
 def test_a_complete_copy_takes_the_place_of_the_other(
     dataset: DatasetPaths, user_dir: Path, places: Places
 ) -> None:
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
     convert(hostile.plain_zip(user_dir / "complete.zip", memes()), places, force=True)
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 3, 3)
-
-
-def test_the_first_phase_is_no_different(user_dir: Path, places: Places) -> None:
-    convert(lay_out(without_images(memes(PHASE_1), [7]), user_dir / "old"), places, allow_missing=True)
-    assert str(coverage(places.dataset, "dev")) == "2 of 3 rows of dev"
-    assert coverage(places.dataset, "test") == Coverage("test", 3, 3)
 
 
 @pytest.mark.parametrize("split", ["dev_seen", "dev_unseen"])

@@ -8,7 +8,7 @@ import pytest
 
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.repair import repair_dataset
-from mmf_win.errors import ArchiveError, DatasetError, MissingArchive, PasswordError
+from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
 from tests.worlds.converted import verify_dataset
@@ -100,15 +100,6 @@ def test_annotations_and_features_of_the_user_stay(archive: Path, places: Places
     damage(places.dataset)
     repaired(places)
     assert tree(places.dataset.root) == {**laid_out(memes()), **own}
-
-
-def test_an_archive_that_was_moved_has_to_be_named(archive: Path, places: Places) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
-    damage(places.dataset)
-    moved = archive.rename(archive.with_name("moved.zip"))
-    with pytest.raises(MissingArchive, match=archive.name):
-        repaired(places)
-    assert repaired(places, moved) == DAMAGED
 
 
 def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, places: Places) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import tar_gz
-from tests.worlds.web import WebServer, answers, breaks_off, stalls
+from tests.worlds.web import WebServer, answers
 from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, sha256, unpacked_by_mmf
 
 
@@ -41,12 +39,6 @@ def test_what_is_missing_lies_where_mmf_looks_for_it_and_has_the_published_hash(
     assert {path.name: path.read_bytes() for path in zoo.fc7.files} == FC7
     assert statuses[0].against == "the published archive features.tar.gz"
     assert read_json(zoo.places.dataset.features / ".built.json")["version"] == "1.0"
-
-
-def test_the_manifest_is_one_of_sha256sum(zoo: Zoo) -> None:
-    fetch(zoo, zoo.features)
-    sums = zoo.places.dataset.features / "SHA256SUMS"
-    assert sums.read_text(encoding="utf-8") == f"{sha256(DATA)}  detectron.lmdb/data.mdb\n"
 
 
 def test_what_is_there_is_not_fetched_again(zoo: Zoo) -> None:
@@ -147,14 +139,6 @@ def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo
     assert not (zoo.places.dataset.features / ".built.json").exists()
 
 
-def test_an_interrupted_fetch_goes_on_where_it_was(zoo: Zoo) -> None:
-    zoo.server.faults = [breaks_off(1000), *[answers(503)] * 5]
-    with pytest.raises(MmfError, match="1000 B have arrived and stay"):
-        fetch(zoo, zoo.features)
-    assert fetch(zoo, zoo.features)[0].state == "intact"
-    assert zoo.server.gets[-1].headers["Range"] == "bytes=1000-"
-
-
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
     zoo: Zoo, small_disk: Path
 ) -> None:
@@ -191,21 +175,6 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(zoo: Zoo) ->
     child.communicate()
     assert child.returncode == 0
     assert state_without_reading(zoo.fc7, zoo.places).state == "intact"
-
-
-def test_a_fetch_that_was_killed_is_gone_on_with(zoo: Zoo) -> None:
-    zoo.server.faults = [stalls(zoo.server, after=100)]
-    child = start(zoo)
-    part = zoo.fc7.folder / "fc7.tar.gz.part"
-    pause = threading.Event()
-    while not (part.exists() and part.stat().st_size == 100):
-        assert child.poll() is None
-        pause.wait(0.01)
-    child.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
-    child.communicate()
-    assert state_without_reading(zoo.fc7, zoo.places).state == "missing"
-    assert fetch(zoo, zoo.fc7)[0].state == "intact"
-    assert zoo.server.gets[-1].headers["Range"] == "bytes=100-"
 
 
 @pytest.fixture

@@ -33,13 +33,6 @@ def test_auroc_and_accuracy_have_intervals_around_them() -> None:
         assert low < found[name] < high  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("label", "undefined"), [(0, {"auroc", "average_precision"}), (1, {"auroc"})])
-def test_one_class_leaves_out_what_it_leaves_undefined(label: int, undefined: set[str]) -> None:
-    found = scored([label] * 9)
-    assert {name for name in record.METRICS if found[name] is None} == undefined
-    assert set(found["intervals"]) == {"accuracy"}  # type: ignore[call-overload]
-
-
 def test_ranks_are_not_judged_as_probabilities() -> None:
     rows = [Row(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
     predictions = [Prediction(str(n), n / 3, 0) for n in range(4)]

@@ -57,11 +57,5 @@ def test_events_of_other_versions_are_skipped() -> None:
     assert read_curves([*events, *strange]) == read_curves(events)
 
 
-def test_an_update_that_is_no_number_does_not_end_the_page() -> None:
-    events = attempt("1", 0, 60, "ok")
-    odd = {"kind": "train", "t": 2e6, "attempt": "1", "update": "3", "loss": 0.5}
-    assert [update for update, _ in read_curves([*events, odd]).series("loss")][-1] == 0
-
-
 def test_before_training_began_there_are_no_curves() -> None:
     assert read_curves([]).series("loss") == []

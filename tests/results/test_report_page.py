@@ -341,18 +341,3 @@ def test_the_page_takes_the_place_of_files_alone(
     assert main([*command, str(link)]) == 0
     assert link.is_symlink()
     assert "<html" in real.read_text(encoding="utf-8")
-
-
-def test_without_runs_the_command_says_how_to_make_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", "--save-dir", str(tmp_path)]) == 2
-    assert "mmfw train" in capsys.readouterr().err
-
-
-def test_a_request_that_cannot_be_read_is_one_error(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    run = world.run()
-    run.request_file.write_text("{", encoding="utf-8")
-    assert main(["report", "--save-dir", str(world.save)]) == 3
-    assert "request.json" in capsys.readouterr().err
-    assert not (run.reports / "report.html").exists()

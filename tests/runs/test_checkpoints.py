@@ -28,16 +28,20 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "mmbt" / "2026-01-01T00-00-00")
 
 
-def test_best_is_preferred_when_asked_for(run: Run) -> None:
-    whole(run.checkpoints / "current.ckpt")
-    best = whole(run.checkpoints / "best.ckpt")
-    assert checkpoints.choose(run, "best") == best
-
-
-def test_last_is_the_current_checkpoint(run: Run) -> None:
-    current = whole(run.checkpoints / "current.ckpt")
-    whole(run.checkpoints / "best.ckpt")
-    assert checkpoints.choose(run, "last") == current
+@pytest.mark.parametrize(
+    ("there", "wanted", "chosen"),
+    [
+        (["best", "current"], "best", "best"),
+        (["best", "current"], "last", "current"),
+        (["current"], "best", "current"),
+    ],
+)
+def test_best_and_last_are_files_and_a_run_too_short_to_have_a_best_gives_its_last(
+    run: Run, there: list[str], wanted: str, chosen: str
+) -> None:
+    for name in there:
+        whole(run.checkpoints / f"{name}.ckpt")
+    assert checkpoints.choose(run, wanted) == run.checkpoints / f"{chosen}.ckpt"
 
 
 def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
@@ -49,11 +53,6 @@ def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
     assert checkpoints.choose(run, "last") == newest
     [note] = caplog.messages
     assert str(broken) in note and newest.name in note
-
-
-def test_a_run_too_short_to_have_a_best_gives_its_last(run: Run) -> None:
-    current = whole(run.checkpoints / "current.ckpt")
-    assert checkpoints.choose(run, "best") == current
 
 
 def test_a_run_without_checkpoints_is_an_error_that_names_it(run: Run) -> None:

@@ -185,14 +185,6 @@ def test_a_run_that_no_process_holds_and_that_has_no_exit_was_killed(tmp_path: P
     assert history.summarize(run).state == "killed"
 
 
-def test_a_torn_last_event_is_ignored(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
-    events(run, {"kind": "train", "update": 5, "max_updates": 9})
-    with run.events.open("ab") as file:
-        file.write(b'{"kind": "train", "upd')
-    assert history.summarize(run).updates == 5
-
-
 def test_two_runs_within_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
     first, second = Run.create(tmp_path, "a:b"), Run.create(tmp_path, "a:b")
     assert first.path != second.path

@@ -51,18 +51,3 @@ def test_what_the_paper_does_not_report_is_not_there(numbers: dict[str, object])
 def test_what_is_no_percentage_is_as_if_it_were_not_there(number: object) -> None:
     for value in (number, [50.0, number]):
         assert published({"test": {"auroc": value}}, "test_seen", "auroc") is None
-
-
-def test_the_number_of_rows_is_that_of_the_released_split() -> None:
-    paper = published(NUMBERS, "dev_seen", "auroc")
-    assert paper is not None
-    assert paper.rows == 500
-
-
-@pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
-def test_every_baseline_has_numbers_for_both_splits(name: str) -> None:
-    numbers = presets.load(name).published
-    for metric in ("auroc", "accuracy"):
-        val, test = (published(numbers, split, metric) for split in ("dev_seen", "test_seen"))
-        assert val is not None and test is not None
-        assert val.spread is None and test.spread is not None, "the paper has several seeds for test alone"

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.errors import UsageError
 from mmf_win.runs import presets
 
@@ -51,12 +50,6 @@ def test_a_config_beside_the_preset_is_found(tmp_path: Path) -> None:
     config = write(tmp_path / "mmf.yaml", "training: {batch_size: 4}\n")
     own = write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\n")
     assert presets.load(str(own)).config == str(config)
-
-
-def test_an_unknown_preset_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match="no preset named mmbt_gird") as caught:
-        presets.load("mmbt_gird")
-    assert "did you mean mmbt_grid" in str(hint_for(caught.value))
 
 
 @pytest.mark.parametrize(

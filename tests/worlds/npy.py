@@ -70,14 +70,6 @@ def records(lmdb_folder: Path) -> dict[str, dict[str, Any]]:
     return {key: pickle.loads(record) for key, record in raw_records(lmdb_folder).items()}
 
 
-def used_bytes(lmdb_folder: Path) -> int:
-    """How much of ``data.mdb`` LMDB uses; on Windows it makes the file larger than that."""
-    import lmdb
-
-    with lmdb.open(str(lmdb_folder), readonly=True, lock=False) as environment:
-        return int((environment.info()["last_pgno"] + 1) * environment.stat()["psize"])
-
-
 def raw_records(lmdb_folder: Path) -> dict[str, bytes]:
     """All records as they are."""
     import lmdb
