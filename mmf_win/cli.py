@@ -82,10 +82,10 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
     if not wanted or ctx.resilient_parsing:
         return
     from mmf_win.doctor.survey import version
-    from mmf_win.upstream.install import find
+    from mmf_win.upstream.install import find_mmf
 
     try:
-        mmf = find().version
+        mmf = find_mmf().version
     except MmfwError:
         mmf = "not installed"
     shown = [f"{name} {version(name) or 'not installed'}" for name in ("torch", "transformers")]

@@ -175,7 +175,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> str:
+def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> str:
     """Columns aligned by spaces; numbers to the right, ``None`` as ``-``.
 
     On a terminal that is too narrow, ``optional`` columns are left out, the first of them first; then texts
@@ -187,7 +187,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: 
     if sum(widths) > room and optional:
         kept = [i for i, name in enumerate(header) if name != optional[0]]
         fewer = [[row[i] for i in kept] for row in rows]
-        return table([header[i] for i in kept], fewer, optional=optional[1:])
+        return aligned([header[i] for i in kept], fewer, optional=optional[1:])
     right = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
     least = [max(len(row[i]) for row in cells[1:]) if right[i] else _NARROWEST for i in range(len(header))]
     least[0] = widths[0]

@@ -126,7 +126,7 @@ class NoSweep(UsageError):
     wanted: str | None
 
 
-class OtherTask(UsageError):
+class OtherSweep(UsageError):
     """A folder has the results of another sweep."""
 
 

@@ -15,7 +15,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     run_started      pid, and the versions that a result depends on
     train_started    update (where it begins), max_updates, device, precision, batch, micro_batch, searching
                      (whether that is only to measure with), workers (of the DataLoader), seed,
-                     parameters (how many), remembered (whether the micro-batch is what fitted before),
+                     parameters (how many), known_fit (whether the micro-batch is what fitted before),
                      fit (what a fitting one depends on), data (what it trains on, as in AttemptRequest;
                      null where that is not known)
     micro_batch      rows (of a micro-batch from here on), found (whether this is what was looked for)
@@ -89,7 +89,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
-    **dict.fromkeys(("searching", "remembered", "found", "final", "is_best", "validating"), bool),
+    **dict.fromkeys(("searching", "known_fit", "found", "final", "is_best", "validating"), bool),
     **dict.fromkeys(("data", "metrics", "next"), dict | None),
 }
 

@@ -18,7 +18,7 @@ from _bench import MMFW, PYTHON, ROOT, Cost, call, in_turn, parser, show
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.demo.folder import DemoFolder
 from mmf_win.paths import DatasetPaths
-from mmf_win.runs import search
+from mmf_win.runs import lookup
 
 SPLIT = "many"  # a split of its own
 
@@ -31,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, demo = Path(name), DemoFolder(Path(name, "demo"))
         call([*MMFW, "demo", "--dir", demo.path])
-        run = search.find(demo.save_dir, None)
+        run = lookup.find_run(demo.save_dir, None)
         lengthen(DatasetPaths.below(demo.data_dir), asked.rows)
         places = ("--data-dir", demo.data_dir, "--save-dir", demo.save_dir)
 

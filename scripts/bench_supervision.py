@@ -24,7 +24,7 @@ from _demo_set import make
 
 from mmf_win.files import read_json
 from mmf_win.paths import presets_dir
-from mmf_win.runs import search
+from mmf_win.runs import lookup
 from mmf_win.upstream.install import usable_mmf
 from mmf_win.upstream.versions import has_key
 
@@ -121,7 +121,7 @@ class Bench:
 
     def mmf_alone(self) -> Cost:
         """MMF with nothing of ours in it but the patches, and with the configuration of the last run."""
-        config = search.find(self._demo.save_dir, "demo").path / "attempts" / "1" / "mmf.yaml"
+        config = lookup.find_run(self._demo.save_dir, "demo").path / "attempts" / "1" / "mmf.yaml"
         has_callbacks = has_key(usable_mmf().version, "training.callbacks")
         hookless = "training.callbacks=[]" if has_callbacks else "training.trainer=base_trainer"
         save = tempfile.mkdtemp(dir=self._root)

@@ -31,7 +31,7 @@ from _demo_set import make
 from mmf_win.console import say
 from mmf_win.demo.folder import DemoFolder
 from mmf_win.protocol import Event, read_events
-from mmf_win.runs import history, search
+from mmf_win.runs import history, lookup
 from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.install import usable_mmf
@@ -248,7 +248,7 @@ class Soak:
         return Attempt(words, self._folder, self._attempts)
 
     def _run(self, name: str) -> Run:
-        return search.find(self._folder.save_dir, name)
+        return lookup.find_run(self._folder.save_dir, name)
 
     def _events(self, attempt: Attempt | None = None) -> list[Event]:
         """Of the interrupted run, or of one attempt of it."""

@@ -44,9 +44,9 @@ def user_dir(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session", params=["rc10", pytest.param("rc12", marks=requires_newest_mmf)])
 def mmf_root(request: pytest.FixtureRequest) -> Path:
     """The MMF that ``mmfw setup`` installed, then the checkout of the newest."""
-    from mmf_win.upstream.install import find
+    from mmf_win.upstream.install import find_mmf
 
-    return find().root if request.param == "rc10" else Path(str(NEWEST_MMF))
+    return find_mmf().root if request.param == "rc10" else Path(str(NEWEST_MMF))
 
 
 @pytest.fixture(scope="session")

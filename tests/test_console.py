@@ -47,16 +47,16 @@ def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: s
 
 
 def test_a_table_aligns_numbers_to_the_right_and_shows_what_is_missing() -> None:
-    lines = console.table(("name", "rows"), [("train", 8500), ("dev", None)]).splitlines()
+    lines = console.aligned(("name", "rows"), [("train", 8500), ("dev", None)]).splitlines()
     assert lines == ["name   rows", "train  8500", "dev       -"]
 
 
 def test_a_table_fits_the_terminal_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("a/2026-01-01T00-00-00", 1, "training.batch_size=8 optimizer.params.lr=1e-5"), ("b", 22, None)]
-    whole = console.table(("run", "seed", "words"), rows)
+    whole = console.aligned(("run", "seed", "words"), rows)
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("COLUMNS", "40")
-    lines = console.table(("run", "seed", "words"), rows).splitlines()
+    lines = console.aligned(("run", "seed", "words"), rows).splitlines()
     assert max(map(len, whole.splitlines())) > 40 >= max(map(len, lines))
     assert sorted("".join(lines).replace(" ", "")) == sorted(whole.replace(" ", "").replace("\n", ""))
 
@@ -67,7 +67,7 @@ def test_a_narrow_table_leaves_out_what_matters_least_and_keeps_its_names_whole(
     rows = [("mmbt_grid/2026-01-01T00-00-00", "mmbt_grid", 1, "failed: cuda_oom")]
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("COLUMNS", "45")
-    header, *lines = console.table(
+    header, *lines = console.aligned(
         ("run", "preset", "seed", "state"), rows, optional=("seed", "preset")
     ).splitlines()
     assert header.split() == ["run", "state"]

@@ -17,7 +17,7 @@ from mmf_win.dataset.convert import convert
 from mmf_win.dataset.own_memes import annotations_beside, find_images, read_table
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.paths import Places, name_part, portable_name
-from mmf_win.results import record
+from mmf_win.results import saved_metrics
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
 from tests.worlds.fuzzing import FIXED_BUDGET
@@ -83,7 +83,7 @@ def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, tabl
     with TemporaryDirectory(dir=temp) as folder:
         run = Run.create(Path(folder), name)
         with run.new_report(name_part(f"memes-{table}")) as csv:
-            beside = (annotations_beside(csv), record.path_beside(csv), csv.with_suffix(".html"))
+            beside = (annotations_beside(csv), saved_metrics.path_beside(csv), csv.with_suffix(".html"))
             for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in beside)):
                 path.touch()
         written = [*run.reports.iterdir(), run.path.parent, run.path]

@@ -17,7 +17,7 @@ from typing import Any
 from mmf_win.archives.base import Archive, Ask, Extracted, Member, with_problems
 from mmf_win.archives.winzip_aes import METHOD, AesField
 from mmf_win.archives.zip_extract import extract
-from mmf_win.archives.zip_reader import LOCAL_HEADER, Task, ZipMember, ZipReader
+from mmf_win.archives.zip_reader import LOCAL_HEADER, WantedMember, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
 from mmf_win.errors import ArchiveError, PasswordError
 from mmf_win.fast_zlib import crc32
@@ -86,7 +86,7 @@ class ZipArchive(Archive):
     def _extract(
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
-        tasks = [Task(self._by_name[name], target) for name, (_, target) in wanted.items()]
+        tasks = [WantedMember(self._by_name[name], target) for name, (_, target) in wanted.items()]
         return extract(self.path, self._secret, tasks, progress)
 
     def _password_fits(self) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 
 from mmf_win.archives.base import Extracted, Output, damaged, write_member
-from mmf_win.archives.zip_reader import Task, ZipReader
+from mmf_win.archives.zip_reader import WantedMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, native
 from mmf_win.fast_zlib import Inflater
 from mmf_win.threads import Advance, ThreadGroup, worker_count
@@ -31,7 +31,7 @@ _MOST_IN_HAND = 1024
 
 
 def extract(
-    path: Path, secret: bytes, tasks: Iterable[Task], progress: Advance
+    path: Path, secret: bytes, tasks: Iterable[WantedMember], progress: Advance
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     listed = list(tasks)
@@ -60,7 +60,7 @@ class TaskQueue:
     thread that took all of them would work on when the other threads have ended.
     """
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
+    def __init__(self, tasks: Iterable[WantedMember]) -> None:
         in_order = sorted(tasks, key=lambda task: task.member.info.header_offset)
         large = [task for task in in_order if task.member.packed_size >= _LARGE]
         self._large = deque(sorted(large, key=lambda task: -task.member.packed_size))
@@ -68,7 +68,7 @@ class TaskQueue:
         self._lock = Lock()
         self.left = sum(task.member.packed_size for task in in_order)
 
-    def take(self, most: int | None = None) -> Task | None:
+    def take(self, most: int | None = None) -> WantedMember | None:
         """The next task, a large one only if it has no more than ``most`` bytes; None when there is none."""
         with self._lock:
             if self._large and (most is None or self._large[0].member.packed_size <= most):
@@ -140,7 +140,7 @@ class _Worker:
 class _Stream:
     """A member on its way through the rounds of one thread."""
 
-    def __init__(self, path: Path, task: Task, keys: tuple[int, int, int], reader: ZipReader) -> None:
+    def __init__(self, path: Path, task: WantedMember, keys: tuple[int, int, int], reader: ZipReader) -> None:
         self._path, self._member, self._target, self._reader = path, task.member, task.target, reader
         self._offset = reader.data_offset(task.member)
         self._output: Output | None = None

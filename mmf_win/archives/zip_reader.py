@@ -44,7 +44,7 @@ class ZipMember(Member):
 
 
 @dataclass(frozen=True)
-class Task:
+class WantedMember:
     """A member to extract, and the file to write."""
 
     member: ZipMember

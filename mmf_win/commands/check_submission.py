@@ -15,7 +15,7 @@ from mmf_win.dataset.coverage import converted
 from mmf_win.errors import DataError
 from mmf_win.paths import Places
 from mmf_win.results.submission import ORDER, problems
-from mmf_win.runs.search import owner
+from mmf_win.runs.lookup import owner
 
 
 @click.command("check-submission", epilog="Example: mmfw check-submission predictions.csv --split test_seen")

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.paths import Places
 from mmf_win.runs import presets as presets_of_mmfw
-from mmf_win.runs.search import all_runs
+from mmf_win.runs.lookup import all_runs
 
 _Words = Callable[[Places], Iterable[str]]
 

@@ -9,7 +9,7 @@ import click
 from mmf_win.archives import Ask
 from mmf_win.commands import options
 from mmf_win.commands.hints import hint_for
-from mmf_win.console import duration, print_json, say, shell_line, table
+from mmf_win.console import aligned, duration, print_json, say, shell_line
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.errors import NoValidation, UsageError
@@ -81,7 +81,7 @@ def _show(result: Conversion, data_dir: Path | None) -> None:
         )
         for name, s in result.splits.items()
     ]
-    print(table(header, rows))
+    print(aligned(header, rows))
     extra = f", {result.extra_images} of them in no split" if result.extra_images else ""
     say(f"\n{result.images} images{extra}")
     for pair, count in result.shared_ids.items():

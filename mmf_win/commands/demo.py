@@ -20,7 +20,7 @@ from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
 from mmf_win.paths import new_file
-from mmf_win.results import record
+from mmf_win.results import saved_metrics
 from mmf_win.upstream.install import require_packages, usable_mmf
 
 _SEED = 1
@@ -101,7 +101,7 @@ def _go(path: Path) -> dict[str, Any]:
     run = _run("train", "demo", "--seed", str(_SEED), *data, *save)
     _run("predict", run.id, *data, *save)
     csv = max(run.reports.glob("*.csv"))
-    metrics = record.read(csv)
+    metrics = saved_metrics.read(csv)
     return {
         "auroc": metrics["auroc"],
         "accuracy": metrics["accuracy"],

@@ -13,11 +13,11 @@ import click
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.commands.options import as_json, data_dir, save_dir
-from mmf_win.console import colour, print_json, size, table
+from mmf_win.console import aligned, colour, print_json, size
 from mmf_win.doctor.survey import DatasetState, MmfState, Survey, missing, survey
 from mmf_win.errors import MmfError, MmfwError
 from mmf_win.paths import Places, module_command
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 
 _SHOWN_PROBLEMS = 10
 
@@ -65,17 +65,19 @@ def plain(found: Survey, errors: Sequence[MmfwError]) -> dict[str, Any]:
 
 
 def _sections(found: Survey, errors: Sequence[MmfwError]) -> Iterator[str]:
-    yield table(("package", "version"), list(found.versions.items()))
+    yield aligned(("package", "version"), list(found.versions.items()))
     yield "\n".join(_mmf_lines(found.mmf))
     folders = [
         (f.name, f.path, "yes" if f.exists else "not yet", None if f.free is None else size(f.free))
         for f in found.folders
     ]
-    yield table(("folder", "path", "exists", "free"), folders)
+    yield aligned(("folder", "path", "exists", "free"), folders)
     yield _dataset_line(found.dataset)
     yield "\n".join([*_machine_lines(found), f"Decryption: {found.decryption}"])
     if found.fits:
-        yield table(("micro-batch", "that fitted, for"), [(rows, kind) for kind, rows in found.fits.items()])
+        yield aligned(
+            ("micro-batch", "that fitted, for"), [(rows, kind) for kind, rows in found.fits.items()]
+        )
     if not errors:
         yield colour("Everything is in place.", 32)
     for error in errors:
@@ -123,12 +125,12 @@ def _show_compat(as_json: bool) -> None:
         return
     state = {True: "active", False: "not needed"}
     rows = [(patch["name"], state[patch["active"]], patch["library"], patch["problem"]) for patch in patches]
-    print(table(("patch", "state", "for", "what goes wrong without it"), rows), flush=True)
+    print(aligned(("patch", "state", "for", "what goes wrong without it"), rows), flush=True)
 
 
 def _survey_compat() -> list[dict[str, Any]]:
     """The patches, surveyed in a child: they may import what the parent must not."""
-    installed = find()
+    installed = find_mmf()
     done = subprocess.run(
         module_command("mmf_win.worker.compat", str(installed.root), installed.version),
         stdin=subprocess.DEVNULL,

@@ -24,10 +24,10 @@ from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import state_without_reading
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places
-from mmf_win.runs import presets, search
+from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import needs_of_presets, needs_of_run
 from mmf_win.runs.overrides import about_files
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import Zoo
 
 
@@ -124,7 +124,7 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     """
     places, entry = Places.resolve(data_dir), None
     with suppress(MmfError):  # there is no MMF yet
-        entry = Zoo(find().root, places).dataset("features")
+        entry = Zoo(find_mmf().root, places).dataset("features")
     version = entry.version if entry else None
     target = extract_features(archive, places, version=version, ask=ask, force=force)
     # Without lmdb they are read before a run, which also tells what is wrong with an LMDB that came so.
@@ -153,9 +153,9 @@ class _Wanted:
 def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _Wanted:
     """What the presets need, else the newest run, else all presets."""
     named, overrides = split_words(words)
-    places, mmf = Places.resolve(data_dir, save_dir), find()
+    places, mmf = Places.resolve(data_dir, save_dir), find_mmf()
     try:
-        newest, request = search.newest(places.save_dir, None, lambda run: (run, run.request()))
+        newest, request = lookup.newest(places.save_dir, None, lambda run: (run, run.request()))
     except (NoRun, DataError):
         newest = None
     if named or newest is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import first_few, print_json, say, table
+from mmf_win.console import aligned, first_few, print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.inputs.added import Added, add_features
 from mmf_win.paths import Places
@@ -66,7 +66,7 @@ def command(
 def _show(added: Added) -> None:
     if added.splits:
         rows = [(split, *covered.values()) for split, covered in added.splits.items()]
-        print(table(("split", "rows", "with features"), rows), flush=True)
+        print(aligned(("split", "rows", "with features"), rows), flush=True)
     if added.without_info:
         images = f"{len(added.without_info)} images have no _info.npy: {first_few(added.without_info)}"
         say(f"note: {images}; ViLBERT reads the boxes in it")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.console import colour, moment, print_json, say, size, table, without_control_characters
+from mmf_win.console import aligned, colour, moment, print_json, say, size, without_control_characters
 from mmf_win.errors import DataError, PasswordError, UsageError
 from mmf_win.integrity.finding import Finding
 
@@ -48,7 +48,7 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
     rows = [
         (f.what, f.state, size(f.size) if f.size else None, _verified(f), str(f.folder)) for f in findings
     ]
-    print(table(("what", "state", "size", "verified against", "where"), rows), flush=True)
+    print(aligned(("what", "state", "size", "verified against", "where"), rows), flush=True)
     for finding in findings:
         what = colour(finding.what, 31 if finding.state == "damaged" else 32)
         _list(what, finding.problems if finding.state == "damaged" else ())

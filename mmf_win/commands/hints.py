@@ -21,7 +21,7 @@ from mmf_win.paths import DatasetPaths, Places
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
-from mmf_win.runs.search import all_runs
+from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.training import precision_of
 from mmf_win.upstream.sources import SOURCES
 
@@ -229,7 +229,7 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.UnreadableRun: _remove,
     errors.FailedTasks: _run_failed,
     errors.NoSweep: _make_sweep,
-    errors.OtherTask: "-o chooses another folder",
+    errors.OtherSweep: "-o chooses another folder",
     errors.NoSuchGpu: "-r cpu goes without a GPU, and -r GPU names another",
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     errors.NoRoom: "choose a folder on another disk with --data-dir",

@@ -21,7 +21,7 @@ from mmf_win.paths import Places
 from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
-from mmf_win.results.record import METRICS
+from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs.overrides import FEATURES, OWN_MEMES
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
@@ -196,7 +196,7 @@ def command(
             print(result.csv, flush=True)
         page = _page(result, data_dir) if report else None
         if as_json:
-            print_json({"csv": result.csv, "report": page, **result.record}, on_one_line=True)
+            print_json({"csv": result.csv, "report": page, **result.metrics}, on_one_line=True)
 
 
 def _require_one_kind(
@@ -260,25 +260,27 @@ def _page(result: Result, data_dir: Path | None) -> Path | None:
     if result.run is None:
         page = pages.of_ensemble(result.csv)
     else:
-        page = pages.of_run(result.run, split=result.record["split"], csv=result.csv, data_dir=data_dir)
+        page = pages.of_run(result.run, split=result.metrics["split"], csv=result.csv, data_dir=data_dir)
     say(f"report: {page}")
     return page
 
 
 def _tell(result: Result) -> None:
-    record = result.record
-    where = f"{Coverage(result.memes, record['rows'], record['full_rows'])}: {result.title}"
-    if record["accuracy"] is None:
-        known = f"{record['labelled']:,} of {record['rows']:,} labels" if record["labelled"] else "no labels"
+    metrics = result.metrics
+    where = f"{Coverage(result.memes, metrics['rows'], metrics['full_rows'])}: {result.title}"
+    if metrics["accuracy"] is None:
+        known = (
+            f"{metrics['labelled']:,} of {metrics['rows']:,} labels" if metrics["labelled"] else "no labels"
+        )
         say(f"{where}: {known}, so there is nothing to score")
         return
     say(where)
-    if record["auroc"] is None:
+    if metrics["auroc"] is None:
         say("  AUROC is not defined, since all labels are of one class")
     for name, title in METRICS.items():
-        if record[name] is not None:
-            interval = record["intervals"].get(name)
+        if metrics[name] is not None:
+            interval = metrics["intervals"].get(name)
             sure = "  (95 %: {:.4f} to {:.4f})".format(*interval) if interval else ""
-            say(f"  {title:<17} {record[name]:.4f}{sure}")
-    if record["threshold_from"] != "default":
-        say(f"  labelled hateful above {record['threshold']:.4f}, for {record['threshold_from']}")
+            say(f"  {title:<17} {metrics[name]:.4f}{sure}")
+    if metrics["threshold_from"] != "default":
+        say(f"  labelled hateful above {metrics['threshold']:.4f}, for {metrics['threshold_from']}")

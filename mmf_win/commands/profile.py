@@ -11,7 +11,7 @@ import click
 from mmf_win.commands import completion, options
 from mmf_win.commands.overrides import options_of, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import print_json, table
+from mmf_win.console import aligned, print_json
 from mmf_win.results import profile as results
 from mmf_win.runs.profiling import profile
 from mmf_win.runs.request import RunRequest
@@ -84,7 +84,7 @@ def command(
     if as_json:
         print_json({"verdict": [asdict(advice) for advice in verdict], **asdict(found)})
         return
-    spent = results.table(found)
+    spent = results.seconds_of_update(found)
     total = sum(spent.values())
     rows = [(results.NAMES[k], f"{1000 * s:.1f}", f"{100 * s / total:.0f}") for k, s in spent.items()]
-    print(table(("an update", "ms", "%"), rows), *verdict, page, sep="\n")
+    print(aligned(("an update", "ms", "%"), rows), *verdict, page, sep="\n")

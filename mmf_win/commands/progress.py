@@ -49,7 +49,7 @@ class RunDisplay:
         )
         if event["device"].startswith("cuda"):
             self._gpu = gpus.figures()
-        if event.get("remembered"):
+        if event.get("known_fit"):
             ignore = "--ignore-known-fits begins with the whole batch"
             say(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")
         self._cpu = event["device"] == "cpu"

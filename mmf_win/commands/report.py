@@ -9,9 +9,9 @@ import click
 from mmf_win.commands import completion, options
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
-from mmf_win.runs import search
+from mmf_win.runs import lookup
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import SWEEPS, find, trained
+from mmf_win.sweeps.found import SWEEPS, find_sweep, trained
 from mmf_win.upstream.install import require_packages
 
 
@@ -78,9 +78,9 @@ def command(
             raise UsageError(f"{sweep.path}: fewer than two of its tasks have trained, so far")
         found, save_dir = list(settings), sweep.path
     elif runs:
-        found = [search.find(save_dir, wanted) for wanted in runs]
+        found = [lookup.find_run(save_dir, wanted) for wanted in runs]
     else:
-        found = [search.newest(save_dir, None, pages.with_something_to_show)]
+        found = [lookup.newest(save_dir, None, pages.with_something_to_show)]
     if len(found) == 1:
         page = pages.of_run(found[0], split=split, data_dir=data_dir, output=output, images=images)
     else:
@@ -111,4 +111,4 @@ def _sweep(runs: tuple[str, ...], save_dir: Path) -> SweepFolder | None:
     if sweep.state.is_file():
         return sweep
     parts = Path(runs[0]).parts
-    return find(save_dir, str(Path(*parts[1:]))) if parts[:1] == (SWEEPS,) and parts[1:] else None
+    return find_sweep(save_dir, str(Path(*parts[1:]))) if parts[:1] == (SWEEPS,) and parts[1:] else None

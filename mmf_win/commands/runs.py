@@ -15,23 +15,23 @@ import click
 from mmf_win.commands import completion, options
 from mmf_win.commands.hints import use_intact
 from mmf_win.console import (
+    aligned,
     duration,
     moment,
     print_json,
     say,
     shell_line,
     size,
-    table,
     without_control_characters,
 )
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
-from mmf_win.results import record
+from mmf_win.results import saved_metrics
 from mmf_win.runs import presets
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
 from mmf_win.runs.folder import Run, remove, require_idle
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
-from mmf_win.runs.search import all_runs, find
+from mmf_win.runs.lookup import all_runs, find_run
 
 _RUNS = completion.completed_by(completion.runs)
 STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
@@ -103,7 +103,7 @@ def command(
     else:
         lines = [_line(summary) for summary in found]
         shown = [name for name in lines[0] if any(line[name] is not None for line in lines)]
-        print(table(shown, [[line[name] for name in shown] for line in lines], optional=_LEFT_OUT))
+        print(aligned(shown, [[line[name] for name in shown] for line in lines], optional=_LEFT_OUT))
 
 
 # On a narrow terminal; `--format csv` and `mmfw runs show` tell them all.
@@ -158,7 +158,7 @@ def show(run: str | None, verify: bool, save_dir: Path, as_json: bool) -> None:
     With --verify, every byte of its checkpoints is read and compared with the checksums in the file. Names of
     the same bytes take their space once.
     """
-    chosen = find(save_dir, run)
+    chosen = find_run(save_dir, run)
     known = details(chosen)
     found = listed(chosen) if verify else []
     if verify:
@@ -180,7 +180,7 @@ def show(run: str | None, verify: bool, save_dir: Path, as_json: bool) -> None:
 
 def _prediction(csv: Path) -> dict[str, Any]:
     """A prediction file, its AUROC and what that was measured on, as the record beside it says."""
-    noted = record.read(csv)
+    noted = saved_metrics.read(csv)
     return {
         "csv": str(csv),
         **{key: noted[key] for key in ("auroc", "split", "rows", "full_rows") if key in noted},
@@ -209,7 +209,7 @@ def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
         say(f"run {run.id} has no checkpoint yet")
         return
     header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "state")
-    print(table(header, [_checkpoint_line(checkpoint) for checkpoint in found]))
+    print(aligned(header, [_checkpoint_line(checkpoint) for checkpoint in found]))
     on_disk = sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())
     say(f"{size(on_disk)} on disk: {run.checkpoints}")
     damaged = [checkpoint for checkpoint in found if checkpoint.problem]
@@ -245,7 +245,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. Of a link,
     what it leads to is removed as well. A run that is being trained is refused, and then nothing is removed.
     """
-    named = sorted((find(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
+    named = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
     chosen = list({run.path.resolve(): run for run in named}.values())  # of a run and a link to it, the link
     for name in runs:
         several = [run.id for run in all_runs(save_dir) if name in (run.path.parent.name, run.path.name)]
@@ -285,7 +285,7 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
 
     `mmfw report RUN RUN` draws a page of it.
     """
-    runs = find(save_dir, first), find(save_dir, second)
+    runs = find_run(save_dir, first), find_run(save_dir, second)
     differing = differences(*runs)
     a, b = (summarize(run) for run in runs)
     scores = {
@@ -296,7 +296,7 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
         return
     rows = [(key, _cell(one), _cell(other)) for key, (one, other) in {**scores, **differing}.items()]
-    print(table(("", a.id, b.id), rows))
+    print(aligned(("", a.id, b.id), rows))
 
 
 def _cell(value: object) -> str | None:

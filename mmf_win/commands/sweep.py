@@ -19,7 +19,7 @@ from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
 from mmf_win.commands.train import resumed
 from mmf_win.console import print_json, say, shell_line
-from mmf_win.errors import FailedTasks, Interrupted, NoSuchGpu, OtherTask, UsageError
+from mmf_win.errors import FailedTasks, Interrupted, NoSuchGpu, OtherSweep, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
@@ -31,7 +31,7 @@ from mmf_win.sweeps.found import SWEEPS
 from mmf_win.sweeps.search import OptunaSearch, require_optuna
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import Specification, read_text
-from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.store import Store, StoredTask
 from mmf_win.sweeps.table import flat, lines
 from mmf_win.sweeps.tasks import plan, task_of
 
@@ -300,7 +300,7 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
         return asked
     before = specification.parse(read_text(folder.specification), folder.specification)
     if before.template != asked.template:
-        raise OtherTask(f"{folder.path} has another sweep: {' '.join(before.template.values())}")
+        raise OtherSweep(f"{folder.path} has another sweep: {' '.join(before.template.values())}")
     new = [choice for choice in asked.choices if choice not in before.choices]
     return replace(before, choices=(*before.choices, *new))
 
@@ -324,7 +324,7 @@ def _require_trainable(request: RunRequest, typed: Sequence[str], places: Places
 def _drive(
     asked: Specification,
     store: Store,
-    wanted: Sequence[Row],
+    wanted: Sequence[StoredTask],
     places: Sequence[Slot],
     on_cluster: on_ray.Cluster | None,
     chosen: Sequence[str],
@@ -337,7 +337,7 @@ def _drive(
     more = 0 if search is None or asked.search is None else asked.search.trials
     began = time.strftime("%Y%m%d.%H%M%S")
 
-    def job_of(row: Row, slot: Slot) -> job.Job:
+    def job_of(row: StoredTask, slot: Slot) -> job.Job:
         return job.Job(
             output=str(store.folder.path),
             name=row.name,
@@ -364,7 +364,7 @@ def _drive(
 
 def _report(
     store: Store,
-    wanted: Sequence[Row],
+    wanted: Sequence[StoredTask],
     chosen: Sequence[str],
     again: Sequence[object],
     *,

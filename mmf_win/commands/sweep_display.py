@@ -8,7 +8,7 @@ from mmf_win.console import Progress, duration, say
 from mmf_win.protocol import Event
 from mmf_win.runs.history import val_auroc
 from mmf_win.sweeps.slots import Slot
-from mmf_win.sweeps.store import Row, State
+from mmf_win.sweeps.store import State, StoredTask
 
 
 class SweepDisplay:
@@ -33,7 +33,7 @@ class SweepDisplay:
             shown.close()
         self._all.__exit__()
 
-    def begins(self, slot: Slot, row: Row) -> None:
+    def begins(self, slot: Slot, row: StoredTask) -> None:
         """Say which task runs where."""
         self._slots[slot.number] = _SlotDisplay(f"{slot.resource}: {row.name}")
         say(f"started on {slot.resource}: {row.name}")
@@ -47,7 +47,7 @@ class SweepDisplay:
         if self._aloud:
             say(text.rstrip("\n"))
 
-    def ends(self, slot: Slot, row: Row, state: State, message: str | None) -> None:
+    def ends(self, slot: Slot, row: StoredTask, state: State, message: str | None) -> None:
         """Say how a task ended."""
         shown = self._slots.pop(slot.number)
         shown.close()

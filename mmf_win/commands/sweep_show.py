@@ -13,10 +13,9 @@ from typing import Any, get_args
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import duration, print_json, say, shell_line, size
-from mmf_win.console import table as aligned
+from mmf_win.console import aligned, duration, print_json, say, shell_line, size
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import cost, find, position
+from mmf_win.sweeps.found import cost, find_sweep, position
 from mmf_win.sweeps.specification import Specification
 from mmf_win.sweeps.store import State, Store
 from mmf_win.sweeps.table import AUROC, Line, Spread, flat, lines, search_of
@@ -39,7 +38,7 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
 
     SWEEP is its folder, or its name in the save dir; the newest one there is the default.
     """
-    folder = find(save_dir, sweep)
+    folder = find_sweep(save_dir, sweep)
     store = Store(folder)
     rows = store.rows()
     dead = {row.id for row in rows if row.state == "running" and store.is_dead(row)}
@@ -116,7 +115,7 @@ def table(
     Only tasks that ended well count. The metrics are those of the validation with the best AUROC. Nothing is
     ranked by a test set. SWEEP is as for `mmfw sweep status`.
     """
-    folder = find(save_dir, sweep)
+    folder = find_sweep(save_dir, sweep)
     if as_json:
         found = lines(folder, metric=metric, baseline=baseline)
         print_json([flat(line, compared=bool(baseline)) for line in found])

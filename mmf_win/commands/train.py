@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from mmf_win.commands import completion, options
 from mmf_win.commands.overrides import options_of, require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import duration, print_json, say, shell_line, table
+from mmf_win.console import aligned, duration, print_json, say, shell_line
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
@@ -23,7 +23,7 @@ from mmf_win.runs.paper import PAPER, SPLITS, published, why_none
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.published_weights import need_of
 from mmf_win.runs.request import OF_ONE_COMMAND, RunRequest
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 
 
 class _BatchSize(click.IntRange):
@@ -101,7 +101,7 @@ Examples:
 @options.no_retry
 @click.option(
     "--ignore-known-fits",
-    "remembered",
+    "use_known_fits",
     is_flag=True,
     flag_value=False,
     default=True,
@@ -219,7 +219,7 @@ def _print_presets(as_json: bool) -> None:
         (p.name, p.title, *(cell(p.published, *c) for c in columns), said[weights.get(p.name)])
         for p in loaded
     ]
-    print(table(header, rows))
+    print(aligned(header, rows))
     val, test = SPLITS.values()
     say(
         f"\nPublished in {PAPER}, in percent, for {val} and {test} (dev and test in phase 1); {test} as mean "
@@ -234,7 +234,7 @@ def _print_presets(as_json: bool) -> None:
 def _published_weights(loaded: Sequence[Preset]) -> tuple[str | None, dict[str, bool]]:
     """The version of the installed MMF, and by preset whether its zoo has published weights."""
     try:
-        mmf = find()
+        mmf = find_mmf()
         places = Places.resolve()
         return mmf.version, {p.name: need_of(p, mmf, places) is not None for p in loaded}
     except (MmfError, UsageError):  # the list is of use without MMF and its zoo, too

@@ -10,7 +10,7 @@ from mmf_win.archives import Ask
 from mmf_win.errors import AlreadyThere, ArchiveError, DatasetError, NoFeatures
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Entry, Manifest
-from mmf_win.integrity.verify import verify
+from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, manifest_of
 from mmf_win.unpacking.staging import finish_installation
@@ -102,7 +102,7 @@ def _require_same(archive: Path, features: Path) -> None:
     manifest = Manifest.load(features)
     if manifest is None:
         manifest = manifest_of(archive, features, choose=choose_features, title="Comparing")
-        if not verify(manifest):
+        if not find_damage(manifest):
             manifest.save()
             return
     elif manifest.source is not None and manifest.source.is_same(archive):

@@ -12,7 +12,7 @@ from mmf_win.dataset.manifest import require_list
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DamagedManifest, DatasetError, MissingArchive
 from mmf_win.integrity.manifest import SUMS, Manifest
-from mmf_win.integrity.verify import verify
+from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install_repaired
 from mmf_win.unpacking.reading import open_with_progress
@@ -48,7 +48,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     manifest = require_list(paths)
     if manifest is None:
         raise DatasetError(f"{paths.root}: no dataset was converted here")
-    names = [found.path for found in verify(manifest, title="Verifying the dataset")]
+    names = [found.path for found in find_damage(manifest, title="Verifying the dataset")]
     if not names:
         return []
     if manifest.was_changed:

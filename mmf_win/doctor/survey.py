@@ -21,7 +21,7 @@ from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 from mmf_win.runs import fits, gpus
 from mmf_win.unpacking.staging import require_finished
-from mmf_win.upstream.install import Installed, find, pip_hint, verify, was_set_up
+from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
 
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
 _LITTLE_SPACE = 10 << 30
@@ -152,10 +152,10 @@ def version(distribution: str) -> str | None:
 def survey_mmf() -> MmfState:
     """Verify the MMF that runs."""
     try:
-        installed = find()
+        installed = find_mmf()
     except MmfError as error:
         return MmfState(None, (str(error),) if was_set_up() else (), error)
-    problems = tuple(verify(installed))
+    problems = tuple(changed_files(installed))
     if not problems:
         return MmfState(installed)
     return MmfState(installed, problems, BrokenMmf(f"changed or missing files of MMF: {len(problems)}"))

@@ -30,9 +30,9 @@ from mmf_win.inputs.origin import no_source
 from mmf_win.inputs.verify import state_without_reading, verify_need
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, noted
-from mmf_win.integrity.verify import verify as verify_files
+from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places, tool_home
-from mmf_win.runs import presets, search
+from mmf_win.runs import lookup, presets
 from mmf_win.runs.checkpoints import listed, newest_intact
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import needs_of_presets
@@ -80,19 +80,19 @@ class Scope:
             raise UsageError(f"{overrides[0]}: an override needs a preset", hint="name the preset before it")
         needs: tuple[Need, ...] = ()
         if of_presets:
-            needs = tuple(needs_of_presets(install.find(), of_presets, places, overrides))
+            needs = tuple(needs_of_presets(install.find_mmf(), of_presets, places, overrides))
         if "features" in parts:
             folders = {need.folder for need in needs}
             needs += tuple(need for need in needs_on_disk(places) if need.folder not in folders)
         runs = [_run(places.save_dir, name) for name in others if name not in of_presets]
         if "runs" in parts:
-            runs = search.all_runs(places.save_dir)
+            runs = lookup.all_runs(places.save_dir)
         return cls("dataset" in parts, "mmf" in parts, needs, tuple(runs))
 
 
 def _run(save_dir: Path, name: str) -> Run:
     try:
-        return search.find(save_dir, name)
+        return lookup.find_run(save_dir, name)
     except NoRun as error:
         message = f"{name}: no part, preset or run of this name"
         if near := get_close_matches(name, [*PARTS, *presets.names()], n=1):
@@ -192,7 +192,7 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
         manifest = require_list(paths)
         if manifest is None:
             return finding if paths.annotations.is_dir() else None
-        wrong = verify_files(manifest, full=full, title="Verifying the dataset")
+        wrong = find_damage(manifest, full=full, title="Verifying the dataset")
     except DataError as error:
         return replace(finding, state="damaged", problems=(str(error),))
     state: State = "damaged" if wrong else "recorded" if manifest.basis == "recorded" else "intact"

@@ -31,7 +31,7 @@ from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import SUMS, noted
-from mmf_win.integrity.verify import verify
+from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.config import DATASET, Tree
 
@@ -209,7 +209,7 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
     if manifest is None:
         return
     names = [name for name in manifest.files if name in wanted or name.startswith(prefixes)]
-    if wrong := verify(manifest, only=names, title="Verifying the dataset"):
+    if wrong := find_damage(manifest, only=names, title="Verifying the dataset"):
         shown = "\n".join(str(difference) for difference in wrong[:_SHOWN])
         more = f"\n… and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         own = "annotations of your own need a name of their own"

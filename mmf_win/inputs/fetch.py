@@ -35,11 +35,11 @@ from mmf_win.inputs.caches import (
     model_in,
 )
 from mmf_win.inputs.listing import Need, write_built_markers
-from mmf_win.inputs.origin import has_source, is_built, is_made_of, loaded, no_source, remembered, source_of
+from mmf_win.inputs.origin import has_source, is_built, is_made_of, last_archive, loaded, no_source, source_of
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding, State
-from mmf_win.integrity.verify import verify
+from mmf_win.integrity.verify import find_damage
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified, repair
@@ -268,7 +268,11 @@ class Fetcher:
         """Unpack the first archive that holds the files as they should be, downloading one if none does."""
         source = source_of(need)
         for archive in self._local(need):
-            if archive == remembered(need) != self._archive(need) and source and not source.is_same(archive):
+            if (
+                archive == last_archive(need) != self._archive(need)
+                and source
+                and not source.is_same(archive)
+            ):
                 _log.warning("%s is no longer the archive that the %s were made of", archive, need.title)
                 continue
             try:
@@ -305,7 +309,7 @@ class Fetcher:
 
     def _local(self, need: Need) -> list[Path]:
         """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
-        candidates = dict.fromkeys((self._archive(need), remembered(need)))
+        candidates = dict.fromkeys((self._archive(need), last_archive(need)))
         there = [path for path in candidates if path is not None and path.is_file()]
         return [*there, *self.mirror.files(self._names(need))]
 
@@ -344,7 +348,7 @@ class Fetcher:
         manifest = loaded(need)
         if manifest is None or manifest.basis == "recorded":
             return False
-        wrong = verify(manifest)
+        wrong = find_damage(manifest)
         if not wrong:
             return False
         repair(manifest, archive, wrong, ask=self.ask, choose=need.choose, title=f"Repairing {need.title}")

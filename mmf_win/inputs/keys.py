@@ -39,9 +39,9 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
     state = list(astuple(Check.now(data.stat())))[:-1]
     if not walk:
         with suppress(OSError, ValueError, TypeError, KeyError):
-            remembered = read_json(note)
-            if (remembered["lmdb"], remembered["checked"]) == (folder.name, state):
-                return frozenset(remembered["keys"])
+            noted = read_json(note)
+            if (noted["lmdb"], noted["checked"]) == (folder.name, state):
+                return frozenset(noted["keys"])
     require_packages("lmdb")
     found, code = answer_of("mmf_win.worker.feature_lmdb", str(folder.absolute()))
     if found is None:  # reading what is not there ends the process

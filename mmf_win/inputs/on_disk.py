@@ -14,7 +14,7 @@ from mmf_win.inputs.verify import read_elsewhere
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
 
 
@@ -45,7 +45,7 @@ def with_source(need: Need, places: Places) -> Need:
     part = {places.dataset.features: "features", places.dataset.root / "extras": "extras"}.get(need.folder)
     try:
         datasets, models = (os.environ.get(f"MMF_{kind}_ZOO") for kind in ("DATASET", "MODEL"))
-        zoo = Zoo(find().root, places, datasets or DATASETS, models or MODELS)
+        zoo = Zoo(find_mmf().root, places, datasets or DATASETS, models or MODELS)
         entry = zoo.dataset(part) if part else zoo.model(need.folder.name)
     except (MmfError, UsageError):
         return need

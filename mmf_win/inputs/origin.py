@@ -67,7 +67,7 @@ def source_of(need: Need) -> Source | None:
     return manifest.source if manifest else None
 
 
-def remembered(need: Need) -> Path | None:
+def last_archive(need: Need) -> Path | None:
     """Where that archive lay."""
     source = source_of(need)
     return Path(source.path) if source and source.sha256 else None

@@ -25,7 +25,7 @@ from mmf_win.inputs.listing import Need
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.finding import Difference, Finding, State
 from mmf_win.integrity.manifest import FIRST_READING, Check, Entry, Manifest
-from mmf_win.integrity.verify import hash_files, last_check, record, verify
+from mmf_win.integrity.verify import find_damage, hash_files, last_check, record_hashes
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import manifest_of
 from mmf_win.unpacking.staging import require_finished
@@ -87,7 +87,7 @@ def verify_need(need: Need, places: Places, *, full: bool = False) -> Finding:
         if problem := _of_another_archive(need, manifest):
             return _damaged(_finding(need), problem)
         if need.has_manifest:
-            wrong = verify(manifest, full=full, only=need.found_names, title=f"Verifying {need.title}")
+            wrong = find_damage(manifest, full=full, only=need.found_names, title=f"Verifying {need.title}")
             if full and need.kind == "features" and not wrong:
                 with suppress(DamagedFeatures):  # it came so: a run says what is wrong with it
                     image_keys(need.files[0].parent, walk=True)  # a hash does not tell what MMF would run
@@ -149,7 +149,7 @@ def _new_manifest(need: Need) -> Manifest | None:
     others = Manifest.load(need.folder)
     names = {*(others.files if others else ()), *need.found_names}
     try:
-        return record(need.folder, names, title=f"Recording {need.title}")
+        return record_hashes(need.folder, names, title=f"Recording {need.title}")
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return None

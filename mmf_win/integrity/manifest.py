@@ -153,7 +153,8 @@ class Manifest:
         basis: where the hashes come from.
         source: the archive or folder that the files were made of, if any.
         result: what the step that made the files wants to remember.
-        checks: path → when it was last found to be so. :func:`~mmf_win.integrity.verify.verify` adds to it.
+        checks: path → when it was last found to be so. :func:`~mmf_win.integrity.verify.find_damage` adds
+            to it.
     """
 
     folder: Path

@@ -24,7 +24,7 @@ LOCK = ".mmfw-lock"
 Hashed: TypeAlias = tuple[str, str | OSError, Check | None]
 
 
-def verify(
+def find_damage(
     manifest: Manifest, *, full: bool = False, only: Collection[str] | None = None, title: str = "Verifying"
 ) -> list[Difference]:
     """Compare files with their manifest.
@@ -88,7 +88,7 @@ def last_check(manifest: Manifest) -> float | None:
     return min(times) / 1e9 if times else None
 
 
-def record(folder: Path, names: Iterable[str], *, title: str = "Recording") -> Manifest:
+def record_hashes(folder: Path, names: Iterable[str], *, title: str = "Recording") -> Manifest:
     """Hash the files ``names`` below ``folder`` as they are, and write their manifest.
 
     If it is noted what they were made of, that is kept: it may still repair them.

@@ -22,9 +22,9 @@ from mmf_win.files import write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places, new_file, new_folder
 from mmf_win.protocol import Event
-from mmf_win.results import probabilities, record
+from mmf_win.results import probabilities, saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
-from mmf_win.runs import checkpoints, predicting, search
+from mmf_win.runs import checkpoints, lookup, predicting
 from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.folder import Run
 from mmf_win.runs.predicting import Predicted
@@ -62,14 +62,14 @@ class Result:
         run: whose checkpoint predicted; None for an ensemble.
         title: whose prediction it is.
         memes: what was predicted, as the user calls it.
-        record: see :mod:`mmf_win.results.record`.
+        metrics: see :mod:`mmf_win.results.saved_metrics`.
     """
 
     csv: Path
     run: Run | None
     title: str
     memes: str
-    record: dict[str, Any]
+    metrics: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
         run.request()  # tells how the model is made
         return RunCheckpoint(run, checkpoints.choose(run, which))
 
-    own = None if name else search.owner(Path(which).expanduser().absolute())
+    own = None if name else lookup.owner(Path(which).expanduser().absolute())
     if own is None and which in ("best", "last"):
-        return search.newest(save_dir, name, of)
-    return of(own or search.find(save_dir, name))
+        return lookup.newest(save_dir, name, of)
+    return of(own or lookup.find_run(save_dir, name))
 
 
 def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions) -> Iterator[Result]:
@@ -249,7 +249,7 @@ class _Team:
         target = self.target_for(members[0], target)
         kind = self.options.kind if len(members) > 1 else None
         dataset = self._places(members[0]).dataset
-        facts = record.scores(target.rows, labelled, threshold, kind) | {
+        facts = saved_metrics.scores(target.rows, labelled, threshold, kind) | {
             "threshold_from": origin,
             "split": target.name,
             "full_rows": None if target.is_own else coverage(dataset, target.name).full_rows,
@@ -270,7 +270,7 @@ class _Team:
         }
         if len({self._sha256(member.checkpoint) for member in members}) < len(members):
             _log.warning("some of the members have the same weights, and count as often as they are named")
-        write_json(record.path_beside(csv), facts)
+        write_json(saved_metrics.path_beside(csv), facts)
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
         return Result(csv, members[0].run if len(members) == 1 else None, names, target.title, facts)
 

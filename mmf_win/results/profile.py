@@ -47,7 +47,7 @@ class Advice:
         return f"{self.text}: {self.setting}" if self.setting else self.text
 
 
-def table(profile: Profile) -> dict[str, float]:
+def seconds_of_update(profile: Profile) -> dict[str, float]:
     """Seconds of an update in the training that this stands for, by the keys of :data:`NAMES`.
 
     There, each update bears its part of the checkpoint and of the validation that come every so many of them.
@@ -62,7 +62,7 @@ def table(profile: Profile) -> dict[str, float]:
 
 def verdict(profile: Profile) -> list[Advice]:
     """What takes the time of a training, and what helps; the largest share first."""
-    spent = table(profile)
+    spent = seconds_of_update(profile)
     total = sum(spent.values())
     share = {name: seconds / total for name, seconds in spent.items()}
     rowless = sum(share[name] for name in _ROWLESS)
@@ -93,7 +93,7 @@ def write_page(profile: Profile) -> Path:
         Fact.above("Checkpoints", f"every {profile.checkpoint_interval} updates"),
         Fact.above("Validations", f"every {profile.evaluation_interval} updates"),
     ]
-    rows = {NAMES[name]: 1000 * seconds for name, seconds in table(profile).items()}
+    rows = {NAMES[name]: 1000 * seconds for name, seconds in seconds_of_update(profile).items()}
     about = {"name": profile.name, "verdict": verdict(profile), "rows": rows, "facts": facts}
     return page.write("profile.html", profile.folder / "profile.html", about)
 
@@ -117,7 +117,7 @@ def _on_aside(profile: Profile, share: dict[str, float], name: str) -> Advice | 
     if share[name] < _MUCH_ASIDE:
         return None
     interval: int = getattr(profile, f"{name}_interval")
-    each = interval * table(profile)[name]
+    each = interval * seconds_of_update(profile)[name]
     least = interval * (share[name] / (1 - share[name])) * (1 - _LITTLE_ASIDE) / _LITTLE_ASIDE
     step = 10 ** int(math.log10(least))
     updates, most = step * math.ceil(least / step), (profile.max_updates or math.inf) / _LEAST_TIMES

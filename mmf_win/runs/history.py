@@ -18,9 +18,9 @@ from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
+from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.overrides import key_of
 from mmf_win.runs.request import OF_ONE_COMMAND, RunRequest
-from mmf_win.runs.search import all_runs
 from mmf_win.upstream.config import parse_yaml
 from mmf_win.upstream.overrides import leaves
 

@@ -20,14 +20,14 @@ from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.history import stopped_early
+from mmf_win.runs.lookup import owner
 from mmf_win.runs.overrides import about_files
 from mmf_win.runs.request import RunRequest
-from mmf_win.runs.search import owner
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from mmf_win.upstream.config import resolve
-from mmf_win.upstream.install import Installed, usable_mmf, verify
+from mmf_win.upstream.install import Installed, changed_files, usable_mmf
 from mmf_win.upstream.versions import config_path
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def mmf_for(request: RunRequest) -> Installed:
 @cache
 def _note_changes(mmf: Installed) -> None:
     """Say once, however many predictions follow, that MMF is not as it was published."""
-    if changed := verify(mmf):
+    if changed := changed_files(mmf):
         _log.warning("changed or missing files of MMF: %d", len(changed))
 
 

@@ -68,7 +68,7 @@ def training(
         fast=bool(request.fast),
         keep=1 if request.keep is None else request.keep,
         find_micro_batch=bool(request.auto_batch),
-        fits=fits.load() if request.remembered else {},
+        fits=fits.load() if request.use_known_fits else {},
         images=_text(places.images),
     )
 

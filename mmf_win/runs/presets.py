@@ -1,4 +1,4 @@
-"""Experiment presets: small YAML files that name an MMF configuration and what to change in it.
+"""Presets: small YAML files that name an MMF configuration and what to change in it.
 
 A preset holds
 
@@ -25,7 +25,7 @@ from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import NotAPreset, UnknownPreset, UsageError
 from mmf_win.paths import Places, name_part, presets_dir
 from mmf_win.runs.request import RunRequest
-from mmf_win.upstream.config import Experiment, parse_yaml
+from mmf_win.upstream.config import ConfigParts, parse_yaml
 
 _KEYS: dict[str, type] = {
     "title": str,
@@ -42,7 +42,7 @@ _OF_MMF = ("includes", "model_config", "dataset_config", "optimizer", "scheduler
 
 
 @dataclass(frozen=True)
-class Preset(Experiment):
+class Preset(ConfigParts):
     """An experiment to run; the attributes are those of the file, and ``name`` is the file's stem.
 
     ``file`` is where the user's own lies.

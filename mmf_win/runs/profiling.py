@@ -13,7 +13,7 @@ from mmf_win.files import remove_tree
 from mmf_win.paths import Places, new_folder
 from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
-from mmf_win.runs import needs, plan, presets, search, training
+from mmf_win.runs import lookup, needs, plan, presets, training
 from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.folder import Run
 from mmf_win.runs.own_code import with_own_code
@@ -108,10 +108,10 @@ def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
     """The run that is meant; None where it is a preset. The name of both is the preset."""
     places = Places.resolve(None, save_dir)
     if wanted is None:
-        return search.find(places.save_dir, None)
+        return lookup.find_run(places.save_dir, None)
     if wanted in presets.names() or Path(wanted).expanduser().is_file():
         return None
-    if (run := next(search.named(places.save_dir, wanted), None)) is None:
+    if (run := next(lookup.named(places.save_dir, wanted), None)) is None:
         raise UnknownPreset(f"there is neither a preset nor a run named {wanted}")
     return run
 

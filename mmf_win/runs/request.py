@@ -8,7 +8,7 @@ from typing import Any
 
 from mmf_win.protocol import Precision
 from mmf_win.runs.overrides import BATCH_SIZE, PRECISION, TOTAL, lasting, set_by
-from mmf_win.upstream.config import Experiment
+from mmf_win.upstream.config import ConfigParts
 
 _KEYS = {
     "updates": TOTAL,
@@ -18,12 +18,12 @@ _KEYS = {
     "detect_anomaly": frozenset({"training.detect_anomaly"}),
     "precision": PRECISION,
 }
-OF_ONE_COMMAND = ("detect_anomaly", "trust", "retry", "remembered", "stop_timeout")
+OF_ONE_COMMAND = ("detect_anomaly", "trust", "retry", "use_known_fits", "stop_timeout")
 """What holds for one command, and not for the run when it resumes."""
 
 
 @dataclass(frozen=True)
-class RunRequest(Experiment):
+class RunRequest(ConfigParts):
     """What a run was asked for; saved as ``<run>/request.json``.
 
     A command fills in what its user chose, and leaves the rest to a preset or to the run that is resumed
@@ -47,7 +47,7 @@ class RunRequest(Experiment):
         allow_missing: leave out rows without features or image.
         trust: load the checkpoint even if it holds classes that torch refuses; for one command.
         retry: try again with less, when memory runs out; for one command.
-        remembered: begin with the micro-batch that fitted before; for one command.
+        use_known_fits: begin with the micro-batch that fitted before; for one command.
         stop_timeout: seconds without progress after which a worker that was asked to stop is killed; for one
             command.
         start: the checkpoint of another run that this one started from.
@@ -76,7 +76,7 @@ class RunRequest(Experiment):
     allow_missing: bool = False
     trust: bool = False
     retry: bool = True
-    remembered: bool = True
+    use_known_fits: bool = True
     stop_timeout: float = 30.0
     start: str | None = None
     init: str | None = None

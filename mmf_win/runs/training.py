@@ -13,7 +13,7 @@ from mmf_win.dataset.annotations import choose_splits, nearby_dataset
 from mmf_win.errors import NoDataset, UnknownConfiguration, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Exit
-from mmf_win.runs import checkpoints, fits, needs, plan, presets, published_weights, search
+from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, silent, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
 from mmf_win.runs.history import changed_splits, events_of
@@ -160,7 +160,7 @@ def resume(
         request, places = _with_data(asked.over(run.request()), data_dir, places)
         return _train(run, None, request, places, checkpoint, display, asked.overrides)
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
-    owner = search.owner(checkpoint)
+    owner = lookup.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
     if asked.preset:
@@ -200,7 +200,7 @@ def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run, 
         require_idle(run)
         return run, checkpoints.choose(run, wanted if newest else "last")
 
-    return search.newest(places.save_dir, None if newest else wanted, of, preset)
+    return lookup.newest(places.save_dir, None if newest else wanted, of, preset)
 
 
 def _with_data(request: RunRequest, data_dir: Path | None, places: Places) -> tuple[RunRequest, Places]:

@@ -14,7 +14,7 @@ from mmf_win.protocol import Event
 from mmf_win.supervise import stop_requests
 from mmf_win.sweeps.job import Ending, Job, Watcher
 from mmf_win.sweeps.slots import Slot
-from mmf_win.sweeps.store import BEAT, Row, State, Store
+from mmf_win.sweeps.store import BEAT, State, Store, StoredTask
 
 _TICK = 0.2
 
@@ -25,7 +25,7 @@ Execute = Callable[[Job, Slot, Watcher, Callable[[], int]], Ending]
 class Display(Protocol):
     """Shows how the tasks go on."""
 
-    def begins(self, slot: Slot, row: Row) -> None:
+    def begins(self, slot: Slot, row: StoredTask) -> None:
         """A task was claimed."""
 
     def event(self, slot: Slot, event: Event) -> None:
@@ -34,7 +34,7 @@ class Display(Protocol):
     def output(self, slot: Slot, text: str) -> None:
         """Its command printed something."""
 
-    def ends(self, slot: Slot, row: Row, state: State, message: str | None) -> None:
+    def ends(self, slot: Slot, row: StoredTask, state: State, message: str | None) -> None:
         """It is over, for now where the state is ``queued``."""
 
     def stopping(self) -> None:
@@ -44,13 +44,13 @@ class Display(Protocol):
 class Search(Protocol):
     """What chooses further tasks."""
 
-    def propose(self) -> Row | None:
+    def propose(self) -> StoredTask | None:
         """Queue one more task; None where there are enough."""
 
-    def is_hopeless(self, row: Row, event: Event) -> bool:
+    def is_hopeless(self, row: StoredTask, event: Event) -> bool:
         """Whether a task is to be stopped after what its training wrote."""
 
-    def tell(self, row: Row, state: State) -> None:
+    def tell(self, row: StoredTask, state: State) -> None:
         """Learn how a task ended."""
 
 
@@ -58,7 +58,7 @@ class Search(Protocol):
 class _Running:
     """A task in a slot."""
 
-    row: Row
+    row: StoredTask
     slot: Slot
     future: Future[Ending]
     pruned: bool = False
@@ -80,7 +80,7 @@ class Driver:
 
     store: Store
     slots: Sequence[Slot]
-    job_of: Callable[[Row, Slot], Job]
+    job_of: Callable[[StoredTask, Slot], Job]
     execute: Execute
     display: Display
     search: Search | None = None
@@ -89,7 +89,7 @@ class Driver:
     _news: SimpleQueue[tuple[Slot, Event | str] | None] = field(default_factory=SimpleQueue)
     _ended: bool = False
 
-    def run(self, wanted: Sequence[Row]) -> bool:
+    def run(self, wanted: Sequence[StoredTask]) -> bool:
         """Run tasks.
 
         Args:
@@ -205,7 +205,7 @@ class _Noting(Watcher):
     """Notes in the state what a task does, and hands on the rest."""
 
     def __init__(
-        self, store: Store, row: Row, slot: Slot, news: SimpleQueue[tuple[Slot, Event | str] | None]
+        self, store: Store, row: StoredTask, slot: Slot, news: SimpleQueue[tuple[Slot, Event | str] | None]
     ) -> None:
         self._store, self._row, self._slot, self._news = store, row, slot, news
 

@@ -25,7 +25,7 @@ from typing import Any
 from mmf_win.files import replacing
 from mmf_win.paths import Inside
 from mmf_win.runs.folder import Run
-from mmf_win.runs.search import all_runs
+from mmf_win.runs.lookup import all_runs
 
 
 @dataclass(frozen=True)

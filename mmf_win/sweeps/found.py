@@ -13,7 +13,7 @@ from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import size_of, summaries, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
-from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.store import Store, StoredTask
 from mmf_win.sweeps.table import differing_parameters
 
 _SAMPLE = 20  # tasks whose files are counted
@@ -53,7 +53,7 @@ class Position:
     left: float | None = None
 
 
-def find(save_dir: Path, wanted: str | None) -> SweepFolder:
+def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     """A sweep by its folder or its name in the save dir; without one, the newest there.
 
     Raises:
@@ -99,7 +99,7 @@ def position(folder: TaskFolder) -> Position:
     return Position(update, total, last.get("loss"), max(scores, default=None), left)
 
 
-def cost(sweep: SweepFolder, rows: Sequence[Row], preset: str | None, save_dir: Path) -> Cost | None:
+def cost(sweep: SweepFolder, rows: Sequence[StoredTask], preset: str | None, save_dir: Path) -> Cost | None:
     """What one more task will take: by those of the sweep that ended well, else by runs of the preset.
 
     None where there is neither.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from mmf_win.errors import MmfError, OtherTask
+from mmf_win.errors import MmfError, OtherSweep
 from mmf_win.protocol import Event
 from mmf_win.sweeps.specification import Specification
-from mmf_win.sweeps.store import Row, State, Store
+from mmf_win.sweeps.store import State, Store, StoredTask
 from mmf_win.sweeps.table import objective, validation
 from mmf_win.sweeps.tasks import task_of
 from mmf_win.upstream.install import pip_hint
@@ -40,7 +40,7 @@ class OptunaSearch:
 
     Raises:
         MmfError: Optuna is not installed.
-        OtherTask: the folder has the study of another search.
+        OtherSweep: the folder has the study of another search.
     """
 
     def __init__(self, specification: Specification, store: Store) -> None:
@@ -71,13 +71,13 @@ class OptunaSearch:
         )
         if self._study.direction.name.lower() != asked.direction:
             message = f"{store.folder.study} is of a search that was to {self._study.direction.name.lower()}"
-            raise OtherTask(message)
+            raise OtherSweep(message)
         # A search that goes on must not draw again what it drew at first.
         drawn = len(self._study.get_trials(deepcopy=False))
         seed = None if asked.seed is None else asked.seed + drawn
         self._study.sampler = samplers[asked.sampler](seed=seed)
 
-    def propose(self) -> Row | None:
+    def propose(self) -> StoredTask | None:
         """Queue the next trial that is no repetition; None where there are as many as were asked for."""
         known = {row.key: row for row in self._store.rows()}
         for _ in range(_REPETITIONS):
@@ -89,7 +89,7 @@ class OptunaSearch:
                 chosen = {name: _suggest(trial, name, domain) for name, domain in domains}
             except ValueError as error:
                 message = f"{self._store.folder.study}: {error}"
-                raise OtherTask(message) from None
+                raise OtherSweep(message) from None
             task = task_of(self._specification, chosen)
             same = known.get(task.key)
             if same is None and self._count() <= self._asked.trials:  # no other driver was faster
@@ -107,7 +107,7 @@ class OptunaSearch:
         """How many trials there are that are no repetitions."""
         return sum(_REPEATS not in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
 
-    def is_hopeless(self, row: Row, event: Event) -> bool:
+    def is_hopeless(self, row: StoredTask, event: Event) -> bool:
         """Whether a task is to be stopped after a validation."""
         value = validation(event).get(self._asked.metric) if event["kind"] == "val" else None
         if value is None or row.trial is None or event.get("final") or self._asked.pruner == "none":
@@ -116,7 +116,7 @@ class OptunaSearch:
         trial.report(value, event["update"])
         return bool(trial.should_prune())
 
-    def tell(self, row: Row, state: State) -> None:
+    def tell(self, row: StoredTask, state: State) -> None:
         """Learn how a task ended."""
         if row.trial is not None:
             self._tell(row.trial, state, objective(self._asked, self._store.folder.task(row.name)))

@@ -68,7 +68,7 @@ CREATE TABLE IF NOT EXISTS tasks (
 
 
 @dataclass(frozen=True)
-class Row:
+class StoredTask:
     """A task and its state; the attributes are the columns."""
 
     id: int
@@ -145,7 +145,7 @@ class Store:
         locks = self.folder.drivers.glob("*.lock")
         return any(map(is_locked, locks)) or any(not self.is_dead(row) for row in self._rows(_RUNNING))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StoredTask]:
         """All tasks in their order; those of a search come last.
 
         Raises:
@@ -153,13 +153,13 @@ class Store:
         """
         return self._rows()
 
-    def _rows(self, where: str = "") -> list[Row]:
+    def _rows(self, where: str = "") -> list[StoredTask]:
         with self._open(write=False) as db:
             return [_row(row) for row in db.execute(f"SELECT * FROM tasks {where} ORDER BY position, id")]
 
     def enter(
         self, tasks: Sequence[Task], *, whole: bool = True, force: bool = False, failed: bool = False
-    ) -> list[Row]:
+    ) -> list[StoredTask]:
         """Queue tasks that have something left to run.
 
         Args:
@@ -191,7 +191,7 @@ class Store:
             found = [after[task.key] for task in tasks if task.key in after]
             return [row for row in found if row.state == "queued"] if failed else found
 
-    def add_trial(self, task: Task, number: int) -> Row:
+    def add_trial(self, task: Task, number: int) -> StoredTask:
         """Queue a task that a search has proposed; there must be no other with its values."""
         with self._open() as db:
             names = {row["name"].casefold() for row in db.execute("SELECT name FROM tasks")}
@@ -199,7 +199,7 @@ class Store:
             row = db.execute("SELECT * FROM tasks WHERE trial = ?", (number,)).fetchone()
             return _row(row)
 
-    def claim(self, wanted: Collection[int], slot: str) -> Row | None:
+    def claim(self, wanted: Collection[int], slot: str) -> StoredTask | None:
         """Take the first queued task of ``wanted``, which no other driver gets; None where none is left."""
         with self._open() as db:
             for (number,) in db.execute("SELECT id FROM tasks WHERE state = 'queued' ORDER BY position, id"):
@@ -222,23 +222,23 @@ class Store:
             db.execute(f"UPDATE tasks SET beat = ? WHERE {mine}", (time.time(), self.worker))
             return {row["id"] for row in db.execute(f"SELECT id FROM tasks WHERE {mine}", (self.worker,))}
 
-    def begin(self, row: Row, command: str, script: str | None) -> None:
+    def begin(self, row: StoredTask, command: str, script: str | None) -> None:
         """Note that a command runs; ``script`` are its words, or None where it resumes what it left."""
         if script is not None:
             row.began[command] = {"script": script}
         self._update(row, "command = ?, began = ?", command, json.dumps(row.began))
 
-    def trains(self, row: Row, command: str, run: str) -> None:
+    def trains(self, row: StoredTask, command: str, run: str) -> None:
         """Note which run a command trains, by its folder in the task's."""
         row.began.setdefault(command, {})["run"] = run
         self._update(row, "began = ?", json.dumps(row.began))
 
-    def finish(self, row: Row, command: str) -> None:
+    def finish(self, row: StoredTask, command: str) -> None:
         """Note that a command ended well, and is not to run again."""
         row.done[command] = time.time()
         self._update(row, "done = ?", json.dumps(row.done))
 
-    def end(self, row: Row, state: State, message: str | None = None) -> None:
+    def end(self, row: StoredTask, state: State, message: str | None = None) -> None:
         """Release a task.
 
         Args:
@@ -266,7 +266,7 @@ class Store:
                 ).rowcount
             ]
 
-    def is_dead(self, row: Row) -> bool:
+    def is_dead(self, row: StoredTask) -> bool:
         """Whether nobody works on a running task any more; what a killed driver left may still be saving.
 
         Of a driver on another machine, whose clock may be another, it is known after it was silent for long.
@@ -283,7 +283,7 @@ class Store:
     def _lock(self, worker: str) -> Path:
         return self.folder.drivers / f"{worker}.lock"
 
-    def _update(self, row: Row, change: str, *values: object) -> None:
+    def _update(self, row: StoredTask, change: str, *values: object) -> None:
         with self._open() as db:
             sql = f"UPDATE tasks SET {change} WHERE id = ? AND worker = ? AND state = 'running'"
             db.execute(sql, (*values, row.id, self.worker))
@@ -337,7 +337,7 @@ def _insert(db: sqlite3.Connection, task: Task, position: int, trial: int | None
     )
 
 
-def _queue(db: sqlite3.Connection, known: Row, task: Task, position: int, *, force: bool) -> None:
+def _queue(db: sqlite3.Connection, known: StoredTask, task: Task, position: int, *, force: bool) -> None:
     """Let a row be run again, as far as there is something to run; what runs at this moment is left alone."""
     forgotten = set(task.commands) if force else set()
     done, began = (
@@ -366,5 +366,5 @@ def _of_its_own(task: Task, names: set[str]) -> Task:
     return task
 
 
-def _row(row: sqlite3.Row) -> Row:
-    return Row(**{key: json.loads(row[key]) if key in _JSON else row[key] for key in row.keys()})  # noqa: SIM118
+def _row(row: sqlite3.Row) -> StoredTask:
+    return StoredTask(**{key: json.loads(row[key]) if key in _JSON else row[key] for key in row.keys()})  # noqa: SIM118

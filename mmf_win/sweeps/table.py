@@ -16,7 +16,7 @@ from mmf_win.runs.history import tested, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.specification import Search, parse, read_text
-from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.store import Store, StoredTask
 from mmf_win.upstream.install import pip_hint
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
         )
     done = [row for row in Store(folder).rows() if row.done and row.state in ("success", "queued")]
     differing = differing_parameters(done)
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[StoredTask]] = {}
     for row in done:
         shown = {name: row.values.get(name) for name in differing}
         groups.setdefault(json.dumps(shown, default=str), []).append(row)
@@ -133,7 +133,7 @@ def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
     return columns | ({"difference": line.difference, "p": line.p} if compared else {})
 
 
-def differing_parameters(rows: Sequence[Row]) -> list[str]:
+def differing_parameters(rows: Sequence[StoredTask]) -> list[str]:
     """The parameters that not all tasks have alike, but for seeds and those that begin with ``_``."""
     names = dict.fromkeys(name for row in rows for name in (*row.parameters, *row.values))
     return [
@@ -189,7 +189,9 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
         return None
 
 
-def _line(folder: SweepFolder, rows: Sequence[Row], differing: Sequence[str], search: Search | None) -> Line:
+def _line(
+    folder: SweepFolder, rows: Sequence[StoredTask], differing: Sequence[str], search: Search | None
+) -> Line:
     measured: dict[str, dict[str, float]] = {}
     tasks = []
     for row in rows:

@@ -17,7 +17,7 @@ from mmf_win.archives import Ask, open_archive
 from mmf_win.errors import ArchiveError, DataError
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_files
-from mmf_win.integrity.verify import mark_intact, verify
+from mmf_win.integrity.verify import find_damage, mark_intact
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
 from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, staging
 
@@ -60,7 +60,7 @@ def extract_verified(
     """
     finish_installation(folder)
     if (manifest := _made_of(archive, folder, expected_sha256)) is not None:
-        if wrong := verify(manifest):
+        if wrong := find_damage(manifest):
             repair(manifest, archive, wrong, ask=ask, choose=choose, title=title)
         else:
             _log.info("%s: this archive is unpacked here already", folder)
@@ -70,7 +70,7 @@ def extract_verified(
         source = Source.of(archive)
         with staging(folder, needed=least_size(opened, choose), wait=True) as here:
             manifest = _made_of(archive, folder, expected_sha256)
-            if manifest is not None and not verify(manifest):
+            if manifest is not None and not find_damage(manifest):
                 return manifest  # thanks to the process that was at work here until now
             digest = hashlib.sha256() if archive.is_file() else None
             files = unpack_chosen(opened, choose, here, title, digest)
@@ -167,7 +167,7 @@ def repair(
     Args:
         manifest: of the folder.
         archive: where the files came from.
-        wrong: what :func:`~mmf_win.integrity.verify.verify` found.
+        wrong: what :func:`~mmf_win.integrity.verify.find_damage` found.
         ask: answers with the password, if the archive needs one.
         choose: as when they were extracted.
         title: of the progress bar.

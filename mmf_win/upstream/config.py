@@ -50,7 +50,7 @@ _RENAMED = {
 
 
 @dataclass(frozen=True)
-class Experiment:
+class ConfigParts:
     """What MMF's configuration is made of, before the overrides.
 
     Attributes:
@@ -67,7 +67,7 @@ class Experiment:
 
 
 def resolve(
-    root: Path, places: Places, asked: Experiment, overrides: Sequence[str] = (), *, trained: bool = False
+    root: Path, places: Places, asked: ConfigParts, overrides: Sequence[str] = (), *, trained: bool = False
 ) -> Tree:
     """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``;
     of ``training``, how long it lasts and when it saves and validates; and as ``code`` the keys by which a
@@ -110,7 +110,7 @@ def resolve(
         }
 
 
-def user_dir(root: Path, asked: Experiment, overrides: Sequence[str]) -> str | None:
+def user_dir(root: Path, asked: ConfigParts, overrides: Sequence[str]) -> str | None:
     """The folder of code that MMF imports, as it is named; arguments and errors as for :func:`resolve`.
 
     It is None where nothing names one, and empty where what names one stands for nothing here. MMF takes
@@ -139,7 +139,7 @@ def _require_env(config: Any) -> None:
 
 
 @contextmanager
-def _told(asked: Experiment) -> Iterator[None]:
+def _told(asked: ConfigParts) -> Iterator[None]:
     """Say of which model a configuration cannot be put together."""
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -151,12 +151,12 @@ def _told(asked: Experiment) -> Iterator[None]:
         raise UsageError(f"the configuration of {asked.model} cannot be put together: {reason}") from None
 
 
-def merge(root: Path, places: Places, asked: Experiment) -> Any:
+def compose(root: Path, places: Places, asked: ConfigParts) -> Any:
     """MMF's whole configuration before the overrides; arguments and errors as for :func:`resolve`."""
     return _with_settings(_of_mmf(root, asked), root, places, asked)
 
 
-def _of_mmf(root: Path, asked: Experiment) -> Any:
+def _of_mmf(root: Path, asked: ConfigParts) -> Any:
     """The configuration that MMF's files make of the experiment, without its settings."""
     from omegaconf import OmegaConf
 
@@ -167,7 +167,7 @@ def _of_mmf(root: Path, asked: Experiment) -> Any:
     return OmegaConf.merge(*(load_yaml(root, path) for path in (root / _DEFAULTS, *named)))
 
 
-def _with_settings(of_mmf: Any, root: Path, places: Places, asked: Experiment) -> Any:
+def _with_settings(of_mmf: Any, root: Path, places: Places, asked: ConfigParts) -> Any:
     from omegaconf import OmegaConf
 
     for key in _NAMED_BESIDE & asked.settings.keys():

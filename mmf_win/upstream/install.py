@@ -55,10 +55,10 @@ class Installed:
     commit: str | None = None
 
 
-def find() -> Installed:
+def find_mmf() -> Installed:
     """The MMF that runs: what ``mmfw setup`` chose, else one that is importable here.
 
-    Looks at a few files only; :func:`verify` looks at all of them.
+    Looks at a few files only; :func:`changed_files` looks at all of them.
 
     Raises:
         MmfError: there is none, or it is visibly incomplete.
@@ -81,7 +81,7 @@ def usable_mmf() -> Installed:
         MmfError: MMF or PyTorch is missing.
     """
     require_packages("torch", "torchvision", "transformers")
-    return find()
+    return find_mmf()
 
 
 def require_packages(*packages: str) -> None:
@@ -155,7 +155,7 @@ def set_up(wanted: str | None = None, *, force: bool = False) -> Installed:
         current = chosen()
         wanted = SOURCES[0].name if current is None else current.source
         if current is not None and current.source == "path":
-            return use_checkout(find().root)
+            return use_checkout(find_mmf().root)
     source = next((source for source in SOURCES if source.name == wanted), None)
     return use_checkout(Path(wanted)) if source is None else install(source, force=force)
 
@@ -205,7 +205,7 @@ def use_checkout(checkout: Path) -> Installed:
         return _remember(Installed(root, read_version(root), "path"))
 
 
-def verify(installed: Installed) -> list[str]:
+def changed_files(installed: Installed) -> list[str]:
     """What is wrong with a copy, a line for each file; a copy that is not ours only has to be there."""
     source = source_of(installed)
     if source is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmf_win.files import write_bytes
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from mmf_win.worker import compat
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -24,7 +24,7 @@ def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> N
         seed: of the weights.
         sizes: as :class:`transformers.BertConfig` calls them.
     """
-    mmf = find()
+    mmf = find_mmf()
     compat.install(mmf.root, mmf.version)  # torchvision may have been built for another torch
     import torch
     from transformers import BertConfig, BertForPreTraining

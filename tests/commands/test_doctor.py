@@ -15,7 +15,7 @@ from mmf_win.cli import main
 from mmf_win.console import shell_line
 from mmf_win.doctor import survey
 from mmf_win.paths import constraints_file
-from mmf_win.upstream.install import find, install, use_checkout
+from mmf_win.upstream.install import find_mmf, install, use_checkout
 from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
 
 
@@ -57,7 +57,7 @@ def test_a_broken_mmf_is_an_error(
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (github(server.url),))
         install(github(server.url))
     assert _doctor(capsys)["mmf"]["problems"] == []
-    (find().root / "mmf.txt").unlink()
+    (find_mmf().root / "mmf.txt").unlink()
     found = _doctor(capsys, code=6)
     assert found["mmf"]["problems"] == ["missing: mmf.txt"]
     assert "run `mmfw setup`" in _hints(found)

@@ -18,7 +18,7 @@ from mmf_win.cli import COMMANDS, main
 from mmf_win.commands import hints
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import Places
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from tests.worlds import hostile, tiny_mmf
 from tests.worlds.memes import PASSWORD, encrypted_zip, memes
 from tests.worlds.tools import typed
@@ -66,7 +66,7 @@ def broken_list(places: Places, folder: Path) -> None:
 
 
 FOLLOWED = {
-    "BrokenMmf": Case("features status demo", 6, lambda *_: shutil.rmtree(find().root)),
+    "BrokenMmf": Case("features status demo", 6, lambda *_: shutil.rmtree(find_mmf().root)),
     "NoRun": Case("predict nope", 2),
     "UnknownPreset": Case("train mmbt_gird --data-dir {dir}", 2),
     "NotAPreset": Case("train {dir}/memes.zip", 2),
@@ -88,7 +88,7 @@ _DEMO = "endtoend/test_users_way.py::test_a_demo_is_stopped_resumed_killed_resum
 ELSEWHERE = {
     "FailedTasks": "commands/test_sweep.py"
     "::test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed",
-    "OtherTask": "commands/test_sweep.py::test_a_search_is_ranked_by_what_it_searches_for",
+    "OtherSweep": "commands/test_sweep.py::test_a_search_is_ranked_by_what_it_searches_for",
     "NoSuchGpu": "commands/test_sweep.py::test_a_gpu_that_is_not_there_is_refused_before_anything_runs",
     "sweep: mmfw sweep": "endtoend/test_sweeps.py"
     "::test_a_stopped_training_is_resumed_by_the_command_that_is_printed",

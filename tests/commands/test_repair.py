@@ -18,7 +18,7 @@ from mmf_win.dataset.features import extract_features
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DamagedManifest
 from mmf_win.paths import DatasetPaths, Places
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tar_gz, tree
 from tests.worlds.tools import typed
@@ -39,9 +39,9 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
     "their hashes changed": lambda p: hostile.flip_byte(p.dataset.features / "SHA256SUMS", 1),
     "their hashes cut off": lambda p: hostile.cut(p.dataset.features / "SHA256SUMS"),
     "weights changed": lambda p: hostile.flip_byte(p.data_dir / "models/visual_bert/model.pth", 100),
-    "a file of MMF is missing": lambda p: (find().root / "mmf.txt").unlink(),
-    "a file of MMF changed": lambda p: hostile.flip_byte(find().root / "mmf_cli/run.py", 3),
-    "MMF is gone": lambda p: shutil.rmtree(find().root),
+    "a file of MMF is missing": lambda p: (find_mmf().root / "mmf.txt").unlink(),
+    "a file of MMF changed": lambda p: hostile.flip_byte(find_mmf().root / "mmf_cli/run.py", 3),
+    "MMF is gone": lambda p: shutil.rmtree(find_mmf().root),
 }
 
 
@@ -257,10 +257,10 @@ def test_another_archive_is_refused_and_the_rest_is_repaired(
 def test_a_file_that_nobody_publishes_has_to_be_put_there(
     empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmf_win.integrity.verify import record
+    from mmf_win.integrity.verify import record_hashes
 
     folder = lay_out({"model.pth": b"x" * 100}, empty.data_dir / "models" / "mine")
-    record(folder, ["model.pth"])
+    record_hashes(folder, ["model.pth"])
     hostile.cut(folder / "model.pth")
     assert main(["repair"]) == 3
     assert "put an intact copy there" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_without_a_choice_the_last_one_stays(
 ) -> None:
     assert main(["setup", "--mmf", str(checkout)]) == 0
     assert main(["setup"]) == 0
-    assert install.find().source == "path"
+    assert install.find_mmf().source == "path"
     assert str(checkout.resolve()) in capsys.readouterr().err
 
 
@@ -52,10 +52,10 @@ def test_without_a_choice_a_broken_copy_is_mended(
         known = (sources.PYPI, github(server.url))
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known)
         assert main(["setup", "--mmf", "github"]) == 0
-        (install.find().root / "mmf/__init__.py").write_bytes(b"?")
-        assert install.verify(install.find()) == ["changed: mmf/__init__.py"]
+        (install.find_mmf().root / "mmf/__init__.py").write_bytes(b"?")
+        assert install.changed_files(install.find_mmf()) == ["changed: mmf/__init__.py"]
         assert main(["setup"]) == 0
-    assert install.verify(install.find()) == []
+    assert install.changed_files(install.find_mmf()) == []
 
 
 def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
         assert not (folder / "installed.json").exists()
     with second:
         assert second.wait() == 0
-    assert install.find().source == "path"
+    assert install.find_mmf().source == "path"
 
 
 def test_an_environment_that_cannot_be_written_to_is_an_error_with_a_way_out(

@@ -15,9 +15,9 @@ from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.inputs.listing import Need, hub_model
 from mmf_win.inputs.verify import verify_need
-from mmf_win.integrity.verify import record
+from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import Places
-from mmf_win.upstream.install import find, use_checkout
+from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out, memes
 
@@ -54,7 +54,7 @@ def test_each_thing_names_what_it_was_verified_against(
             "region features": ("intact", "the archive features.tar.gz"),
             "models/visual_bert": ("intact", "the archive visual_bert.tar.gz"),
             RUN: ("intact", "the checksums that torch wrote"),
-            f"MMF {find().version}": ("intact", f"commit {str(find().commit)[:12]}"),
+            f"MMF {find_mmf().version}": ("intact", f"commit {str(find_mmf().commit)[:12]}"),
         }
 
 
@@ -65,7 +65,7 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(
     hostile.cut(world.dataset.features / "detectron.lmdb/data.mdb")
     (world.data_dir / "models/visual_bert/model.pth").unlink()
     hostile.cut(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
-    (find().root / "mmf.txt").unlink()
+    (find_mmf().root / "mmf.txt").unlink()
     model = world.data_dir / "models/visual_bert/model.pth"
     found = verified(capsys, code=3)
     assert {what: finding["problems"] for what, finding in found.items()} == {
@@ -73,7 +73,7 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(
         "region features": ["changed: detectron.lmdb/data.mdb (8192 instead of 16384 bytes)"],
         "models/visual_bert": [f"missing: {model}"],
         RUN: ["current.ckpt: it is cut off or not a checkpoint"],
-        f"MMF {find().version}": ["missing: mmf.txt"],
+        f"MMF {find_mmf().version}": ["missing: mmf.txt"],
     }
     assert set(states(found).values()) == {"damaged"}
     assert {finding["part"] for finding in found.values()} == {"dataset", "features", "runs", "mmf"}
@@ -129,7 +129,7 @@ def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
 ) -> None:
     lay_out({"annotations/train.jsonl": b""}, empty.dataset.root)
     folder = lay_out({"model.pth": b"x"}, empty.data_dir / "models" / "mine")
-    record(folder, ["model.pth"])
+    record_hashes(folder, ["model.pth"])
     lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
     found = verified(capsys)
@@ -160,7 +160,7 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
 
 @pytest.mark.torch
 def test_a_changed_mmf_is_noted_before_it_trains(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
-    find().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
+    find_mmf().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
     assert main(["train", "mmbt_grid"]) != 0, "this MMF is a fake"
     assert "changed or missing files of MMF: 1" in capsys.readouterr().err
     assert main(["train", "mmbt_grid"]) != 0

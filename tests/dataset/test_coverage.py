@@ -78,7 +78,7 @@ def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
         coverage(by_mmf, "nobody")
 
 
-def remembered(dataset: DatasetPaths) -> dict[str, Any]:
+def noted(dataset: DatasetPaths) -> dict[str, Any]:
     """What the manifest says about each split."""
     manifest = Manifest.load(dataset.root)
     assert manifest is not None

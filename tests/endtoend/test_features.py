@@ -15,7 +15,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from tests.endtoend.conftest import Tool
 from tests.worlds import hostile, mmf_download, zoo
 from tests.worlds.tiny_mmf import SPLITS, TinyWorld, build_features
@@ -79,7 +79,7 @@ def mmf_alone(shop: Shop, largest: int | None = None) -> int:
     entry = json.loads((shop.tool.folder / "datasets.yaml").read_text(encoding="utf-8"))
     listed = entry["hateful_memes"]["defaults"]
     wanted = json.dumps({"version": listed["version"], "resources": listed["resources"]["features"]})
-    words = [str(find().root), str(shop.features), wanted, *([] if largest is None else [str(largest)])]
+    words = [str(find_mmf().root), str(shop.features), wanted, *([] if largest is None else [str(largest)])]
     command = [sys.executable, "-m", mmf_download.__name__, *words]
     return subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, capture_output=True).returncode
 

@@ -12,7 +12,7 @@ import pytest
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import fits
 from mmf_win.runs.folder import Run
-from mmf_win.runs.search import all_runs
+from mmf_win.runs.lookup import all_runs
 from tests.endtoend.conftest import Tool
 
 pytestmark = pytest.mark.torch

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmf_win.protocol import Event, read_events
-from mmf_win.results.record import path_beside
+from mmf_win.results.saved_metrics import path_beside
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool
 from tests.endtoend.test_stopping import user

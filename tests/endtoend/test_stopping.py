@@ -21,7 +21,7 @@ from mmf_win.locking import locked
 from mmf_win.protocol import Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state, summarize
-from mmf_win.runs.search import all_runs
+from mmf_win.runs.lookup import all_runs
 from tests.endtoend.conftest import Tool
 from tests.worlds.held import Witness, witness
 from tests.worlds.tools import requires_console_events

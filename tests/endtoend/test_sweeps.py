@@ -16,12 +16,12 @@ from mmf_win.commands.train import resumed
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
-from mmf_win.runs.search import all_runs
+from mmf_win.runs.lookup import all_runs
 from mmf_win.sweeps import job
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.slots import Slot, local
-from mmf_win.sweeps.store import Row, State, Store
+from mmf_win.sweeps.store import State, Store, StoredTask
 from mmf_win.sweeps.tasks import plan
 from tests.endtoend.conftest import Tool
 from tests.worlds.sweeping import ROOT, rows, yaml
@@ -121,26 +121,26 @@ class _PrunesAtOnce:
     def __init__(self) -> None:
         self.told: list[State] = []
 
-    def propose(self) -> Row | None:
+    def propose(self) -> StoredTask | None:
         return None
 
-    def is_hopeless(self, row: Row, event: Event) -> bool:
+    def is_hopeless(self, row: StoredTask, event: Event) -> bool:
         return event["kind"] == "val"
 
-    def tell(self, row: Row, state: State) -> None:
+    def tell(self, row: StoredTask, state: State) -> None:
         self.told.append(state)
 
 
 class _Silent:
     """A display that shows nothing."""
 
-    def begins(self, slot: Slot, row: Row) -> None: ...
+    def begins(self, slot: Slot, row: StoredTask) -> None: ...
 
     def event(self, slot: Slot, event: Event) -> None: ...
 
     def output(self, slot: Slot, text: str) -> None: ...
 
-    def ends(self, slot: Slot, row: Row, state: State, message: str | None) -> None: ...
+    def ends(self, slot: Slot, row: StoredTask, state: State, message: str | None) -> None: ...
 
     def stopping(self) -> None: ...
 
@@ -153,7 +153,7 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
     store.create()
     search = _PrunesAtOnce()
 
-    def job_of(row: Row, slot: Slot) -> job.Job:
+    def job_of(row: StoredTask, slot: Slot) -> job.Job:
         where = (str(store.folder.path), row.name, row.full_name)
         return job.Job(*where, dict(asked.template), row.values, False, row.began, "now")
 

@@ -23,7 +23,7 @@ from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import read_events
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from tests.worlds import tiny_mmf
 from tests.worlds.held import witness
 from tests.worlds.packages import ROOT, Packages, bare_environment, environment_of, hide_all_but
@@ -75,7 +75,7 @@ def installed(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> I
         hide_all_but(packages.wheel, folder, "train")
         return Installed(sys.executable, environ | {"PYTHONPATH": str(folder)})
     programs = environment_of(packages.wheel, folder, "train")
-    setup = [str(programs / "mmfw"), "setup", "--mmf", str(find().root)]
+    setup = [str(programs / "mmfw"), "setup", "--mmf", str(find_mmf().root)]
     subprocess.run(setup, env=environ, cwd=programs, check=True)
     return Installed(str(programs / "python"), environ)
 

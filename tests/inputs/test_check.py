@@ -24,7 +24,7 @@ from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DamagedInputs, DataError, DatasetError, HostileFeatures, MmfError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import without_features
-from mmf_win.integrity.verify import record
+from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import Places
 from tests.worlds import hostile, tiny_mmf
 
@@ -308,7 +308,7 @@ def test_a_record_that_would_run_code_is_named_and_not_run(
     ):
         key = next(key for key, _ in transaction.cursor() if key != b"keys")
         transaction.put(key, pickle.dumps({"features": Hostile()}))
-    record(dataset.lmdb.parent, ["detectron.lmdb/data.mdb"], title="Recording")
+    record_hashes(dataset.lmdb.parent, ["detectron.lmdb/data.mdb"], title="Recording")
     refused = rf"detectron\.lmdb: not used.* the record {key.decode()}: it names .*mkdir"
     with pytest.raises(HostileFeatures, match=refused):
         dataset.check()
@@ -351,7 +351,7 @@ def test_a_model_that_cannot_be_fetched_is_told_at_once_with_where_to_take_it_fr
 def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
     root = dataset.places.dataset.root
     files = [path.relative_to(root).as_posix() for path in root.rglob("*.*") if path.is_file()]
-    record(root, files)
+    record_hashes(root, files)
     dataset.check(regions=False)
     image = dataset.places.dataset.images / dataset.rows("train")[0].img
     hostile.cut(image)
@@ -374,7 +374,7 @@ def test_a_dataset_without_its_list_of_hashes_can_still_be_read(
     dataset: Dataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = dataset.places.dataset.root
-    record(root, ["annotations/train.jsonl"])
+    record_hashes(root, ["annotations/train.jsonl"])
     with (root / "SHA256SUMS").open("a", encoding="utf-8") as file:
         file.write("# a comment\n")
     dataset.check(regions=False)

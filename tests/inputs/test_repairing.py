@@ -16,7 +16,7 @@ from mmf_win.errors import DamagedFeatures, DataError
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.verify import state_without_reading, verify_need
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.integrity.verify import record
+from mmf_win.integrity.verify import record_hashes
 from tests.worlds import hostile
 from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, unpacked_by_mmf
 
@@ -178,7 +178,7 @@ def test_features_of_unknown_origin_are_never_replaced_by_the_published_ones(zoo
     data = data_of(zoo)
     data.parent.mkdir(parents=True)
     data.write_bytes(b"features of my own" * 1000)
-    record(zoo.features.folder, zoo.features.names, title="")
+    record_hashes(zoo.features.folder, zoo.features.names, title="")
     assert verify_need(zoo.features, zoo.places).state == "recorded"
     hostile.cut(data)
     with pytest.raises(DamagedFeatures, match="nothing tells where they came from") as caught:

@@ -12,7 +12,7 @@ import pytest
 
 from mmf_win.errors import DamagedManifest
 from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files
-from mmf_win.integrity.verify import record
+from mmf_win.integrity.verify import record_hashes
 from tests.worlds.memes import Files, lay_out
 from tests.worlds.tools import call, requires_tool
 
@@ -31,7 +31,7 @@ def entries(files: Files) -> dict[str, Entry]:
 def test_a_manifest_comes_back_as_it_was_written(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
     source = Source("features.tar.gz", 123, 456, "", "0" * 64)
-    written = replace(record(folder, FILES), basis="archive", source=source)
+    written = replace(record_hashes(folder, FILES), basis="archive", source=source)
     written.save()
     read = Manifest.load(folder)
     assert read == written
@@ -48,7 +48,7 @@ def test_a_folder_that_nobody_has_recorded_has_no_manifest(user_dir: Path) -> No
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
 def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
     folder = folder_of(ODD, user_dir)
-    record(folder, ODD)
+    record_hashes(folder, ODD)
     call("sha256sum", "--check", "--strict", "--quiet", SUMS, cwd=folder)
 
 
@@ -71,7 +71,7 @@ def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_di
 def test_a_name_that_is_no_utf8_comes_back(user_dir: Path) -> None:
     name = b"\xff\xfe.bin".decode("utf-8", "surrogateescape")
     folder = folder_of({name: b"x"}, user_dir)
-    record(folder, [name])
+    record_hashes(folder, [name])
     manifest = Manifest.load(folder)
     assert manifest is not None and list(manifest.files) == [name]
     assert (folder / SUMS).read_bytes().endswith(b"  \xff\xfe.bin\n")
@@ -79,7 +79,7 @@ def test_a_name_that_is_no_utf8_comes_back(user_dir: Path) -> None:
 
 def test_an_editor_on_windows_may_have_saved_it(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     text = (folder / SUMS).read_bytes()
     (folder / SUMS).write_bytes(b"# by hand\r\n\r\n" + text.replace(b"\n", b"\r\n"))
     manifest = Manifest.load(folder)
@@ -105,7 +105,7 @@ def test_a_damaged_list_is_named_with_its_line(line: bytes, what: str, user_dir:
 @pytest.mark.parametrize("notes", [None, b"", b"{", b"[]", b'{"format": 99}', b"\xff"])
 def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | None, user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    replace(record(folder, FILES), basis="published").save()
+    replace(record_hashes(folder, FILES), basis="published").save()
     path = manifest_files(folder)[1]
     path.unlink() if notes is None else path.write_bytes(notes)
     manifest = Manifest.load(folder)
@@ -115,7 +115,7 @@ def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | None, u
 
 def test_the_notes_on_another_list_are_not_believed(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    replace(record(folder, FILES), basis="published").save()
+    replace(record_hashes(folder, FILES), basis="published").save()
     sums = folder / SUMS
     sums.write_bytes(b"".join(sums.read_bytes().splitlines(keepends=True)[1:]))
     manifest = Manifest.load(folder)
@@ -125,9 +125,9 @@ def test_the_notes_on_another_list_are_not_believed(user_dir: Path) -> None:
 
 def test_checks_are_not_noted_beside_the_list_of_another(user_dir: Path) -> None:
     folder = folder_of(FILES, user_dir)
-    old = record(folder, FILES)
+    old = record_hashes(folder, FILES)
     lay_out({"empty": b"no more"}, folder)
-    new = replace(record(folder, FILES), basis="archive")
+    new = replace(record_hashes(folder, FILES), basis="archive")
     new.save()
     old.save_checks()
     assert Manifest.load(folder) == new
@@ -141,6 +141,6 @@ def test_a_manifest_that_cannot_be_written_leaves_none(small_disk: Path) -> None
         while True:
             filler.write(bytes(4096))
     with pytest.raises(OSError) as caught:
-        record(folder, [*FILES, *names])
+        record_hashes(folder, [*FILES, *names])
     assert caught.value.errno == full.value.errno
     assert not [path for path in folder.iterdir() if path.name.startswith(SUMS)]

@@ -15,7 +15,7 @@ import pytest
 
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import SUMS, Check, Manifest, Source, manifest_files
-from mmf_win.integrity.verify import LOCK, hash_files, last_check, record, verify
+from mmf_win.integrity.verify import LOCK, find_damage, hash_files, last_check, record_hashes
 from mmf_win.locking import locked
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out
@@ -81,26 +81,26 @@ def let_the_clock_of_files_tick(folder: Path) -> None:
 
 
 def test_files_that_nobody_touched_are_not_read_again(folder: Path, read: list[str]) -> None:
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     read.clear()
-    assert verify(loaded(folder)) == []
+    assert find_damage(loaded(folder)) == []
     assert read == []
 
 
 def test_a_full_check_reads_everything(folder: Path, read: list[str]) -> None:
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     read.clear()
-    assert verify(loaded(folder), full=True) == []
+    assert find_damage(loaded(folder), full=True) == []
     assert sorted(read) == sorted(FILES)
 
 
 def test_what_is_wrong_is_named_in_the_order_of_the_manifest(folder: Path, read: list[str]) -> None:
-    manifest = record(folder, FILES)
+    manifest = record_hashes(folder, FILES)
     read.clear()
     (folder / "empty").unlink()
     hostile.cut(folder / DATA)
     (folder / "с пробелом/文件.txt").write_bytes(b"y")
-    found = verify(manifest)
+    found = find_damage(manifest)
     assert found == [
         Difference("changed", DATA, "5120 instead of 10240 bytes"),
         Difference("missing", "empty"),
@@ -110,64 +110,64 @@ def test_what_is_wrong_is_named_in_the_order_of_the_manifest(folder: Path, read:
 
 
 def test_a_folder_in_the_place_of_a_file_is_a_missing_file(folder: Path) -> None:
-    manifest = record(folder, FILES)
+    manifest = record_hashes(folder, FILES)
     (folder / "empty").unlink()
     (folder / "empty").mkdir()
-    assert verify(manifest) == [Difference("missing", "empty")]
+    assert find_damage(manifest) == [Difference("missing", "empty")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows has no /proc")
 def test_a_file_that_cannot_be_read_is_said_so(folder: Path) -> None:
-    manifest = record(folder, FILES)
+    manifest = record_hashes(folder, FILES)
     (folder / "empty").unlink()
     (folder / "empty").symlink_to("/proc/self/mem")  # of no size, and its first page is never there
-    assert [(d.kind, d.path) for d in verify(manifest)] == [("unreadable", "empty")]
+    assert [(d.kind, d.path) for d in find_damage(manifest)] == [("unreadable", "empty")]
 
 
 def test_only_some_files_are_looked_at_when_only_these_are_wanted(folder: Path) -> None:
-    manifest = record(folder, FILES)
+    manifest = record_hashes(folder, FILES)
     (folder / "empty").unlink()
-    assert verify(manifest, only=[DATA]) == []
-    assert verify(manifest, only=["empty"]) == [Difference("missing", "empty")]
+    assert find_damage(manifest, only=[DATA]) == []
+    assert find_damage(manifest, only=["empty"]) == [Difference("missing", "empty")]
 
 
 def test_a_touched_file_is_read_once_more_and_then_trusted_again(folder: Path, read: list[str]) -> None:
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     read.clear()
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
     for _ in range(2):
-        assert verify(loaded(folder)) == []
+        assert find_damage(loaded(folder)) == []
     assert read == [DATA]
 
 
 def test_what_was_wrong_is_read_again_until_it_is_right(folder: Path, read: list[str]) -> None:
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     read.clear()
     content = (folder / DATA).read_bytes()
     hostile.flip_byte(folder / DATA, 5000)
     for _ in range(2):
-        assert verify(loaded(folder)) == [Difference("changed", DATA, "other content")]
+        assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
     (folder / DATA).write_bytes(content)
-    assert verify(loaded(folder)) == []
+    assert find_damage(loaded(folder)) == []
     assert read == [DATA] * 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell when a file was touched")
 def test_a_flipped_byte_is_found_although_its_time_was_put_back(folder: Path) -> None:
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     let_the_clock_of_files_tick(folder)
     flip(folder / DATA)
-    assert verify(loaded(folder)) == [Difference("changed", DATA, "other content")]
+    assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
 
 
 def test_a_full_check_finds_a_flipped_byte_on_every_system(folder: Path) -> None:
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     flip(folder / DATA)
-    assert verify(loaded(folder), full=True) == [Difference("changed", DATA, "other content")]
+    assert find_damage(loaded(folder), full=True) == [Difference("changed", DATA, "other content")]
 
 
 def test_another_file_of_the_same_name_size_and_time_is_found_by_its_id(folder: Path) -> None:
-    manifest = record(folder, FILES)
+    manifest = record_hashes(folder, FILES)
     check = manifest.checks[DATA]
     other = folder / "other"
     other.write_bytes((folder / DATA).read_bytes())
@@ -176,24 +176,24 @@ def test_another_file_of_the_same_name_size_and_time_is_found_by_its_id(folder: 
     other.replace(folder / DATA)
     now = (folder / DATA).stat()
     assert (now.st_size, now.st_mtime_ns) == (check.size, check.mtime_ns)
-    assert verify(loaded(folder)) == [Difference("changed", DATA, "other content")]
+    assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
 
 
 def test_what_was_changed_just_before_its_check_is_not_trusted(folder: Path, read: list[str]) -> None:
     now = time.time_ns()
     aged(folder, now)  # a later change within the same tick of a coarse clock would look the same
-    manifest = record(folder, FILES)
+    manifest = record_hashes(folder, FILES)
     read.clear()
     assert all(check.checked_ns - now < 2_000_000_000 for check in manifest.checks.values())
-    assert verify(loaded(folder)) == []
+    assert find_damage(loaded(folder)) == []
     assert sorted(read) == sorted(FILES)
 
 
 def test_a_time_that_lies_ahead_of_the_check_is_not_trusted(folder: Path, read: list[str]) -> None:
     aged(folder, time.time_ns() + DAY)
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     read.clear()
-    assert verify(loaded(folder)) == []
+    assert find_damage(loaded(folder)) == []
     assert sorted(read) == sorted(FILES)
 
 
@@ -203,16 +203,16 @@ def test_a_check_of_a_clock_that_ran_ahead_is_not_trusted(
     ahead = time.time_ns() + DAY
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: ahead)
-        record(folder, FILES)
+        record_hashes(folder, FILES)
         read.clear()
     for _ in range(2):
-        assert verify(loaded(folder)) == []
+        assert find_damage(loaded(folder)) == []
     assert sorted(read) == sorted(FILES)  # once; that check was made by a clock that is right
 
 
 def test_the_oldest_check_that_holds_is_told(folder: Path) -> None:
     before = time.time()
-    manifest = record(folder, FILES)
+    manifest = record_hashes(folder, FILES)
     checked = last_check(loaded(folder))
     assert checked is not None and before <= checked <= time.time()
     old = manifest.checks[DATA]
@@ -228,13 +228,13 @@ def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
     small_disk: Path, read: list[str]
 ) -> None:
     folder = aged(lay_out(FILES, small_disk / "files"), LONG_AGO)
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     read.clear()
     notes = manifest_files(folder)[1]
     notes.unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for _ in range(2):
-        assert verify(loaded(folder)) == []
+        assert find_damage(loaded(folder)) == []
     assert sorted(read) == sorted([*FILES, *FILES])
     assert {path.name for path in folder.iterdir()} == {SUMS, "detectron.lmdb", "empty", "с пробелом"}
 
@@ -242,19 +242,19 @@ def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
 def test_nothing_is_remembered_while_another_process_changes_the_folder(
     folder: Path, read: list[str]
 ) -> None:
-    record(folder, FILES)
+    record_hashes(folder, FILES)
     read.clear()
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
     with locked(folder / LOCK):
-        assert verify(loaded(folder)) == []
-    assert verify(loaded(folder)) == []
-    assert verify(loaded(folder)) == []
+        assert find_damage(loaded(folder)) == []
+    assert find_damage(loaded(folder)) == []
+    assert find_damage(loaded(folder)) == []
     assert read == [DATA, DATA]
 
 
 def test_recording_what_is_not_there_fails_and_writes_nothing(folder: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        record(folder, [*FILES, "no such file"])
+        record_hashes(folder, [*FILES, "no such file"])
     assert Manifest.load(folder) is None
 
 
@@ -263,11 +263,11 @@ def test_what_the_files_were_made_of_is_known_also_where_their_list_is_not_the_o
     folder: Path, damage: str
 ) -> None:
     source = Source("own.tar.gz", 1, 2, "/elsewhere/own.tar.gz", "a" * 64)
-    replace(record(folder, FILES), basis="archive", source=source).save()
+    replace(record_hashes(folder, FILES), basis="archive", source=source).save()
     sums = folder / SUMS
     if damage == "missing":
         sums.unlink()
-        record(folder, FILES)
+        record_hashes(folder, FILES)
     else:
         sums.write_text(f"# mine\n{sums.read_text(encoding='utf-8')}", encoding="utf-8", newline="\n")
         loaded = Manifest.load(folder)

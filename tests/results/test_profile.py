@@ -95,7 +95,7 @@ def test_what_takes_the_time_is_named_with_the_setting_that_helps(profile: Profi
 def test_the_suggested_interval_leaves_little_of_what_took_the_time() -> None:
     often = profiled(evaluation_interval=1)
     interval = int((results.verdict(often)[0].setting or "").partition("=")[2])
-    spent = results.table(replace(often, evaluation_interval=interval))
+    spent = results.seconds_of_update(replace(often, evaluation_interval=interval))
     assert spent["evaluation"] / sum(spent.values()) <= 0.05
 
 

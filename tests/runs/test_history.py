@@ -8,7 +8,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.errors import CheckpointError, UsageError
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
-from mmf_win.runs import checkpoints, history, search
+from mmf_win.runs import checkpoints, history, lookup
 from mmf_win.runs.folder import Run, RunRequest
 from tests.worlds.torch_files import checkpoint
 
@@ -42,7 +42,7 @@ def test_runs_are_listed_newest_first_whatever_their_names(tmp_path: Path) -> No
     make(tmp_path, "b/2026-01-03T00-00-00")
     make(tmp_path, "c/2026-01-01T00-00-00")
     (tmp_path / "d" / "no run").mkdir(parents=True)
-    assert [run.path.parent.name for run in search.all_runs(tmp_path)] == ["b", "a", "c"]
+    assert [run.path.parent.name for run in lookup.all_runs(tmp_path)] == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize("wanted", ["a", "a/2026-01-02T00-00-00", "2026-01-02T00-00-00"])
@@ -50,26 +50,26 @@ def test_a_run_is_found_by_its_name_id_or_time(tmp_path: Path, wanted: str) -> N
     make(tmp_path, "a/2026-01-01T00-00-00")
     newest_of_a = make(tmp_path, "a/2026-01-02T00-00-00")
     make(tmp_path, "b/2026-01-03T00-00-00")
-    assert search.find(tmp_path, wanted) == newest_of_a
+    assert lookup.find_run(tmp_path, wanted) == newest_of_a
 
 
 def test_a_run_is_found_by_its_folder(tmp_path: Path) -> None:
     run = make(tmp_path, "Память/2026-01-01T00-00-00")
-    assert search.find(tmp_path / "elsewhere", str(run.path)) == run
+    assert lookup.find_run(tmp_path / "elsewhere", str(run.path)) == run
 
 
 def test_a_run_is_found_from_within_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.reports.mkdir()
     monkeypatch.chdir(run.reports)
-    assert search.find(tmp_path, "..").id == run.id
+    assert lookup.find_run(tmp_path, "..").id == run.id
 
 
 def test_without_a_name_the_newest_run_is_meant(tmp_path: Path) -> None:
     make(tmp_path, "a/2026-01-01T00-00-00")
     newest = make(tmp_path, "b/2026-01-03T00-00-00")
-    assert search.find(tmp_path, None) == newest
-    assert search.newest(tmp_path, None, lambda run: run, "mmbt_grid") == newest
+    assert lookup.find_run(tmp_path, None) == newest
+    assert lookup.newest(tmp_path, None, lambda run: run, "mmbt_grid") == newest
 
 
 @pytest.mark.parametrize("wanted", [None, "a"])
@@ -87,18 +87,18 @@ def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
         run.request()
         return checkpoints.choose(run, "last")
 
-    assert search.newest(tmp_path, wanted, use) == usable.checkpoints / "best.ckpt"
+    assert lookup.newest(tmp_path, wanted, use) == usable.checkpoints / "best.ckpt"
     assert all(run.id in caplog.text for run in (usable, empty, broken))
     assert "has no checkpoint" in caplog.text and "request.json" in caplog.text
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        search.newest(tmp_path, empty.id, use)
+        lookup.newest(tmp_path, empty.id, use)
 
 
 def test_a_run_that_is_not_there_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run yet"):
-        search.find(tmp_path, None)
+        lookup.find_run(tmp_path, None)
     with pytest.raises(UsageError, match="no run named x") as caught:
-        search.find(tmp_path, "x")
+        lookup.find_run(tmp_path, "x")
     assert "mmfw runs" in str(hint_for(caught.value))
 
 
@@ -210,4 +210,4 @@ def test_two_dots_after_a_link_lead_to_where_the_link_leads(tmp_path: Path) -> N
     far = make(tmp_path, "far/2026-01-01T00-00-00")
     (near.path.parent / "in").symlink_to(far.path)
     wanted = near.path.parent / "in" / ".." / near.path.name
-    assert search.find(tmp_path, str(wanted)) == far
+    assert lookup.find_run(tmp_path, str(wanted)) == far

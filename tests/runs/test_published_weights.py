@@ -17,7 +17,7 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places
 from mmf_win.runs import presets, published_weights
 from mmf_win.runs.history import state, summarize
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
 from tests.worlds import tiny_mmf, zoo
@@ -232,7 +232,7 @@ def test_a_run_of_published_weights_is_not_the_newest_to_resume(
 
 
 def test_every_published_baseline_names_weights_of_the_zoo() -> None:
-    roots = [find().root, *([] if NEWEST_MMF is None else [Path(NEWEST_MMF)])]
+    roots = [find_mmf().root, *([] if NEWEST_MMF is None else [Path(NEWEST_MMF)])]
     named = [preset for preset in map(presets.load, presets.names()) if preset.published]
     assert len({preset.zoo for preset in named}) == len(named) == 11
     for root in roots:
@@ -249,7 +249,7 @@ def test_the_list_says_which_presets_have_weights_in_the_installed_mmf(
     assert main(["train", "--list", "--json"]) == 0
     listed = {preset["name"]: preset for preset in json.loads(capsys.readouterr().out)}
     assert [name for name, preset in listed.items() if preset["published_weights"]] == ["mmbt_grid"]
-    assert {preset["mmf"] for preset in listed.values()} == {read_version(find().root)}
+    assert {preset["mmf"] for preset in listed.values()} == {read_version(find_mmf().root)}
     assert main(["train", "--list"]) == 0
     assert capsys.readouterr().out.count(" published") == 1
     monkeypatch.setenv("MMFW_HOME", str(shop.folder / "no mmf"))

@@ -30,11 +30,11 @@ def test_the_last_word_about_the_precision_holds() -> None:
 
 
 def test_what_was_chosen_for_one_command_does_not_hold_for_the_next(tmp_path: Path) -> None:
-    chosen = RunRequest(trust=True, retry=False, remembered=False, detect_anomaly=True, stop_timeout=1)
+    chosen = RunRequest(trust=True, retry=False, use_known_fits=False, detect_anomaly=True, stop_timeout=1)
     run = Run.create(tmp_path, "mmbt")
     run.save_request(chosen.over(RunRequest(model="mmbt")))
     resumed = RunRequest().over(run.request())
-    assert (resumed.trust, resumed.retry, resumed.remembered) == (False, True, True)
+    assert (resumed.trust, resumed.retry, resumed.use_known_fits) == (False, True, True)
     assert (resumed.detect_anomaly, resumed.stop_timeout) == (False, 30)
 
 

@@ -17,7 +17,7 @@ import pytest
 import mmf_win
 from mmf_win.cli import main
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.store import Store, StoredTask
 
 if sys.platform == "win32":
     pytest.skip("Ray on Windows is a beta, and cannot be tried under Wine", allow_module_level=True)
@@ -165,7 +165,7 @@ def words(
     return ["sweep", "run", "params.yaml", "--on", "ray", "-o", str(folder), *options]
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[StoredTask]:
     return Store(SweepFolder(folder)).rows()
 
 

@@ -10,7 +10,7 @@ import pytest
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
-from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.store import Store, StoredTask
 from mmf_win.sweeps.table import objective
 from tests.worlds.sweeping import trained, yaml
 
@@ -33,7 +33,7 @@ def store(user_dir: Path) -> Store:
     return store
 
 
-def _run(store: Store, search: OptunaSearch) -> list[Row]:
+def _run(store: Store, search: OptunaSearch) -> list[StoredTask]:
     """Let each proposed task end with the square of its distance from 3."""
     while (row := search.propose()) is not None:
         claimed = store.claim({row.id}, "cpu")
@@ -80,12 +80,12 @@ def test_a_training_that_falls_behind_is_hopeless(store: Store) -> None:
     head = "template: {t: 'echo {x}'}\nsearch:\n  pruner: median\n  trials: 9\n"
     search = OptunaSearch(yaml(f"{head}  parameters: {{x: {{low: 0.0, high: 1.0}}}}\n"), store)
 
-    def begun() -> Row:
+    def begun() -> StoredTask:
         row = search.propose()
         assert row is not None
         return row
 
-    def hopeless(row: Row, auroc: float) -> bool:
+    def hopeless(row: StoredTask, auroc: float) -> bool:
         metrics = {"hateful_memes/roc_auc": auroc}
         return search.is_hopeless(row, {"kind": "val", "update": 10, "metrics": metrics})
 

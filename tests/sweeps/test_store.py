@@ -18,7 +18,7 @@ from mmf_win.locking import locked
 from mmf_win.sweeps import store as stores
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.specification import Specification
-from mmf_win.sweeps.store import Row, Store
+from mmf_win.sweeps.store import Store, StoredTask
 from mmf_win.sweeps.tasks import plan
 from tests.worlds.rivals import compete
 from tests.worlds.sweeping import yaml
@@ -39,11 +39,11 @@ def store(user_dir: Path) -> Store:
     return store
 
 
-def _entered(store: Store, asked: Specification | None = None, **how: bool) -> list[Row]:
+def _entered(store: Store, asked: Specification | None = None, **how: bool) -> list[StoredTask]:
     return store.enter(plan(asked or _asked()).tasks, **how)
 
 
-def _claimed(store: Store) -> Row:
+def _claimed(store: Store) -> StoredTask:
     row = store.claim({row.id for row in store.rows()}, "cpu")
     assert row is not None
     store.folder.task(row.name).path.mkdir(exist_ok=True)

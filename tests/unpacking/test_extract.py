@@ -17,7 +17,7 @@ import pytest
 
 from mmf_win.errors import ArchiveError, ResourceError
 from mmf_win.integrity.manifest import SUMS, Manifest, Source
-from mmf_win.integrity.verify import LOCK, verify
+from mmf_win.integrity.verify import LOCK, find_damage
 from mmf_win.unpacking import extract as extract_module
 from mmf_win.unpacking.extract import extract_verified, manifest_of
 from mmf_win.unpacking.staging import staging_folder
@@ -36,7 +36,7 @@ def test_every_file_is_there_with_its_hash(archive: Path, folder: Path) -> None:
     assert manifest.files == ENTRIES
     assert (manifest.basis, manifest.source) == ("archive", Source.of(archive, sha256(archive)))
     assert Manifest.load(folder) == manifest
-    assert verify(manifest, full=True) == []
+    assert find_damage(manifest, full=True) == []
 
 
 @requires_tool("sha256sum")
@@ -52,7 +52,7 @@ def test_what_was_hashed_while_it_was_written_is_not_read_again(
     manifest = Manifest.load(folder)
     # Nothing can be hashed from here on.
     monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
-    assert manifest is not None and verify(manifest) == []
+    assert manifest is not None and find_damage(manifest) == []
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])

@@ -10,7 +10,7 @@ import pytest
 from mmf_win.errors import ArchiveError
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Manifest, manifest_files
-from mmf_win.integrity.verify import verify
+from mmf_win.integrity.verify import find_damage
 from mmf_win.unpacking.extract import extract_verified, manifest_of, repair
 from tests.unpacking.conftest import FILES, identities, packed
 from tests.worlds import hostile
@@ -22,7 +22,7 @@ def test_only_what_is_wrong_is_unpacked_again(archive: Path, folder: Path, writt
     before = identities(folder)
     hostile.flip_byte(folder / "fc7_w.pkl", 100)
     (folder / "z/empty").unlink()
-    wrong = verify(manifest, full=True)
+    wrong = find_damage(manifest, full=True)
     assert [(found.kind, found.path) for found in wrong] == [("changed", "fc7_w.pkl"), ("missing", "z/empty")]
     written.clear()
     repair(manifest, archive, wrong)
@@ -31,7 +31,7 @@ def test_only_what_is_wrong_is_unpacked_again(archive: Path, folder: Path, writt
     after = identities(folder)
     kept = before.keys() - {"fc7_w.pkl", "z/empty"}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
-    assert verify(manifest, full=True) == []
+    assert find_damage(manifest, full=True) == []
 
 
 def test_extracting_again_mends(archive: Path, folder: Path, written: list[str]) -> None:
@@ -48,10 +48,10 @@ def test_a_mended_file_is_trusted_like_the_others(
 ) -> None:
     manifest = extract_verified(archive, folder)
     hostile.cut(folder / "fc7_w.pkl")
-    repair(manifest, archive, verify(manifest))
+    repair(manifest, archive, find_damage(manifest))
     loaded = Manifest.load(folder)
     monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
-    assert loaded is not None and verify(loaded) == []
+    assert loaded is not None and find_damage(loaded) == []
 
 
 def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: Path, folder: Path) -> None:
@@ -59,7 +59,7 @@ def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: P
     path = packed(user_dir / "a.tar.gz", files)
     manifest = extract_verified(path, folder)
     hostile.cut(folder / "first")
-    repair(manifest, hostile.cut(path), verify(manifest))
+    repair(manifest, hostile.cut(path), find_damage(manifest))
     assert tree(folder) == files
 
 
@@ -67,7 +67,7 @@ def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Pa
     manifest = extract_verified(archive, folder)
     hostile.cut(folder / "fc7_w.pkl")
     before = tree(folder)
-    wrong = verify(manifest)
+    wrong = find_damage(manifest)
     other = packed(user_dir / "other.tar.gz", {**FILES, "fc7_w.pkl": b"other"})
     with pytest.raises(ArchiveError, match=r"other content in fc7_w\.pkl"):
         repair(manifest, other, wrong)
@@ -75,7 +75,7 @@ def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Pa
     with pytest.raises(ArchiveError, match=r"there is no fc7_w\.pkl"):
         repair(manifest, lacking, wrong)
     assert tree(folder) == before
-    assert verify(manifest) == [Difference("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
+    assert find_damage(manifest) == [Difference("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
 
 
 def test_what_another_hand_unpacked_is_compared_with_the_archive(archive: Path, folder: Path) -> None:
@@ -83,7 +83,7 @@ def test_what_another_hand_unpacked_is_compared_with_the_archive(archive: Path, 
     manifest = manifest_of(archive, folder)
     assert not any(path.exists() for path in manifest_files(folder))
     manifest.save()
-    wrong = verify(manifest)
+    wrong = find_damage(manifest)
     assert wrong == [Difference("changed", "z/last", "4 instead of 5000 bytes")]
     repair(manifest, archive, wrong)
     assert tree(folder) == FILES

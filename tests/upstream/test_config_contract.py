@@ -21,7 +21,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places, no_datasets
 from mmf_win.runs import presets
-from mmf_win.upstream.config import Experiment, load_yaml, merge, model_config, resolve
+from mmf_win.upstream.config import ConfigParts, compose, load_yaml, model_config, resolve
 from mmf_win.upstream.overrides import assign
 from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
@@ -210,7 +210,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def merged(root: Path, folder: Path, model: str, config: str | None, settings: str) -> Any:
     """Before the overrides."""
-    return merge(root, places_in(folder), Experiment(model, config, json.loads(settings)))
+    return compose(root, places_in(folder), ConfigParts(model, config, json.loads(settings)))
 
 
 def ours(root: Path, folder: Path, question: Question) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def test_what_mmf_would_drop_or_take_for_something_else_is_refused(
 
 
 def test_what_is_read_of_it_are_its_parts(mmf_root: Path, folder: Path, by_mmf: dict[str, Any]) -> None:
-    read = resolve(mmf_root, places_in(folder), Experiment(*MMBT))
+    read = resolve(mmf_root, places_in(folder), ConfigParts(*MMBT))
     theirs = by_mmf[""]
     training = OmegaConf.create(theirs["training"])
     assert read == {

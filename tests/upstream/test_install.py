@@ -22,7 +22,14 @@ from mmf_win.integrity.verify import LOCK
 from mmf_win.unpacking.staging import staging_folder
 from mmf_win.upstream import sources
 from mmf_win.upstream.download import download
-from mmf_win.upstream.install import Installed, find, install, require_packages, use_checkout, verify
+from mmf_win.upstream.install import (
+    Installed,
+    changed_files,
+    find_mmf,
+    install,
+    require_packages,
+    use_checkout,
+)
 from mmf_win.upstream.sources import MmfSource
 from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, refuse, send, tar_gz
 from tests.worlds.tools import is_wine
@@ -55,8 +62,8 @@ class TestGithub:
     def test_a_commit_is_fetched_and_found(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
         assert installed == Installed(home / "mmf" / f"github-{COMMIT[:12]}", VERSION, "github", COMMIT)
-        assert find() == installed
-        assert verify(installed) == []
+        assert find_mmf() == installed
+        assert changed_files(installed) == []
         assert (installed.root / "docs/Привет 你好.md").read_bytes() == TREE["docs/Привет 你好.md"].content
 
     def test_a_link_becomes_a_text_file_on_every_system(
@@ -83,7 +90,7 @@ class TestGithub:
         with Server.answering(hiccup, send(ARCHIVE, promise=-1)) as server:  # type: ignore[arg-type]
             install(github(server.url))
             assert server.asked == 2
-        assert find().version == VERSION
+        assert find_mmf().version == VERSION
 
     @pytest.mark.parametrize(
         ("answer", "asked", "message"),
@@ -110,7 +117,7 @@ class TestGithub:
         assert hint_for(raised.value)
         assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == [LOCK]
         with pytest.raises(MmfError, match="MMF is not installed"):
-            find()
+            find_mmf()
 
     def test_a_server_that_is_not_there_is_said(self, tmp_path: Path) -> None:
         with Server.answering(refuse(404)) as server:
@@ -124,16 +131,16 @@ class TestGithub:
         (installed.root / "mmf/configs/real.yaml").unlink()
         (installed.root / "mmf/stray.py").touch()
         found = ["changed: mmf.txt", "extra: mmf/stray.py", "missing: mmf/configs/real.yaml"]
-        assert sorted(verify(installed)) == found
-        assert verify(_fetch(monkeypatch)) == []
+        assert sorted(changed_files(installed)) == found
+        assert changed_files(_fetch(monkeypatch)) == []
 
     @pytest.mark.parametrize("notes", ["{", "[]", '{"mmf/version.py": ["100644", "00"]}'])
     def test_damaged_notes_are_noticed(self, home: Path, monkeypatch: pytest.MonkeyPatch, notes: str) -> None:
         installed = _fetch(monkeypatch)
         (installed.root / "mmfw-manifest.json").write_text(notes, encoding="utf-8")
-        assert verify(installed) == ["changed: mmfw-manifest.json"]
+        assert changed_files(installed) == ["changed: mmfw-manifest.json"]
         (installed.root / "mmfw-manifest.json").unlink()
-        assert verify(installed) == ["missing: mmfw-manifest.json"]
+        assert changed_files(installed) == ["missing: mmfw-manifest.json"]
 
     def test_a_failed_setup_leaves_the_old_copy_in_force(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,8 +148,8 @@ class TestGithub:
         installed = _fetch(monkeypatch)
         with Server.answering(refuse(404)) as server, pytest.raises(MmfError):
             install(github(server.url), force=True)
-        assert find() == installed
-        assert verify(installed) == []
+        assert find_mmf() == installed
+        assert changed_files(installed) == []
 
     def test_a_new_copy_that_cannot_take_its_place_leaves_the_old_one_there(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,8 +166,8 @@ class TestGithub:
         monkeypatch.setattr("mmf_win.files._PAUSE", 0.0)
         with Server.answering(send(ARCHIVE)) as server, pytest.raises(PermissionError):
             install(github(server.url), force=True)
-        assert find() == installed
-        assert verify(installed) == []
+        assert find_mmf() == installed
+        assert changed_files(installed) == []
         assert not staging_folder(home / "mmf").exists()
 
     def test_a_fake_disk_that_may_only_be_read_is_said_before_anything_is_fetched(
@@ -199,17 +206,17 @@ class TestGithub:
             assert died.returncode == 9
             assert staging_folder(home / "mmf").joinpath("new", "mmf", "mmf", "version.py").is_file()
             with pytest.raises(MmfError, match="MMF is not installed"):
-                find()
+                find_mmf()
             install(github(server.url))
-        assert find().version == VERSION
+        assert find_mmf().version == VERSION
         assert not staging_folder(home / "mmf").exists()
 
     def test_an_environment_can_be_moved(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _fetch(monkeypatch)
         moved = home.rename(home.with_name("moved"))
         monkeypatch.setenv("MMFW_HOME", str(moved))
-        assert find().root.is_relative_to(moved)
-        assert verify(find()) == []
+        assert find_mmf().root.is_relative_to(moved)
+        assert changed_files(find_mmf()) == []
 
 
 @no_pip
@@ -233,8 +240,8 @@ class TestPypi:
         _pin(monkeypatch, source)
         installed = install(source)
         assert installed == Installed(home / "mmf" / f"pypi-{VERSION}", VERSION, "pypi", None)
-        assert find() == installed
-        assert verify(installed) == []
+        assert find_mmf() == installed
+        assert changed_files(installed) == []
         assert (installed.root / "mmf/configs/real.yaml").is_file()
 
     def test_it_is_carried_over_as_the_guide_says(
@@ -259,11 +266,11 @@ class TestPypi:
         _pin(monkeypatch, source)
         installed = install(source)
         (installed.root / "mmf_cli/run.py").write_bytes(b"")
-        assert verify(installed) == ["changed: mmf_cli/run.py"]
-        assert verify(install(source)) == []
+        assert changed_files(installed) == ["changed: mmf_cli/run.py"]
+        assert changed_files(install(source)) == []
         record = installed.root / f"mmf-{VERSION}.dist-info/RECORD"
         record.write_text("", encoding="utf-8")
-        assert verify(installed) == [f"changed: mmf-{VERSION}.dist-info/RECORD"]
+        assert changed_files(installed) == [f"changed: mmf-{VERSION}.dist-info/RECORD"]
 
     def test_another_wheel_under_its_name_is_refused(self, home: Path, index: Path) -> None:
         source = pypi(index)
@@ -272,7 +279,7 @@ class TestPypi:
         with pytest.raises(MmfError, match="not the wheel that PyPI publishes"):
             install(source)
         with pytest.raises(MmfError, match="MMF is not installed"):
-            find()
+            find_mmf()
 
     def test_what_pip_said_is_shown_when_it_fails(self, home: Path, index: Path) -> None:
         source = pypi(index)
@@ -308,13 +315,13 @@ class TestCheckout:
         monkeypatch.chdir(checkout.parent)
         before = sorted(checkout.rglob("*"))
         use_checkout(Path(checkout.name))
-        assert find() == Installed(checkout.resolve(), VERSION, "path")
+        assert find_mmf() == Installed(checkout.resolve(), VERSION, "path")
         assert sorted(checkout.rglob("*")) == before
 
     def test_edits_are_not_damage(self, home: Path, checkout: Path) -> None:
         use_checkout(checkout)
         (checkout / "mmf/configs/real.yaml").write_text("a: 2\n", encoding="utf-8")
-        assert verify(find()) == []
+        assert changed_files(find_mmf()) == []
 
     def test_another_folder_is_refused(self, home: Path, checkout: Path) -> None:
         with pytest.raises(UsageError, match="not a checkout of MMF"):
@@ -326,7 +333,7 @@ class TestCheckout:
         use_checkout(checkout)
         checkout.rename(checkout.with_name("elsewhere"))
         with pytest.raises(MmfError, match="is incomplete") as raised:
-            find()
+            find_mmf()
         assert str(checkout.resolve()) in (hint_for(raised.value) or "")
 
 
@@ -338,7 +345,7 @@ def test_an_mmf_of_the_environment_is_found_without_being_imported(
         (user_dir / path).write_bytes(TREE[path].content)
     (user_dir / "mmf/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
-    assert find() == Installed(user_dir, VERSION, "environment")
+    assert find_mmf() == Installed(user_dir, VERSION, "environment")
 
 
 def test_packages_that_are_missing_are_named_with_their_cure(
@@ -357,10 +364,10 @@ def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:
     (home / "mmf").mkdir(parents=True)
     (home / "mmf/installed.json").write_text("{", encoding="utf-8")
     with pytest.raises(MmfError, match="cannot be read") as raised:
-        find()
+        find_mmf()
     assert "mmfw setup --mmf pypi" in (hint_for(raised.value) or "")
 
 
 @pytest.mark.torch
 def test_the_mmf_that_setup_brought_is_whole() -> None:
-    assert verify(find()) == []
+    assert changed_files(find_mmf()) == []

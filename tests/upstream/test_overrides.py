@@ -12,8 +12,8 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.console import shell_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
-from mmf_win.upstream.config import Experiment, merge, resolve
-from mmf_win.upstream.install import find
+from mmf_win.upstream.config import ConfigParts, compose, resolve
+from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.overrides import assign
 from mmf_win.upstream.versions import ONLY_IN, read_version, versions_with
 from tests.worlds.mmf_configuration import leaves
@@ -33,7 +33,7 @@ def places(user_dir: Path) -> Places:
 
 def assigned(root: Path, places: Places, *overrides: str) -> Any:
     """Our own configuration with overrides."""
-    config = merge(root, places, Experiment(*MMBT, offline=True))
+    config = compose(root, places, ConfigParts(*MMBT, offline=True))
     assign(config, overrides, version=read_version(root))
     return config
 
@@ -41,7 +41,7 @@ def assigned(root: Path, places: Places, *overrides: str) -> Any:
 @requires_newest_mmf
 def test_keys_of_one_version_alone_are_known() -> None:
     keys = {}
-    for root in (find().root, Path(str(NEWEST_MMF))):
+    for root in (find_mmf().root, Path(str(NEWEST_MMF))):
         defaults = OmegaConf.to_container(OmegaConf.load(root / "mmf" / "configs" / "defaults.yaml"))
         keys[read_version(root)] = {key for key, value in leaves(defaults) if value != {}}
     assert keys.keys() == ONLY_IN.keys()
@@ -55,7 +55,7 @@ def test_keys_of_one_version_alone_are_known() -> None:
 @pytest.mark.parametrize("word", ["training.fp16=True", "training.wandb.enabled=True", "trainer.type=mmf"])
 def test_a_key_of_another_version_is_told_so(places: Places, word: str) -> None:
     with pytest.raises(UsageError, match=r"1\.0\.0rc10 has no key .*; 1\.0\.0rc12 has") as caught:
-        assigned(find().root, places, word)
+        assigned(find_mmf().root, places, word)
     assert hint_for(caught.value) == "run `mmfw setup --mmf github`"
 
 
@@ -108,12 +108,12 @@ def test_the_value_that_a_hint_names_is_taken(mmf_root: Path, places: Places, wo
 def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: Places) -> None:
     word = "model_config.my_own.layers=3"
     with pytest.raises(UsageError):
-        resolve(mmf_root, places, Experiment(*MMBT), [word])
+        resolve(mmf_root, places, ConfigParts(*MMBT), [word])
     for words, settings in (((word, "env.user_dir=mine"), {}), ((word,), {"env": {"user_dir": "mine"}})):
-        resolve(mmf_root, places, Experiment(*MMBT, settings), words)
+        resolve(mmf_root, places, ConfigParts(*MMBT, settings), words)
     with pytest.raises(UsageError):
         words = ("training.no_such_key=1", "env.user_dir=mine")
-        resolve(mmf_root, places, Experiment(*MMBT), words)
+        resolve(mmf_root, places, ConfigParts(*MMBT), words)
 
 
 def test_a_preset_of_the_users_own_adds_the_key_that_the_hint_puts_there(
@@ -123,7 +123,7 @@ def test_a_preset_of_the_users_own_adds_the_key_that_the_hint_puts_there(
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
     settings = OmegaConf.create(str(hint_for(caught.value)).partition("settings: ")[2].replace("VALUE", "1"))
-    config = merge(mmf_root, places, Experiment(*MMBT, OmegaConf.to_container(settings), offline=True))
+    config = compose(mmf_root, places, ConfigParts(*MMBT, OmegaConf.to_container(settings), offline=True))
     assert config.optimizer.params.no_such_key == 1
 
 

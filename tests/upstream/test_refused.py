@@ -12,7 +12,7 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import presets
-from mmf_win.upstream.config import Experiment, merge, resolve
+from mmf_win.upstream.config import ConfigParts, compose, resolve
 from mmf_win.upstream.refused import require_usable
 from mmf_win.upstream.versions import read_version
 from tests.worlds.mmf_configuration import leaves
@@ -78,7 +78,7 @@ def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
     mmf_root: Path, places: Places, word: str, meant: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve(mmf_root, places, Experiment("mmbt", CONFIG, tree(word)))
+        resolve(mmf_root, places, ConfigParts("mmbt", CONFIG, tree(word)))
     assert meant in f"{caught.value} {hint_for(caught.value)}"
     assert word.partition("=")[0].partition(".")[0] in str(caught.value)
 
@@ -86,7 +86,7 @@ def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
 def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
     mmf_root: Path, places: Places
 ) -> None:
-    asked = Experiment("mmbt", CONFIG, tree("training.batchsize=4"))
+    asked = ConfigParts("mmbt", CONFIG, tree("training.batchsize=4"))
     resolve(mmf_root, places, asked, trained=True)
     with pytest.raises(UsageError):
         resolve(mmf_root, places, asked, ["training.batch_size=0"], trained=True)
@@ -97,15 +97,15 @@ def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
 )
 def test_the_same_holds_for_overrides(mmf_root: Path, places: Places, word: str) -> None:
     with pytest.raises(UsageError):
-        resolve(mmf_root, places, Experiment("mmbt", CONFIG), [word])
+        resolve(mmf_root, places, ConfigParts("mmbt", CONFIG), [word])
 
 
 def test_a_model_that_mmf_has_not_is_refused_but_for_ones_own(mmf_root: Path, places: Places) -> None:
     with pytest.raises(UsageError, match="mmbtt") as caught:
-        resolve(mmf_root, places, Experiment("mmbtt", CONFIG))
+        resolve(mmf_root, places, ConfigParts("mmbtt", CONFIG))
     assert "mmbt" in str(hint_for(caught.value))
     own = tree("env.user_dir=mine", "model_config.mmbtt.layers=3", "optimizer.type=mine")
-    resolve(mmf_root, places, Experiment("mmbtt", CONFIG, own))
+    resolve(mmf_root, places, ConfigParts("mmbtt", CONFIG, own))
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_a_model_that_mmf_has_not_is_refused_but_for_ones_own(mmf_root: Path, pl
     ],
 )
 def test_what_mmf_reads_is_taken(mmf_root: Path, places: Places, word: str) -> None:
-    resolve(mmf_root, places, Experiment("mmbt", CONFIG, tree(word)))
+    resolve(mmf_root, places, ConfigParts("mmbt", CONFIG, tree(word)))
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
 def test_nothing_that_mmfs_configurations_set_is_refused(mmf_root: Path, places: Places, name: str) -> None:
     preset = presets.load(name)
-    bare = OmegaConf.to_container(merge(mmf_root, places, Experiment(preset.model)))
-    whole = OmegaConf.to_container(merge(mmf_root, places, preset))
+    bare = OmegaConf.to_container(compose(mmf_root, places, ConfigParts(preset.model)))
+    whole = OmegaConf.to_container(compose(mmf_root, places, preset))
     require_usable(mmf_root, bare, {"model": preset.model, **dict(leaves(whole))}, read_version(mmf_root))
 
 
@@ -141,4 +141,4 @@ def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, plac
     for name in ("mmbt_grid", "visual_bert_coco"):
         preset = presets.load(name)
         settings = presets.merge(preset.settings, chosen)
-        resolve(mmf_root, places, Experiment(preset.model, preset.config, settings))
+        resolve(mmf_root, places, ConfigParts(preset.model, preset.config, settings))

@@ -38,7 +38,7 @@ def _train(rank: int, folder: str, asked: int) -> None:
     observer = Observer(AttemptRequest("train", "m", "mmf", str(root / "attempts" / "1")), stop)
     trainer = SimpleNamespace(num_updates=0, device="cpu", model=torch.nn.Linear(1, 1))
     trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1))
-    micro: Any = SimpleNamespace(batch=1, rows=1, remembered=False, fit="", search=None)
+    micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
 
     def save() -> None:
         if rank == 0:  # as MMF does

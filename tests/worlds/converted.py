@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.verify import verify
+from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths
 
 
@@ -15,4 +15,4 @@ def verify_dataset(
 ) -> list[Difference] | None:
     """Compare the files whose names matter with the manifest; None where no conversion has finished."""
     manifest = load_manifest(paths)
-    return manifest and verify(manifest, full=full, only=[name for name in manifest.files if only(name)])
+    return manifest and find_damage(manifest, full=full, only=[name for name in manifest.files if only(name)])

@@ -14,7 +14,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.specification import Specification, parse
-from mmf_win.sweeps.store import Row, State, Store
+from mmf_win.sweeps.store import State, Store, StoredTask
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +55,7 @@ def yaml(text: str) -> Specification:
     return parse(text, Path("params.yaml"))
 
 
-def rows(output: Path) -> dict[str, Row]:
+def rows(output: Path) -> dict[str, StoredTask]:
     """The tasks of a sweep by their names."""
     return {row.name: row for row in Store(SweepFolder(output)).rows()}
 

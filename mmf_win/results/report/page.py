@@ -19,12 +19,12 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
 from mmf_win.results.metrics import Score, measure
-from mmf_win.results.record import METRICS
 from mmf_win.results.report import plots
 from mmf_win.results.report.confounders import Pair, pairs
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.pictures import alike, thumbnail
 from mmf_win.results.report.scored import Scored, ranked, worst
+from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
@@ -124,17 +124,17 @@ def of_run(run: Run, scored: Scored | None, dataset: DatasetPaths, *, images: bo
 
 def of_ensemble(scored: Scored, dataset: DatasetPaths) -> dict[str, Any]:
     """What the page of an ensemble shows: as that of a run, without its training."""
-    members, folder = scored.record.get("members", []), scored.csv.parent
+    members, folder = scored.saved_metrics.get("members", []), scored.csv.parent
     return {
         "id": f"{folder.parent.name}/{folder.name}",
-        "name": f"{scored.record.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
+        "name": f"{scored.saved_metrics.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
         "summary": None,
         "curves": None,
         "training": [],
         "resources": [],
         "facts": [
             *(Fact.above("Member", member["run"]) for member in members),
-            *_versions(scored.record.get("versions", {})),
+            *_versions(scored.saved_metrics.get("versions", {})),
             *_facts_of(scored),
             Fact("Folder", str(folder)),
         ],
@@ -222,7 +222,7 @@ def _facts(
     if request.published_weights:
         facts += [
             Fact.above("Weights", f"published, {request.published_weights}"),
-            *_versions({} if scored is None else scored.record.get("versions", {})),
+            *_versions({} if scored is None else scored.saved_metrics.get("versions", {})),
             Fact("State", summary.state),
         ]
     else:
@@ -263,10 +263,10 @@ def _facts_of(scored: Scored) -> list[Fact]:
         Fact("Split", f"{scored.title}, {scored.coverage.amount} memes"),
         Fact("Annotations", f"sha256 {digest}", f"{digest[:8]}…"),
     ]
-    for member in scored.record.get("members", []):
+    for member in scored.saved_metrics.get("members", []):
         name, weights = Path(member["checkpoint"]).name, member["checkpoint_sha256"]
         facts.append(Fact("Checkpoint", f"{name}, sha256 {weights}", f"{name} {weights[:8]}…"))
-    origin = scored.record.get("threshold_from", "default")
+    origin = scored.saved_metrics.get("threshold_from", "default")
     chosen = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")
     return [*facts, Fact.above("Threshold", chosen), Fact("Predictions", scored.csv.name)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import DataError, NotPredicted, UsageError
 from mmf_win.paths import DatasetPaths, Places, new_file
-from mmf_win.results import record
+from mmf_win.results import saved_metrics
 from mmf_win.results.report import comparison, page
 from mmf_win.results.report.scored import Scored, predictions_of, read_scored
 from mmf_win.runs.folder import Run
@@ -76,7 +76,7 @@ def of_ensemble(csv: Path) -> Path:
     Raises:
         DataError: predictions or annotations cannot be read.
     """
-    facts = record.read(csv)
+    facts = saved_metrics.read(csv)
     annotations = Path(facts["annotations"])  # of own memes, it lies in no dataset, and a copy beside the CSV
     dataset = DatasetPaths(annotations.parent.parent)
     scored = read_scored(csv, facts["split"], dataset)

@@ -14,7 +14,7 @@ from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions
 from mmf_win.errors import DataError, NoDataset
 from mmf_win.paths import DatasetPaths
-from mmf_win.results import record
+from mmf_win.results import saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, NO_PROBABILITIES
 from mmf_win.runs.folder import Run
 from mmf_win.unpacking.staging import require_finished
@@ -48,7 +48,8 @@ class Scored:
         title: what the user calls it.
         annotations: the file that holds the memes.
         memes: in the order of the annotations.
-        record: what is written beside the CSV, see :mod:`mmf_win.results.record`; empty without that.
+        saved_metrics: what is written beside the CSV, see :mod:`mmf_win.results.saved_metrics`; empty
+            without that.
         full_rows: how many rows the full split has; None where that is not known.
     """
 
@@ -57,7 +58,7 @@ class Scored:
     title: str
     annotations: Path
     memes: tuple[ScoredMeme, ...]
-    record: dict[str, Any]
+    saved_metrics: dict[str, Any]
     full_rows: int | None = None
 
     @property
@@ -88,7 +89,7 @@ class Scored:
     @property
     def are_probabilities(self) -> bool:
         """Whether what was predicted for a meme is a probability, not a rank."""
-        return self.record.get("ensemble") not in NO_PROBABILITIES
+        return self.saved_metrics.get("ensemble") not in NO_PROBABILITIES
 
     @property
     def value_name(self) -> str:
@@ -98,7 +99,7 @@ class Scored:
     @property
     def threshold(self) -> float:
         """A probability above it was predicted to be hateful."""
-        value = self.record.get("threshold")
+        value = self.saved_metrics.get("threshold")
         return float(value) if isinstance(value, (int, float)) else DEFAULT_THRESHOLD
 
 
@@ -135,7 +136,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} again") from None
     memes = tuple(ScoredMeme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
-    facts = record.read(csv)
+    facts = saved_metrics.read(csv)
     if annotations == own:
         return Scored(csv, split, Path(str(facts.get("annotations", split))).name, annotations, memes, facts)
     return Scored(csv, split, split, annotations, memes, facts, coverage(dataset, split).full_rows)

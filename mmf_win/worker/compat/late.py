@@ -99,7 +99,7 @@ def remember_structure(module: ModuleType) -> None:
     define: Any = module.define_import_structure
 
     @wraps(define)
-    def remembered(module_path: Any, prefix: str | None = None) -> Any:
+    def found_once(module_path: Any, prefix: str | None = None) -> Any:
         path = Path(module_path)
         folder = path.parent if path.suffix else path
         of = _installed(folder) if folder.name == "models" else None  # that of one model is a few files
@@ -123,7 +123,7 @@ def remember_structure(module: ModuleType) -> None:
             write_json(kept, {"of": of, "found": plain})
         return found
 
-    module.define_import_structure = remembered  # type: ignore[attr-defined]
+    module.define_import_structure = found_once  # type: ignore[attr-defined]
 
 
 def _installed(models: Path) -> list[Any] | None:

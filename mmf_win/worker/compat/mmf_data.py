@@ -37,11 +37,11 @@ def _remember_annotation_file(module: ModuleType) -> None:
     init = database.__init__
 
     @wraps(init)
-    def remembered(self: Any, config: Any, path: str, *args: Any, **kwargs: Any) -> None:
+    def with_file(self: Any, config: Any, path: str, *args: Any, **kwargs: Any) -> None:
         self.mmfw_file = path
         init(self, config, path, *args, **kwargs)
 
-    database.__init__ = remembered
+    database.__init__ = with_file
 
 
 def _keep_suffixes(module: ModuleType) -> None:

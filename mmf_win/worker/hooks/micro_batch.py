@@ -13,7 +13,7 @@ from mmf.version import __version__ as mmf_version
 from omegaconf import OmegaConf
 
 from mmf_win.protocol import AttemptRequest
-from mmf_win.worker.hooks.search import Search, meter_of
+from mmf_win.worker.hooks.largest_fit import LargestFit, meter_of
 
 # What the memory of a pass depends on, beside the model; paths and learning rates are not among it.
 _KEYS = (
@@ -39,22 +39,22 @@ class MicroBatch:
         batch: rows an update, or a step of MMF's own accumulation, over all GPUs.
         rows: the micro-batch: how many of them go through the model in one pass, over all GPUs.
         fit: what a micro-batch that fits depends on, as text; the parent remembers ``rows`` by it.
-        remembered: whether ``rows`` is a micro-batch that fitted before.
-        search: looks for the largest micro-batch that fits; None when that is not wanted, or is found.
+        is_known_fit: whether ``rows`` is a micro-batch that fitted before.
+        finder: looks for the largest micro-batch that fits; None when that is not wanted, or is found.
     """
 
     def __init__(self, request: AttemptRequest, trainer: Any, precision: str) -> None:
         self.batch: int = get_batch_size() * get_world_size()
         self.fit = _dependencies(trainer, self.batch, f"{precision}, fast" if request.fast else precision)
         known = request.fits.get(self.fit)
-        self.remembered = request.micro_batch is None and known is not None
+        self.is_known_fit = request.micro_batch is None and known is not None
         self.rows: int = min(request.micro_batch or known or self.batch, self.batch)
-        self.search: Search | None = None
+        self.finder: LargestFit | None = None
         self._scaler, self._scale = trainer.scaler, 0.0
         meter = meter_of(trainer.device)
         if request.find_micro_batch and not (request.micro_batch or known) and meter is not None:
-            self.search = Search(get_batch_size(), meter)
-            self.rows = self.search.rows * get_world_size()
+            self.finder = LargestFit(get_batch_size(), meter)
+            self.rows = self.finder.rows * get_world_size()
 
     @property
     def limit(self) -> int:
@@ -63,18 +63,18 @@ class MicroBatch:
 
     def update_begins(self) -> None:
         """The gradients of an update are about to be computed."""
-        if self.search is not None:
+        if self.finder is not None:
             self._scale = self._scaler.get_scale()
-            self.search.update_begins()
+            self.finder.update_begins()
 
     def update_ends(self) -> bool:
         """An update is done; True when the next one has another micro-batch, or the search has ended."""
-        if self.search is None or self._scaler.get_scale() < self._scale:
+        if self.finder is None or self._scaler.get_scale() < self._scale:
             return False  # in fp16, an update that overflowed: the optimizer may not have made its state yet
-        found, before = self.search.update_ends(), self.rows
-        self.rows = self.search.rows * int(get_world_size())
+        found, before = self.finder.update_ends(), self.rows
+        self.rows = self.finder.rows * int(get_world_size())
         if found:
-            self.search = None
+            self.finder = None
         return found or self.rows != before
 
 

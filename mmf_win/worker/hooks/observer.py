@@ -85,15 +85,15 @@ class Observer:
             precision=precision,
             batch=micro.batch,
             micro_batch=micro.rows,
-            searching=micro.search is not None,
+            searching=micro.finder is not None,
             workers=trainer.config.training.num_workers,
             seed=trainer.config.training.seed,
             parameters=sum(p.numel() for p in trainer.model.parameters()),
-            remembered=micro.remembered,
+            known_fit=micro.is_known_fit,
             fit=micro.fit,
             data=self.request.data.get("train"),
         )
-        if self.request.find_micro_batch and micro.search is None:
+        if self.request.find_micro_batch and micro.finder is None:
             self.micro_batch_changed(micro)
         if self.request.profile and self.is_main:
             self._measured = Profiler(self.request, trainer, self.clock, micro.batch)
@@ -125,7 +125,7 @@ class Observer:
 
     def micro_batch_changed(self, micro: MicroBatch) -> None:
         """From the next update on, there is another micro-batch."""
-        self.event("micro_batch", rows=micro.rows, found=micro.search is None)
+        self.event("micro_batch", rows=micro.rows, found=micro.finder is None)
 
     def prediction_started(self, trainer: Any, batch: int, precision: str) -> None:
         """The model is loaded, and predicting starts, with ``batch`` rows in one pass unless set lower."""

@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 from mmf_win.paths import Places
-from mmf_win.upstream.install import find
+from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
 from mmf_win.worker import compat
@@ -39,7 +39,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
 @pytest.fixture(scope="module", params=["rc10", pytest.param("rc12", marks=requires_newest_mmf)])
 def root(request: pytest.FixtureRequest) -> Path:
     """The MMF that ``mmfw setup`` installed, or the checkout."""
-    return find().root if request.param == "rc10" else Path(str(NEWEST_MMF))
+    return find_mmf().root if request.param == "rc10" else Path(str(NEWEST_MMF))
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Obse
         model=SimpleNamespace(parameters=list),
         config=SimpleNamespace(training=training),
     )
-    micro: Any = SimpleNamespace(batch=1, rows=1, remembered=False, fit="", search=None)
+    micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
     observer.training_started(trainer, 4, micro, lambda: None, "fp32")
     trainer.num_updates += began < 4
     return observer

@@ -33,7 +33,7 @@ def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
             yield run
 
 
-def find(save_dir: Path, wanted: str | None) -> Run:
+def find_run(save_dir: Path, wanted: str | None) -> Run:
     """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.worker.hooks.search import Search, meter_of  # noqa: E402
+from mmf_win.worker.hooks.largest_fit import LargestFit, meter_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ class FakeMeter:
 def found(batch: int, memory: int) -> tuple[int, int]:
     """How many rows it comes to, and after how many updates."""
     meter = FakeMeter(memory)
-    search = Search(batch, meter)
+    search = LargestFit(batch, meter)
     for update in range(1, 10):
         meter.rows = search.rows
         search.update_begins()

@@ -36,7 +36,7 @@ def meter_of(device: torch.device) -> Meter | None:
 
 
 @dataclass
-class Search:
+class LargestFit:
     """Finds the most rows that fit, from the peaks of two ordinary updates.
 
     Memory grows linearly with the rows. The first update, during which the optimizer makes its
