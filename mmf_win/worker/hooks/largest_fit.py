@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -77,6 +78,6 @@ class LargestFit:
         (few, low), (many, high) = self.peaks.items()
         a_row = (high - low) / (many - few)
         usable = self.meter.limit() * _USABLE
-        divisors = [rows for rows in range(1, self.batch + 1) if self.batch % rows == 0]
-        fitting = [rows for rows in divisors if low + (rows - few) * a_row <= usable]
-        return max(fitting, default=1)
+        # A batch is cut into parts that are as equal as can be, and the largest has to fit.
+        largest = {math.ceil(self.batch / parts) for parts in range(1, self.batch + 1)}
+        return max((rows for rows in largest if low + (rows - few) * a_row <= usable), default=1)

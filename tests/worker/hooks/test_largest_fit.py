@@ -39,13 +39,13 @@ class FakeMeter:
 def found(batch: int, memory: int) -> tuple[int, int]:
     """How many rows it comes to, and after how many updates."""
     meter = FakeMeter(memory)
-    search = LargestFit(batch, meter)
+    finder = LargestFit(batch, meter)
     for update in range(1, 10):
-        meter.rows = search.rows
-        search.update_begins()
-        if search.update_ends():
+        meter.rows = finder.rows
+        finder.update_begins()
+        if finder.update_ends():
             assert meter.restarts == update
-            return search.rows, update
+            return finder.rows, update
     raise AssertionError("it has no end")
 
 
@@ -53,16 +53,19 @@ def found(batch: int, memory: int) -> tuple[int, int]:
     ("batch", "memory", "rows"),
     [
         (32, 100_000, 32),
-        (32, 4_000, 16),  # 26 rows would fit, but the parts of an update are to be equal
+        (32, 4_000, 16),  # 26 rows would fit, but two parts are to be equal
         (32, 2_900, 16),  # all but a tenth of it, which the allocator cannot use
-        (32, 2_800, 8),
+        (32, 2_800, 11),  # three parts
         (12, 2_000, 6),
-        (7, 1_800, 1),
+        (7, 1_800, 4),
+        (31, 4_000, 16),
         (32, 500, 1),
         (2, 100_000, 2),
     ],
 )
-def test_the_largest_divisor_that_fits_is_found_in_three_updates(batch: int, memory: int, rows: int) -> None:
+def test_the_largest_of_equal_parts_that_fit_is_found_in_three_updates(
+    batch: int, memory: int, rows: int
+) -> None:
     assert found(batch, memory) == (rows, 3)
 
 
