@@ -15,6 +15,7 @@ from mmf_win.files import read_json, remove, remove_tree, rename, replacing, wri
 from mmf_win.protocol import EventLog
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
+from tests.worlds.memes import SLOTS
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(user_dir: Path) -> None:
@@ -118,7 +119,7 @@ def test_what_another_program_holds_is_changed_once_it_lets_go_and_else_named_wi
 ) -> None:
     run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    run.save_request(RunRequest("mmbt"))
+    run.save_request(RunRequest("mmbt", splits=SLOTS))
     replaced, removed, inside = user_dir / "exit.json", user_dir / "old.json", user_dir / "runs" / "log.txt"
     inside.parent.mkdir()
     for path in (replaced, removed, inside):

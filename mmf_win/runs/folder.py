@@ -82,6 +82,8 @@ class Run(RunFolder):
             request = RunRequest(**known_fields(RunRequest, read_json(self.request_file)))
             if not request.model:
                 raise ValueError("it names no model")
+            if missing := {"train", "val", "test"} - request.splits.keys():
+                raise ValueError(f"it names no split for {min(missing)}")
             if not 0 <= request.created < LATEST:
                 raise ValueError(f"created cannot be {request.created}")
             return request

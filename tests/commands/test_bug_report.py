@@ -13,6 +13,7 @@ from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, EventLog, Exit
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
+from tests.worlds.memes import SLOTS
 
 SECRETS = ("hunter2 \"'2", "hf_hunter3hunter3", "hunter4")
 
@@ -25,7 +26,7 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("HF_TOKEN", SECRETS[1])
     run = Run.create(empty.save_dir, "mmbt_grid")
     overrides = [f"training.tracker.api_key={SECRETS[2]}", "training.max_updates=3"]
-    run.save_request(RunRequest(model="mmbt", config=None, overrides=overrides))
+    run.save_request(RunRequest(model="mmbt", splits=SLOTS, overrides=overrides))
     attempt = run.new_attempt()
     AttemptRequest("train", "mmbt", "mmf", str(attempt.path), overrides=overrides).save()
     EventLog(run.events, "1").write("note", text=f"password: {SECRETS[0]}")

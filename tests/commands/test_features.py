@@ -17,7 +17,7 @@ from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from tests.worlds import hostile, npy, zoo
-from tests.worlds.memes import tar_gz
+from tests.worlds.memes import SLOTS, tar_gz
 from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
 
@@ -196,7 +196,7 @@ def test_a_newest_run_whose_overrides_this_mmf_has_not_is_named_with_a_way_out(
     run.path.mkdir(parents=True)
     words = ["training.of_another_mmf=True"]
     data = str(shop.places.data_dir)
-    run.save_request(RunRequest("mmbt", preset="other", overrides=words, data_dir=data))
+    run.save_request(RunRequest("mmbt", preset="other", overrides=words, splits=SLOTS, data_dir=data))
     where = ["--data-dir", str(shop.places.data_dir), "--save-dir", str(shop.places.save_dir)]
     assert main(["features", "status", *where]) == 2
     said = capsys.readouterr().err

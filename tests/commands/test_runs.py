@@ -21,6 +21,7 @@ from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
+from tests.worlds.memes import SLOTS
 from tests.worlds.tools import typed
 
 
@@ -34,7 +35,7 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
         "config": None,
         "settings": {"training": {"batch_size": 8}},
         "overrides": [],
-        "splits": {"val": "dev"},
+        "splits": SLOTS,
         "data_dir": "data",
         "created": 1e9,
     }

@@ -10,6 +10,7 @@ from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs import checkpoints, history, lookup
 from mmf_win.runs.folder import Run, RunRequest
+from tests.worlds.memes import SLOTS
 from tests.worlds.torch_files import checkpoint
 
 
@@ -23,7 +24,7 @@ def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
             config=None,
             settings={},
             overrides=[],
-            splits={},
+            splits=SLOTS,
             data_dir="data",
             created=1_000_000.0,
         )
@@ -164,7 +165,7 @@ def test_the_best_validation_says_what_it_was_measured_on(tmp_path: Path) -> Non
 
 def test_before_its_first_validation_a_run_names_the_split_alone(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
-    run.save_request(replace(run.request(), splits={"val": "dev_seen"}))
+    run.save_request(replace(run.request(), splits={**run.request().splits, "val": "dev_seen"}))
     summary = history.summarize(run)
     assert (summary.validated_on, summary.val_rows, summary.val_full_rows) == ("dev_seen", None, None)
     assert history.details(run)["trained_on"] is None

@@ -10,11 +10,12 @@ import pytest
 from mmf_win.errors import DataError
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
+from tests.worlds.memes import SLOTS
 
 
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "mmbt_grid")
-    asked = RunRequest(model="mmbt", config=None, updates=500, seed=3, keep=2, detect_anomaly=True)
+    asked = RunRequest(model="mmbt", splits=SLOTS, updates=500, seed=3, keep=2, detect_anomaly=True)
     run.save_request(asked)
     assert run.request() == asked
     resumed = RunRequest(updates=900).over(run.request())
@@ -32,13 +33,15 @@ def test_the_last_word_about_the_precision_holds() -> None:
 def test_what_was_chosen_for_one_command_does_not_hold_for_the_next(tmp_path: Path) -> None:
     chosen = RunRequest(trust=True, retry=False, use_known_fits=False, detect_anomaly=True, stop_timeout=1)
     run = Run.create(tmp_path, "mmbt")
-    run.save_request(chosen.over(RunRequest(model="mmbt")))
+    run.save_request(chosen.over(RunRequest(model="mmbt", splits=SLOTS)))
     resumed = RunRequest().over(run.request())
     assert (resumed.trust, resumed.retry, resumed.use_known_fits) == (False, True, True)
     assert (resumed.detect_anomaly, resumed.stop_timeout) == (False, 30)
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "{half a"])
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "{half a", '{"model": "mmbt", "splits": {"train": "train"}}']
+)
 def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> None:
     run = Run.create(tmp_path, "mmbt")
     run.request_file.write_text(content, encoding="utf-8")

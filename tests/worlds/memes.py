@@ -21,6 +21,8 @@ from mmf_win.integrity.manifest import SUMS
 Files = dict[str, bytes]
 
 PHASE_1 = {"train": range(1, 7), "dev": range(7, 10), "test": range(10, 13)}
+SLOTS = {"train": "train", "val": "dev", "test": "test"}
+"""What a run of the first phase reads."""
 RELEASE = {
     "train": range(1, 7),
     "dev_seen": range(7, 10),
