@@ -34,13 +34,7 @@ mmfw has no detector. MMF's repository has scripts that run one, in tools/script
     metavar="FOLDER ...",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="LMDB",
-    help="Build this LMDB.  [default: detectron.lmdb where MMF looks]",
-)
+@options.output("Build this LMDB.  [default: detectron.lmdb where MMF looks]", "LMDB")
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace the LMDB that is there.")
 @options.as_json

@@ -6,12 +6,23 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
+from mmf_win.commands.completion import completed_by, presets, runs
 from mmf_win.commands.hints import hint_for
 from mmf_win.console import aligned, colour, moment, print_json, say, size, without_control_characters
 from mmf_win.errors import DataError, PasswordError, UsageError
 from mmf_win.integrity.finding import Finding
 
 _SHOWN = 10
+
+what = click.argument(
+    "what",
+    nargs=-1,
+    metavar="[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]",
+    shell_complete=completed_by("dataset", "features", "runs", "mmf", presets, runs),
+)
+"""What to verify or repair."""
 
 
 def require_folders(*named: Path | None) -> None:

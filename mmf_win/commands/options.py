@@ -85,6 +85,20 @@ fast = click.option(
     "order of channels. Dropout then draws other random numbers.  [default: the run's, else --no-fast]",
 )
 
+
+def output(meaning: str, metavar: str = "DIR") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``-o``, which names a folder, or a file where ``metavar`` is ``FILE``."""
+    is_file = metavar == "FILE"
+    path = click.Path(path_type=Path, dir_okay=not is_file, file_okay=is_file)
+    return click.option("-o", "--output", type=path, metavar=metavar, help=meaning)
+
+
+def form(*others: str, meaning: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--format``: text, or one of ``others``."""
+    choice = click.Choice(["text", *others])
+    return click.option("--format", "form", type=choice, default="text", show_default=True, help=meaning)
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 allow_missing = click.option(

@@ -114,13 +114,9 @@ Examples:
     default=True,
     help="Whether to make a page beside the predictions, which takes seconds.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Where prediction files, scores and pages go, each under a new name, so that nothing there is "
-    "overwritten. `mmfw report` and `mmfw runs` do not look there.  [default: the run's reports]",
+@options.output(
+    "Where prediction files, scores and pages go, each under a new name, so that nothing there is "
+    "overwritten. `mmfw report` and `mmfw runs` do not look there.  [default: the run's reports]"
 )
 @options.stop_timeout
 @options.no_retry

@@ -36,13 +36,7 @@ Examples:
 @click.option(
     "--updates", type=click.IntRange(6), default=30, show_default=True, metavar="N", help="How many to train."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="A new folder for the result.  [default: profiles/TIME in the save dir]",
-)
+@options.output("A new folder for the result.  [default: profiles/TIME in the save dir]")
 @click.option(
     "--batch-size",
     type=click.IntRange(1),

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from mmf_win.commands import findings, options
-from mmf_win.commands.completion import completed_by, presets, runs
 from mmf_win.commands.overrides import split_words
 from mmf_win.doctor.verify import Scope, repair
 from mmf_win.paths import Places
@@ -22,12 +21,7 @@ Examples:
   mmfw repair features --source /media/usb
   mmfw repair visual_bert_coco mmf""",
 )
-@click.argument(
-    "what",
-    nargs=-1,
-    metavar="[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]",
-    shell_complete=completed_by("dataset", "features", "runs", "mmf", presets, runs),
-)
+@findings.what
 @options.archives
 @options.data_dir
 @options.save_dir

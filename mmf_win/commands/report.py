@@ -33,13 +33,7 @@ Examples:
     shell_complete=completion.completed_by(completion.splits),
     help="Whose predictions to show.  [default: the newest]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Where the page goes.",
-)
+@options.output("Where the page goes.", "FILE")
 @click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @options.data_dir

@@ -58,14 +58,7 @@ Examples:
 )
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "csv"]),
-    default="text",
-    show_default=True,
-    help="How to print the list; CSV has all columns.",
-)
+@options.form("csv", meaning="How to print the list; CSV has all columns.")
 @options.runs_dir
 @options.as_json
 @click.pass_context

@@ -135,13 +135,7 @@ Examples:
 )
 @click.option("--dry-run", is_flag=True, help="Show the tasks, and what they will take; run nothing.")
 @click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="The sweep's folder.  [default: sweeps/NAME in the save dir]",
-)
+@options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
 @options.stop_timeout
 @options.data_dir
 @options.runs_dir

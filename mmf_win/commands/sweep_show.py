@@ -92,13 +92,9 @@ Examples:
     metavar="PARAMETER=VALUE",
     help="Compare the others with this combination, by a paired t-test over the seeds; may be repeated.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "tsv", "csv", "markdown"]),
-    default="text",
-    show_default=True,
-    help="How to print it; tsv and csv have means and deviations in columns of their own.",
+@options.form(
+    *("tsv", "csv", "markdown"),
+    meaning="How to print it; tsv and csv have means and deviations in columns of their own.",
 )
 @options.runs_dir
 @options.as_json

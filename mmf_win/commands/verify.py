@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import findings, options
-from mmf_win.commands.completion import completed_by, presets, runs
 from mmf_win.commands.overrides import split_words
 from mmf_win.doctor.verify import Scope, verify
 from mmf_win.errors import DamagedInputs, DataError
@@ -23,12 +22,7 @@ Examples:
   mmfw verify mmbt_grid/2026-01-31T12-00-00
   mmfw verify --data-dir D:\\data --json""",
 )
-@click.argument(
-    "what",
-    nargs=-1,
-    metavar="[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]",
-    shell_complete=completed_by("dataset", "features", "runs", "mmf", presets, runs),
-)
+@findings.what
 @click.option("--full", is_flag=True, help="Read every file, also those that nobody has touched.")
 @options.data_dir
 @options.save_dir
