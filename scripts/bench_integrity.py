@@ -31,15 +31,15 @@ _VERIFY = """\
 import sys
 from pathlib import Path
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.integrity.verify import verify
-assert verify(Manifest.load(Path(sys.argv[1])), full=sys.argv[2] == "full") == []
+from mmf_win.integrity.verify import find_damage
+assert find_damage(Manifest.load(Path(sys.argv[1])), full=sys.argv[2] == "full") == []
 """
 _RECORD = """\
 import sys
 from pathlib import Path
-from mmf_win.integrity.verify import record
+from mmf_win.integrity.verify import record_hashes
 folder = Path(sys.argv[1])
-record(folder, [path.name for path in folder.iterdir()])
+record_hashes(folder, [path.name for path in folder.iterdir()])
 """
 # In a process of its own: the peak of memory of others begins with what the process that starts them has had.
 _WRITE_FEATURES = """\

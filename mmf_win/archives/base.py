@@ -6,8 +6,8 @@ import hashlib
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -162,17 +162,13 @@ class Archive(ABC):
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance, digest: Digest | None
     ) -> Iterator[Extracted]:
         """Extract, hash beside it, and notice when somebody changes the archive meanwhile."""
-        with ExitStack() as stack:
-            hashing = stack.enter_context(_hashed(self.path, digest)) if digest is not None else None
-            try:
-                if wanted:
-                    yield from stack.enter_context(closing(self._extract(wanted, progress)))
-            except ArchiveError as error:
-                self._require_unchanged(error)
-                raise
-            if hashing is not None:
-                result_of(hashing)
-            self._require_unchanged()
+        try:
+            with hashed(self.path, digest), closing(self._extract(wanted, progress)) as extracted:
+                yield from extracted
+        except ArchiveError as error:
+            self._require_unchanged(error)
+            raise
+        self._require_unchanged()
 
     def _require_unchanged(self, cause: ArchiveError | None = None) -> None:
         if self._version is not None and _version(self.path) not in (None, self._version):
@@ -301,12 +297,15 @@ class Output:
 
 
 @contextmanager
-def _hashed(path: Path, digest: Digest) -> Iterator[Future[None]]:
-    """Feed a file to a digest in a thread, which ends with this, done or not.
+def hashed(path: Path, digest: Digest | None) -> Iterator[None]:
+    """Feed a file to a digest, if there is one, in a thread beside the block, at whose end it is complete.
 
     The system reads the file from the disk only once: whichever thread comes second to a part of it, this one
-    or those that extract, finds it in memory.
+    or those that extract, finds it in memory. When the block raises, the thread stops.
     """
+    if digest is None:
+        yield
+        return
     stopped = Event()
 
     def feed() -> None:
@@ -315,8 +314,10 @@ def _hashed(path: Path, digest: Digest) -> Iterator[Future[None]]:
             digest.update(memoryview(block)[:size])
 
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "mmfw-hash") as pool:
+        hashing = pool.submit(feed)
         try:
-            yield pool.submit(feed)
+            yield
+            result_of(hashing)
         finally:
             stopped.set()
 

@@ -1,78 +1,74 @@
-"""A stream that a thread of its own reads ahead, so that reading it and using it take place side by side."""
+"""What a tar holds, which a thread of its own reads and decompresses ahead of whoever uses it."""
 
 from __future__ import annotations
 
-import io
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO
+from pathlib import Path
 
 from mmf_win.archives.base import BLOCK
-from mmf_win.threads import result_of
+from mmf_win.fast_zlib import gunzip
+from mmf_win.threads import Advance, result_of
 
 _DEPTH = 4
 
 
-class ReadAhead(io.RawIOBase):
-    """The same bytes as ``stream``, read in blocks by a thread, of which a few wait at any time.
+class ReadAhead:
+    """The content of a file for tarfile to walk through, of which a few blocks wait at any time.
 
-    Two of them, one upon the other, make a pipeline: one thread reads a file, the next decompresses it, and
-    the reader of the last one does the rest. Only one thread may read it, and :meth:`close` ends its own.
+    Only one thread may read it, and :meth:`close` ends its own.
 
     Args:
-        stream: is read and closed by this.
-        observe: called with each block, in the thread, as soon as it is read.
+        path: the file.
+        is_packed: whether gzip has compressed it.
+        progress: called with the number of the file's own bytes just read, in the thread of the reader.
     """
 
-    def __init__(self, stream: IO[bytes], observe: Callable[[bytes], object] = lambda _: None) -> None:
-        self._stream, self._observe = stream, observe
+    def __init__(self, path: Path, is_packed: bool, progress: Advance) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._stream = gunzip(self._file) if is_packed else self._file
+        self._progress = progress
         self._rest = memoryview(b"")
-        self.taken = 0
+        self._at = self._reported = 0
         self._thread = ThreadPoolExecutor(1, "mmfw-read")
-        self._blocks = deque(self._thread.submit(self._next) for _ in range(_DEPTH))
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
+        self._blocks = deque(self._thread.submit(self._stream.read, BLOCK) for _ in range(_DEPTH))
 
     def take(self, most: int) -> memoryview:
         """The next bytes, not copied: at most so many, and no more than one block; none at the end only.
 
         Raises:
-            Exception: whatever reading the stream raised, once all bytes before that are taken.
+            Exception: whatever reading the file raised, once all bytes before that are taken.
         """
-        # The end, or what was raised, stays in front, so that it is there again for the next call.
-        if not self._rest and (block := result_of(self._blocks[0])):
-            self._blocks.popleft()
-            self._blocks.append(self._thread.submit(self._next))
-            self._rest = memoryview(block)
-            self.taken += len(block)
+        if not self._rest:
+            # The end, or what was raised, stays in front, so that it is there again for the next call.
+            if block := result_of(self._blocks[0]):
+                self._blocks.popleft()
+                self._blocks.append(self._thread.submit(self._stream.read, BLOCK))
+                self._rest = memoryview(block)
+            read = self._file.tell()
+            self._progress(read - self._reported)
+            self._reported = read
         taken, self._rest = self._rest[:most], self._rest[most:]
+        self._at += len(taken)
         return taken
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill as much of ``buffer`` as one block can; as :meth:`take`."""
-        taken = self.take(len(buffer))
-        buffer[: len(taken)] = taken
-        return len(taken)
+    def read(self, size: int) -> bytes:
+        """So many bytes; less at the end only."""
+        data = bytes(self.take(size))
+        while len(data) < size and (more := self.take(size - len(data))):
+            data += more
+        return data
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        """At most ``size`` bytes, and no more than one block; as :meth:`take`."""
-        if size is None or size < 0:
-            return self.readall()
-        taken = self.take(size)
-        block = taken.obj
-        return block if isinstance(block, bytes) and len(block) == len(taken) else bytes(taken)
+    def tell(self) -> int:
+        """How many bytes were taken."""
+        return self._at
+
+    def seek(self, position: int) -> None:
+        """Go forward to this position, or to the end."""
+        while self._at < position and self.take(min(position - self._at, BLOCK)):
+            pass
 
     def close(self) -> None:
-        """End the thread and close the stream."""
-        if not self.closed:
-            self._thread.shutdown(cancel_futures=True)
-            self._stream.close()
-        super().close()
-
-    def _next(self) -> bytes:
-        block = self._stream.read(BLOCK)
-        self._observe(block)
-        return block
+        """End the thread and close the file."""
+        self._thread.shutdown(cancel_futures=True)
+        self._file.close()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import tarfile
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from mmf_win.archives.base import BLOCK, Archive, Digest, Extracted, Member, with_problems, write_member
+from mmf_win.archives.base import (
+    BLOCK,
+    Archive,
+    Digest,
+    Extracted,
+    Member,
+    hashed,
+    with_problems,
+    write_member,
+)
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
-from mmf_win.fast_zlib import Inflater, gunzip
+from mmf_win.fast_zlib import Inflater
 from mmf_win.threads import Advance, ignore
 
 T = TypeVar("T")
@@ -40,8 +47,7 @@ _DAMAGE: tuple[type[Exception], ...] = (
 class TarArchive(Archive):
     """A tar. A compressed one is read through once to list it, which also verifies its checksum.
 
-    Members that are taken as they come, by :meth:`extract_in_order` or :meth:`hash_in_order`, need no list;
-    the archive is then read only once.
+    Members that are taken as they come, by :meth:`in_order`, need no list; it is then read only once.
 
     Args:
         path: the file.
@@ -60,70 +66,39 @@ class TarArchive(Archive):
             with self._damage_named():
                 self.members = with_problems(self._listed(progress))
 
-    def extract_in_order(
-        self,
-        choose: Callable[[Member], Path | None],
-        progress: Advance = ignore,
-        digest: Digest | None = None,
-    ) -> Iterator[Extracted]:
-        """Write members as they come in one pass over the archive, each with its time.
-
-        Args:
-            choose: asked for each member, says which file to write; None leaves the member out.
-            progress: called with the number of the archive's own bytes just read.
-            digest: is fed with the archive itself; complete when this has ended.
-
-        Yields:
-            what was written. Only at the end is it known that the archive is intact.
-
-        Raises:
-            ArchiveError: as :meth:`extract`.
-        """
-        with self._damage_named():
-            for member, target, mtime, content in self._pass(choose, progress, digest):
-                done = write_member(self.path, member, target, content, ignore)
-                # Else a file would look as if it were changed while it was hashed, and be hashed once more.
-                with suppress(OSError, OverflowError, ValueError):
-                    os.utime(target, (mtime, mtime))
-                yield done
-
-    def hash_in_order(
+    def in_order(
         self, choose: Callable[[Member], T | None], progress: Advance = ignore, digest: Digest | None = None
-    ) -> Iterator[tuple[T, int, str]]:
-        """Hash members as they come in one pass over the archive, writing nothing.
+    ) -> Generator[tuple[Member, T, Iterator[memoryview]], None, None]:
+        """Members as they come in one pass over the archive.
 
         Args:
-            choose: asked for each member, names it for the caller; None leaves the member out.
+            choose: asked for each member, says what it is for; None leaves the member out.
             progress: called with the number of the archive's own bytes just read.
             digest: is fed with the archive itself; complete when this has ended.
 
         Yields:
-            what ``choose`` said, the member's size in bytes and its SHA-256 in hex.
+            the member, what ``choose`` said, and its content, which is to be used before the next member is
+            asked for. Only at the end is it known that the archive is intact.
 
         Raises:
-            ArchiveError: as :meth:`extract`.
+            ArchiveError: as :meth:`extract`, also while the content is used.
         """
-        with self._damage_named():
-            for _, chosen, _, content in self._pass(choose, progress, digest):
-                sha256 = hashlib.sha256()
-                size = 0
-                for block in content:
-                    sha256.update(block)
-                    size += len(block)
-                yield chosen, size, sha256.hexdigest()
+        with self._damage_named(), hashed(self.path, digest), self._streamed(progress) as (content, tar):
+            for info in self._infos(tar):
+                if (chosen := choose(member := self._member(info))) is None:
+                    continue
+                if problem := member.problem or naming_problem(member.name):
+                    raise self._error(problem, member.name)
+                yield member, chosen, self._blocks(content, info)
+        self._require_unchanged()
 
     def _listed(self, progress: Advance) -> Iterator[Member]:
         if self._is_packed:
-            with self._streamed(progress, None) as (tar, _, finish):
+            with self._streamed(progress) as (_, tar):
                 yield from map(self._member, self._infos(tar))
-                finish()
-            return
-        with self.path.open("rb") as file, _Tar.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:
-            yield from map(self._member, self._infos(tar))
-            file.seek(tar.offset)
-            # tarfile takes one that was cut off at a header for complete.
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise self._error("not a valid tar: its end is missing")
+        else:
+            with self.path.open("rb") as file, _Tar.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:
+                yield from map(self._member, self._infos(tar))
 
     def _infos(self, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         """The headers of all members but folders."""
@@ -139,66 +114,37 @@ class TarArchive(Archive):
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
         left = len(wanted)
-        with (
-            self._damage_named(),
-            closing(self._pass(lambda member: wanted.get(member.name), ignore, None)) as chosen,
-        ):
-            for _, (member, target), _, content in chosen:
+        with closing(self.in_order(lambda member: wanted.get(member.name))) as chosen:
+            for _, (member, target), content in chosen:
                 yield write_member(self.path, member, target, content, progress)
                 left -= 1
                 if not left:
                     return
 
-    def _pass(
-        self, choose: Callable[[Member], T | None], progress: Advance, digest: Digest | None
-    ) -> Generator[tuple[Member, T, float, Iterator[bytes | memoryview]], None, None]:
-        """Each chosen member, what it was chosen for, its time and its content.
-
-        The content must be used before the next member is asked for.
-        """
-        with self._streamed(progress, digest) as (tar, forward, finish):
-            for info in self._infos(tar):
-                if (chosen := choose(member := self._member(info))) is None:
-                    continue
-                if problem := member.problem or naming_problem(member.name):
-                    raise self._error(problem, member.name)
-                yield member, chosen, info.mtime, _blocks(forward, info)
-            finish()
-        self._require_unchanged()
-
     def _member(self, info: tarfile.TarInfo) -> Member:
         return Member(self._safe_name(info.name), info.size, problem=_problem(info))
 
+    def _blocks(self, content: ReadAhead, info: tarfile.TarInfo) -> Iterator[memoryview]:
+        """The content of a member that is a file."""
+        with self._damage_named():
+            content.seek(info.offset_data)
+            left = info.size
+            while left:
+                if not (block := content.take(min(left, BLOCK))):
+                    raise tarfile.ReadError("unexpected end of data")
+                left -= len(block)
+                yield block
+
     @contextmanager
-    def _streamed(
-        self, progress: Advance, digest: Digest | None
-    ) -> Iterator[tuple[tarfile.TarFile, _Forward, Callable[[], None]]]:
-        """The tar for one pass from its beginning, its content, and what to call when all members are seen.
-
-        A thread reads the archive and hashes it, a second one decompresses it.
-        """
-        with ExitStack() as stack:
-            observe = digest.update if digest is not None else lambda _: None
-            raw = ReadAhead(self.path.open("rb", buffering=0), observe)
-            stack.callback(raw.close)
-            content = raw
-            if self._is_packed:
-                content = ReadAhead(gunzip(raw))  # type: ignore[arg-type]
-                stack.callback(content.close)
-            forward = _Forward(content, raw, progress)
-            tar = stack.enter_context(
-                _Tar.open(fileobj=forward, mode="r:", tarinfo=_Info)  # type: ignore[call-overload]
-            )
-
-            def finish() -> None:
-                last = forward.last_read
-                while forward.take(BLOCK):
-                    pass
-                # tarfile takes one that was cut off or damaged at a header for complete.
-                if last != bytes(tarfile.BLOCKSIZE):
-                    raise self._error(f"not a valid {self.format}: its end is missing")
-
-            yield tar, forward, finish
+    def _streamed(self, progress: Advance) -> Iterator[tuple[ReadAhead, tarfile.TarFile]]:
+        """The content for one pass from its beginning to its end, where gzip's checksum is, and the tar."""
+        with (
+            closing(ReadAhead(self.path, self._is_packed, progress)) as content,
+            _Tar.open(fileobj=content, mode="r:", tarinfo=_Info) as tar,  # type: ignore[call-overload]
+        ):
+            yield content, tar
+            while content.take(BLOCK):
+                pass
 
     @contextmanager
     def _damage_named(self) -> Iterator[None]:
@@ -221,6 +167,16 @@ class _Tar(tarfile.TarFile):
 class _Info(tarfile.TarInfo):
     """A member, before which no more is read into memory than a real one needs."""
 
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> _Info:
+        """The next member; tarfile would take a tar that was cut off or damaged at a header for complete."""
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"its end is missing ({error})") from error
+
     def _proc_member(self, tar: _Tar) -> tarfile.TarInfo | None:
         """Where tarfile wants subclasses to say how a type of member is read."""
         if self.type in _READ_AT_ONCE:
@@ -239,57 +195,6 @@ class _Info(tarfile.TarInfo):
 
     # What tarfile calls for each of the four ways to say that a member is sparse.
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
-
-
-class _Forward:
-    """A stream for tarfile to walk through; it tells, in its reader's thread, how far the archive was read.
-
-    Attributes:
-        last_read: what tarfile has read last.
-    """
-
-    def __init__(self, stream: ReadAhead, raw: ReadAhead, progress: Advance) -> None:
-        self._stream, self._raw, self._progress = stream, raw, progress
-        self._at = self._reported = 0
-        self.last_read = b""
-
-    def take(self, most: int) -> memoryview:
-        """The next bytes, at most so many and perhaps less; none at the end only."""
-        block = self._stream.take(most)
-        self._at += len(block)
-        taken = self._raw.taken
-        self._progress(taken - self._reported)
-        self._reported = taken
-        return block
-
-    def read(self, size: int) -> bytes:
-        """So many bytes; less at the end only."""
-        self.last_read = bytes(self.take(size))
-        while len(self.last_read) < size and (more := self.take(size - len(self.last_read))):
-            self.last_read += more
-        return self.last_read
-
-    def tell(self) -> int:
-        """How many bytes were taken."""
-        return self._at
-
-    def seek(self, position: int) -> None:
-        """Go forward to this position, or to the end."""
-        if position < self._at:
-            raise tarfile.StreamError("there is no way back")
-        while self._at < position and self.take(min(position - self._at, BLOCK)):
-            pass
-
-
-def _blocks(forward: _Forward, info: tarfile.TarInfo) -> Iterator[bytes | memoryview]:
-    """The content of a member that is a file."""
-    forward.seek(info.offset_data)
-    left = info.size
-    while left:
-        if not (view := forward.take(min(left, BLOCK))):
-            raise tarfile.ReadError("unexpected end of data")
-        left -= len(view)
-        yield view
 
 
 def _problem(info: tarfile.TarInfo) -> str | None:

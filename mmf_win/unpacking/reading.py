@@ -6,10 +6,12 @@ import hashlib
 import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from mmf_win.archives import Archive, Ask, Digest, Extracted, Member, open_archive
+from mmf_win.archives.base import write_member
 from mmf_win.archives.names import folded
 from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
@@ -21,6 +23,7 @@ Choose: TypeAlias = Callable[[str], str | None]
 """Name of a member → path of its file below the folder, with ``/``; None leaves the member out."""
 
 _LARGE = 1 << 20
+_JUST_BEFORE_NS = 3_000_000_000
 
 
 def everything(member: str) -> str:
@@ -91,8 +94,11 @@ def unpack_chosen(
         return here.new / name
 
     files: dict[str, Entry] = {}
+    # A file that looks as if it changed about when it was hashed would be hashed again at the next check.
+    mtime_ns = archive.path.stat().st_mtime_ns - _JUST_BEFORE_NS
     with closing(_written(archive, target, digest, title)) as written:
         for done in written:
+            os.utime(done.target, ns=(mtime_ns, mtime_ns))
             files[done.target.relative_to(here.new).as_posix()] = Entry(done.sha256, done.size)
             if len(files) == enough:
                 break
@@ -109,8 +115,11 @@ def hash_chosen(archive: Archive, choose: Choose, title: str) -> tuple[dict[str,
         raise ArchiveError(f"{archive.path}: not a tar, so files cannot be compared with it")
     digest, choose, files = hashlib.sha256(), _once(choose, archive.path), {}
     with Progress(title, archive.path.stat().st_size) as bar:
-        for name, size, sha256 in archive.hash_in_order(lambda m: choose(m.name), bar.advance, digest):
-            files[name] = Entry(sha256, size)
+        for member, name, content in archive.in_order(lambda m: choose(m.name), bar.advance, digest):
+            hasher = hashlib.sha256()
+            for block in content:
+                hasher.update(block)
+            files[name] = Entry(hasher.hexdigest(), member.size)
     return files, digest.hexdigest()
 
 
@@ -119,29 +128,18 @@ def _written(
 ) -> Generator[Extracted, None, None]:
     """Each member that has a target, once it is there."""
     if isinstance(archive, TarArchive):
-        with Progress(title, archive.path.stat().st_size) as bar, flushing_ahead() as grown:
-            writing: Path | None = None
-
-            def watched(member: Member) -> Path | None:
-                nonlocal writing
-                writing = target(member)
-                return writing
-
-            def advance(amount: int) -> None:
-                bar.advance(amount)
-                if writing is not None:
-                    grown(writing, amount)
-
-            yield from archive.extract_in_order(watched, advance, digest)
+        with (
+            Progress(title, archive.path.stat().st_size) as bar,
+            flushing_ahead() as grown,
+            closing(archive.in_order(target, bar.advance, digest)) as members,
+        ):
+            for member, file, content in members:
+                yield write_member(archive.path, member, file, content, partial(grown, file))
         return
     wanted = {member: path for member in archive.members if (path := target(member)) is not None}
     with Progress(title, sum(member.size for member in wanted)) as bar:
         targets = {member.name: path for member, path in wanted.items()}
-        mtime_ns = archive.path.stat().st_mtime_ns
-        for done in archive.extract(targets, bar.advance, digest):
-            # A file that looks as if it changed while it was hashed would be hashed again at the next check.
-            os.utime(done.target, ns=(mtime_ns, mtime_ns))
-            yield done
+        yield from archive.extract(targets, bar.advance, digest)
 
 
 def _once(choose: Choose, archive: Path) -> Choose:

@@ -144,7 +144,7 @@ def test_a_sparse_file_in_a_tar_is_refused(member: tarfile.TarInfo, user_dir: Pa
         open_archive(path)
     with open_archive(path, listed=False) as archive, pytest.raises(ArchiveError, match="sparse"):
         assert isinstance(archive, TarArchive)
-        list(archive.hash_in_order(lambda member: member))
+        list(archive.in_order(lambda member: member))
 
 
 def test_a_tar_whose_headers_would_take_long_to_read_is_refused(user_dir: Path) -> None:
@@ -152,14 +152,6 @@ def test_a_tar_whose_headers_would_take_long_to_read_is_refused(user_dir: Path) 
     path = hostile.tar_with(user_dir / "a.tar", *[hostile.tar_member("x", told=told)] * 400)
     with pytest.raises(ArchiveError, match=r"a\.tar: .* headers of \d+ bytes"):
         open_archive(path)
-
-
-def test_a_member_of_a_tar_whose_time_is_no_number_comes_out(user_dir: Path) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member("x", told={"mtime": "nan"}))
-    with open_archive(path, listed=False) as archive:
-        assert isinstance(archive, TarArchive)
-        (done,) = archive.extract_in_order(lambda _: user_dir / "x")
-    assert done.target.read_bytes() == b""
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "C:\\x"])
@@ -172,4 +164,4 @@ def test_a_tar_with_a_damaged_header_is_not_taken_for_one_that_ends_there(user_d
     path = hostile.tar_with(user_dir / "a.tar", *(hostile.tar_member(name) for name in "abc"))
     hostile.flip_byte(path, 512)
     with pytest.raises(ArchiveError, match="its end is missing"):
-        list(TarArchive(path, False, listed=False).extract_in_order(lambda member: user_dir / member.name))
+        open_archive(path)
