@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -44,21 +43,8 @@ py7zr.archiveinfo.MAX_NUMFILES = py7zr.archiveinfo.MAX_SUBSTREAMS = MOST_MEMBERS
 py7zr.archiveinfo.MAX_NUMFOLDERS = MOST_MEMBERS
 py7zr.archiveinfo.MAX_HEADER_SIZE = 1 << 25
 
-_calculate_key_once = lru_cache(maxsize=4)(calculate_key)
-
-
-@contextmanager
-def _each_key_once() -> Iterator[None]:
-    """Have py7zr calculate a key once only, as long as it works for us.
-
-    py7zr 1.0 and 1.1 calculate it, half a million steps of SHA-256, again for each solid block and each pass
-    over the archive. The function is a pure one, so archives that are read at the same time may share this.
-    """
-    py7zr.compressor.calculate_key = _calculate_key_once
-    try:
-        yield
-    finally:
-        py7zr.compressor.calculate_key = calculate_key
+# py7zr 1.0 and 1.1 make a key, by half a million steps of SHA-256, again for each solid block and each pass.
+py7zr.compressor.calculate_key = lru_cache(maxsize=4)(calculate_key)
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ class SevenZipArchive(Archive):
 
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         super().__init__(path, ask)
-        with path.open("rb") as file, _each_key_once():
+        with path.open("rb") as file:
             try:
                 opened = self._open(file)
             except PasswordRequired:  # even the list of members is encrypted
@@ -138,8 +124,7 @@ class SevenZipArchive(Archive):
             return True
         cheapest = min(first.values(), key=lambda member: member.size)
         try:
-            with _each_key_once():
-                self._unpack([cheapest.name], lambda _: _Sink(lambda block: None))
+            self._unpack([cheapest.name], lambda _: _Sink(lambda block: None))
         except Exception as error:
             if not _is_damage(error):
                 raise
@@ -157,8 +142,7 @@ class SevenZipArchive(Archive):
         shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
         chosen = [{m.name: wanted[m.name] for members in share for m in members} for share in shares]
         group: ThreadGroup[Extracted] = ThreadGroup()
-        with _each_key_once():
-            yield from group.run([partial(self._extract_share, share, group) for share in chosen], progress)
+        yield from group.run([partial(self._extract_share, share, group) for share in chosen], progress)
 
     def _extract_share(
         self, wanted: Mapping[str, tuple[Member, Path]], group: ThreadGroup[Extracted]

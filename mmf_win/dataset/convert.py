@@ -29,7 +29,7 @@ from mmf_win.integrity.manifest import Manifest, Source, noted
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.unpacking.extract import install, make_manifest
 from mmf_win.unpacking.reading import open_with_progress
-from mmf_win.unpacking.staging import Staging, finish_installation, is_unfinished, staging
+from mmf_win.unpacking.staging import Staging, finish_installation, is_unfinished, require_space, staging
 
 # SHA-256 of the archives that Facebook and DrivenData published: MMF's mmf_cli/hm_convert.py,
 # POSSIBLE_CHECKSUMS; the last one only in 1.0.0rc12
@@ -134,7 +134,8 @@ def convert(
             raise AlreadyThere(f"{paths.root}: {message}")
         archive.check_password()
         made_of = Source.of(source)
-        with staging(paths.root, needed=_size(archive, layout)) as here:
+        require_space(paths.root, _size(archive, layout))
+        with staging(paths.root) as here:
             digest = hashlib.sha256() if source.is_file() else None
             rows, images, files = unpack(archive, layout, here, digest, allow_missing=allow_missing)
             made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())

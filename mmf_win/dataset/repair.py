@@ -58,7 +58,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     with open_with_progress(source, ask) as opened:
         layout = find_layout(source, opened.members)
         opened.check_password()
-        with staging(paths.root, needed=manifest.size(names)) as here:
+        with staging(paths.root) as here:
             _, _, files = unpack(opened, layout, here, allow_missing=True, only=set(names))
             install_repaired(here, manifest, files, names, source)
     _log.info("%s: rewrote what was damaged, from %s", paths.root, source)

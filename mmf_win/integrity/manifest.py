@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from os import stat_result
@@ -179,20 +179,11 @@ class Manifest:
         except OSError as error:
             raise DamagedManifest(f"{path}: it cannot be read ({error.strerror})", folder=folder) from None
         hashes = _parse(path, text)
-        try:
-            notes = read_json(folder / _NOTES)
-            if (notes["format"], notes["sums"]) != (_FORMAT, hashlib.sha256(text).hexdigest()):
-                raise ValueError("the notes on another manifest")
-            source = None if notes["source"] is None else Source(**notes["source"])
-            result = dict(notes["result"])
-            if notes["basis"] not in get_args(Basis):
-                raise ValueError(notes["basis"])
-            files = {name: Entry(sha256, notes["sizes"].get(name)) for name, sha256 in hashes.items()}
-            checks = {name: Check(*map(int, values)) for name, values in notes["checks"].items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            files, known = {name: Entry(sha256) for name, sha256 in hashes.items()}, noted(folder)
-            return replace(known, files=files, basis="recorded") if known else cls(folder, files)
-        return cls(folder, files, notes["basis"], source, result, checks)
+        known, sums, sizes = _read_notes(folder)
+        if sums != hashlib.sha256(text).hexdigest():
+            files = {name: Entry(sha256) for name, sha256 in hashes.items()}
+            return replace(known, files=files, basis="recorded", checks={})
+        return replace(known, files={name: Entry(sha256, sizes.get(name)) for name, sha256 in hashes.items()})
 
     def save(self) -> None:
         """Write it into its folder.
@@ -249,19 +240,28 @@ class Manifest:
         """Where a file of the manifest is."""
         return self.folder / name
 
-    def size(self, names: Iterable[str] | None = None) -> int:
-        """Bytes of the files ``names``, of all when not given, as far as their sizes are known."""
-        return sum(self.files[name].size or 0 for name in (self.files if names is None else names))
-
 
 def noted(folder: Path) -> Manifest | None:
     """The manifest of a folder without its files, even if its ``SHA256SUMS`` is damaged; None if unknown."""
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+    known, sums, _ = _read_notes(folder)
+    return known if sums else None
+
+
+def _read_notes(folder: Path) -> tuple[Manifest, str | None, Mapping[str, int]]:
+    """The manifest of a folder without its files, the hash of their list, and their sizes.
+
+    All of it is empty where the notes are missing or damaged.
+    """
+    try:
         notes = read_json(folder / _NOTES)
-        source, basis = notes["source"], notes["basis"]
-        if basis in get_args(Basis):
-            return Manifest(folder, {}, basis, source and Source(**source), dict(notes["result"]))
-    return None
+        if notes["format"] != _FORMAT or notes["basis"] not in get_args(Basis):
+            raise ValueError("notes of another version")
+        source = notes["source"] and Source(**notes["source"])
+        checks = {name: Check(*map(int, values)) for name, values in notes["checks"].items()}
+        known = Manifest(folder, {}, notes["basis"], source, dict(notes["result"]), checks)
+        return known, notes["sums"], dict(notes["sizes"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return Manifest(folder, {}), None, {}
 
 
 def manifest_files(folder: Path) -> list[Path]:

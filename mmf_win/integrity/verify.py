@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -155,25 +154,10 @@ def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) 
 
 def _stats(root: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
     """The state of each file that is there; what is no file is left out."""
-    wanted = set(names)
-    if sys.platform == "win32":  # a folder's listing lacks the ids there, and may be late
-        found = ((name, root / name) for name in wanted)
-    else:
-        found = (item for folder in {n.rpartition("/")[0] for n in wanted} for item in _listing(root, folder))
     stats = {}
-    for name, file in found:
-        if name in wanted:
-            with suppress(OSError):
-                state = file.stat()
-                if stat.S_ISREG(state.st_mode):
-                    stats[name] = state
+    for name in names:
+        with suppress(OSError):
+            state = (root / name).stat()
+            if stat.S_ISREG(state.st_mode):
+                stats[name] = state
     return stats
-
-
-def _listing(root: Path, folder: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """A folder's entries. One listing is far faster than asking for thousands of files by name."""
-    try:
-        with os.scandir(root / folder) as entries:
-            return [(f"{folder}/{entry.name}" if folder else entry.name, entry) for entry in entries]
-    except OSError:
-        return []

@@ -18,7 +18,7 @@ from mmf_win.errors import ArchiveError, DataError
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import find_damage, mark_intact
-from mmf_win.unpacking.reading import Choose, everything, hash_chosen, least_size, unpack_chosen
+from mmf_win.unpacking.reading import Choose, everything, hash_chosen, unpack_chosen
 from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, staging
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def extract_verified(
     Raises:
         ArchiveError: the archive is damaged, hostile, none at all, or not the expected one.
         PasswordError: the password is missing or wrong; nothing was written.
-        ResourceError: there is not enough room; nothing was written.
+        ResourceError: there is not enough room; what was written is gone again.
         OSError: a file cannot be written; what was written is gone again.
     """
     finish_installation(folder)
@@ -68,7 +68,7 @@ def extract_verified(
     with open_archive(archive, ask, listed=False) as opened:
         opened.check_password()
         source = Source.of(archive)
-        with staging(folder, needed=least_size(opened, choose), wait=True) as here:
+        with staging(folder, wait=True) as here:
             manifest = _made_of(archive, folder, expected_sha256)
             if manifest is not None and not find_damage(manifest):
                 return manifest  # thanks to the process that was at work here until now
@@ -184,7 +184,7 @@ def repair(
 
     with open_archive(archive, ask, listed=False) as opened:
         opened.check_password()
-        with staging(manifest.folder, needed=manifest.size(names), wait=True) as here:
+        with staging(manifest.folder, wait=True) as here:
             files = unpack_chosen(opened, choose_wrong, here, title, enough=len(names))
             install_repaired(here, manifest, files, names, archive)
 

@@ -31,13 +31,6 @@ def everything(member: str) -> str:
     return member
 
 
-def least_size(archive: Archive, choose: Choose) -> int:
-    """Bytes that the chosen members take; of a tar, which has no list of them, its own size."""
-    if isinstance(archive, TarArchive):
-        return archive.path.stat().st_size
-    return sum(member.size for member in archive.members if choose(member.name) is not None)
-
-
 def open_with_progress(path: Path, ask: Ask | None = None) -> Archive:
     """Open an archive, with a bar if it has to be read to be listed, as a compressed tar has.
 
@@ -82,9 +75,12 @@ def unpack_chosen(
         ArchiveError: the archive is damaged or hostile, or two members are for one file.
         ResourceError: the members do not fit on the disk.
     """
-    sizes = {name: m.size for m in archive.members if (name := choose(m.name)) is not None}
+    if archive.members:
+        needed = sum(member.size for member in archive.members if choose(member.name) is not None)
+    else:  # a tar that was not listed
+        needed = archive.path.stat().st_size
+    require_space(here.new, needed)
     choose = _once(choose, archive.path)
-    require_space(here.new, sum(sizes.values()))
 
     def target(member: Member) -> Path | None:
         if (name := choose(member.name)) is None:

@@ -101,22 +101,18 @@ class Staging:
 
 
 @contextmanager
-def staging(root: Path, *, needed: int = 0, wait: bool = False) -> Iterator[Staging]:
+def staging(root: Path, *, wait: bool = False) -> Iterator[Staging]:
     """A staging folder in ``root``, which is made. It is empty at first, and gone afterwards.
 
     What a process that died has left in it is removed, or moved to its place where that had begun.
 
     Args:
         root: the folder that the files are for.
-        needed: bytes that will be written.
         wait: for another process to finish, rather than refuse; it may then have done the same step already.
 
     Raises:
-        ResourceError: they do not fit on the disk; nothing was written.
         UsageError: another process is at work in ``root``.
     """
-    if needed:
-        require_space(root, needed - _left_over(root))
     root.mkdir(parents=True, exist_ok=True)
     refused = _at_work(root)
     waiting = partial(_log.info, "%s; waiting for it to finish", refused)
@@ -130,13 +126,6 @@ def staging(root: Path, *, needed: int = 0, wait: bool = False) -> Iterator[Stag
         finally:
             if not is_unfinished(root):
                 _remove(here.folder)
-
-
-def _left_over(root: Path) -> int:
-    """Bytes that a process which died has left, and whose room is free again at the next start."""
-    if is_unfinished(root):
-        return 0
-    return sum(path.stat().st_size for path in Staging(root).new.rglob("*") if path.is_file())
 
 
 def staging_folder(root: Path) -> Path:
