@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,7 +16,8 @@ from mmf_win.archives.tar import TarArchive
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
 from mmf_win.integrity.manifest import Entry
-from mmf_win.unpacking.staging import Staging, flushing_ahead, require_space
+from mmf_win.threads import ignore
+from mmf_win.unpacking.staging import Staging, require_space
 
 Choose: TypeAlias = Callable[[str], str | None]
 """Name of a member → path of its file below the folder, with ``/``; None leaves the member out."""
@@ -126,11 +126,10 @@ def _written(
     if isinstance(archive, TarArchive):
         with (
             Progress(title, archive.path.stat().st_size) as bar,
-            flushing_ahead() as grown,
             closing(archive.in_order(target, bar.advance, digest)) as members,
         ):
             for member, file, content in members:
-                yield write_member(archive.path, member, file, content, partial(grown, file))
+                yield write_member(archive.path, member, file, content, ignore)
         return
     wanted = {member: path for member in archive.members if (path := target(member)) is not None}
     with Progress(title, sum(member.size for member in wanted)) as bar:

@@ -20,8 +20,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import inf
@@ -38,7 +38,6 @@ _log = logging.getLogger(__name__)
 _INSTALLING = "installing"
 _RESERVE = 64 << 20
 _FLUSHED_AT_ONCE = 8
-_AHEAD = 1 << 25
 
 
 class Staging:
@@ -183,28 +182,6 @@ def flush(path: Path) -> None:
     """Have the system write a file to the disk now, so that a power cut cannot take it back."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-@contextmanager
-def flushing_ahead() -> Iterator[Callable[[Path, int], None]]:
-    """Have the system write a file to the disk while it still grows, so that less is left to do at its end.
-
-    Yields:
-        what is to be called with the file that is being written, and about how many bytes were added.
-    """
-    grown = 0
-    flushed: Future[None] | None = None
-
-    def advance(file: Path, amount: int) -> None:
-        nonlocal grown, flushed
-        grown += amount
-        # Windows would not let a file that is broken be removed meanwhile.
-        if grown >= _AHEAD and sys.platform != "win32" and (flushed is None or flushed.done()):
-            # Should this fail, the flush of the complete file fails, too, and says so.
-            flushed, grown = thread.submit(flush, file), 0
-
-    with ThreadPoolExecutor(1, "mmfw-flush") as thread:
-        yield advance
 
 
 def flush_all(files: Sequence[Path]) -> None:
