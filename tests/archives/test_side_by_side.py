@@ -9,6 +9,7 @@ import sys
 import threading
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -19,6 +20,7 @@ from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
 from tests.worlds.memes import Files, tree
+from tests.worlds.packing import unpack
 
 PASSWORD = "secret"
 
@@ -68,26 +70,20 @@ def either_engine(request: pytest.FixtureRequest, tiny_rounds: None, monkeypatch
         monkeypatch.setitem(sys.modules, "_zipdecrypter", None)
 
 
-def extract(path: Path, out: Path, password: str | None = PASSWORD) -> Files:
-    with open_archive(path, None if password is None else lambda: password) as archive:
-        list(archive.extract({m.name: out / m.name for m in archive.members}))
-    return tree(out)
-
-
 def no_thread_is_left() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
 
 
 @pytest.mark.usefixtures("either_engine")
 def test_every_byte_comes_back(archive: Path, files: Files, user_dir: Path) -> None:
-    assert extract(archive, user_dir / "out") == files
+    assert unpack(archive, user_dir / "out", PASSWORD) == files
 
 
 @pytest.mark.usefixtures("either_engine")
 def test_plain_and_encrypted_members_in_one_archive(archive: Path, files: Files, user_dir: Path) -> None:
     plain = hostile.plain_zip(user_dir / "plain.zip", {f"plain/{n}": c for n, c in files.items()})
     mixed = hostile.joined_zips(user_dir / "mixed.zip", archive, plain)
-    assert extract(mixed, user_dir / "out") == files | {f"plain/{n}": c for n, c in files.items()}
+    assert unpack(mixed, user_dir / "out", PASSWORD) == files | {f"plain/{n}": c for n, c in files.items()}
 
 
 @pytest.mark.usefixtures("either_engine")
@@ -108,7 +104,7 @@ def test_a_damaged_member_is_named_and_leaves_no_file(archive: Path, files: File
     name = largest.filename
     hostile.flip_byte(archive, largest.header_offset + largest.compress_size // 2)
     with pytest.raises(ArchiveError, match=name):
-        extract(archive, user_dir / "out")
+        unpack(archive, user_dir / "out", PASSWORD)
     left = tree(user_dir / "out")
     assert all(files[name] == content for name, content in left.items()) and name not in left
     assert no_thread_is_left()
@@ -143,7 +139,7 @@ def test_a_full_disk_is_told_as_such(archive: Path, files: Files, user_dir: Path
     target.parent.mkdir(parents=True)
     target.symlink_to("/dev/full")
     with pytest.raises(OSError) as caught:
-        extract(archive, user_dir / "out")
+        unpack(archive, user_dir / "out", PASSWORD)
     assert caught.value.errno == errno.ENOSPC
     assert not target.is_symlink() and no_thread_is_left()
 
@@ -160,17 +156,13 @@ def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> N
     assert peak < 30 << 20
 
 
-def test_an_archive_that_changes_meanwhile_is_not_believed(archive: Path, user_dir: Path) -> None:
-    with open_archive(archive, lambda: PASSWORD) as opened:
-        os.utime(archive, (1, 1))
-        with pytest.raises(ArchiveError, match="changed while it was read"):
-            list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}))
-
-
-def test_an_archive_that_is_cut_meanwhile_is_not_believed(archive: Path, user_dir: Path) -> None:
+@pytest.mark.parametrize("change", [hostile.cut, lambda path: os.utime(path, (1, 1))], ids=["cut", "touched"])
+def test_an_archive_that_changes_meanwhile_is_not_believed(
+    change: Callable[[Path], object], archive: Path, user_dir: Path
+) -> None:
     with open_archive(archive, lambda: PASSWORD) as opened:
         opened.check_password()
-        hostile.cut(archive)
+        change(archive)
         with pytest.raises(ArchiveError, match="changed while it was read"):
             list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}))
 
@@ -189,5 +181,5 @@ def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
 
 def test_a_wrong_password_writes_nothing(archive: Path, user_dir: Path) -> None:
     with pytest.raises(PasswordError):
-        extract(archive, user_dir / "out", "wrong")
+        unpack(archive, user_dir / "out", "wrong")
     assert not (user_dir / "out").exists()
