@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import py7zr
 import pytest
 
+from mmf_win.archives import open_archive
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
+from mmf_win.errors import ArchiveError
+from tests.worlds import hostile
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,34 @@ def test_harmless_names_become_posix_paths(raw: str, safe: str) -> None:
 def test_names_that_lead_out_of_the_folder_are_refused(raw: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         safe_name(raw)
+
+
+def tar_with_name(path: Path, name: str) -> Path:
+    return hostile.tar_with(path, hostile.tar_member(name))
+
+
+def seven_zip_with_name(path: Path, name: str) -> Path:
+    with py7zr.SevenZipFile(path, "w") as archive:
+        archive.writestr(b"content", "x")
+        archive.header.files_info.files[0]["filename"] = name  # py7zr would not write some
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        *product(
+            [hostile.zip_with_name, tar_with_name, seven_zip_with_name],
+            ["/x", "C:\\x", "\\\\server\\x", "a/../../x", "..\\x"],
+        ),
+        (hostile.zip_with_name, "a\0b"),  # a NUL ends the names of the others
+    ],
+)
+def test_an_attack_by_names_is_refused_at_once(
+    make: Callable[[Path, str], Path], name: str, user_dir: Path
+) -> None:
+    with pytest.raises(ArchiveError, match=r"a\.bin: member .* is refused"):
+        open_archive(make(user_dir / "a.bin", name))
 
 
 @pytest.mark.parametrize("name", ["a:b", "aux", "img/con.png", "dot.", "img /x", "what?", "a\x1fb", "\udcff"])

@@ -60,23 +60,13 @@ def test_every_machine_has_the_portable_kernels() -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_all_lengths(kernel: str) -> None:
+def test_streams_of_all_lengths_and_all_fillings_of_the_lanes(kernel: str) -> None:
     random = Random(1)
     for size in range(301):
         check(kernel, [size, size], random)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_all_fillings_of_the_lanes(kernel: str) -> None:
-    random = Random(2)
     for count in range(2 * LANES + 3):
         check(kernel, [random.randrange(80) for _ in range(count)], random)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_streams_of_very_unequal_lengths(kernel: str) -> None:
-    random = Random(3)
-    for _ in range(20):
+    for _ in range(20):  # of very unequal lengths
         check(kernel, [int(2 ** random.uniform(0, 11)) for _ in range(random.randrange(50))], random)
 
 

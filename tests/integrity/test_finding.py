@@ -5,55 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Difference, differences
+from mmf_win.integrity.finding import differences
+from tests.worlds.memes import Files, lay_out
 
-EXPECTED = {"a.txt": b"one", "пакет/b.py": b"two"}
+EXPECTED: Files = {"a.txt": b"one", "gone": b"", "пакет/b.py": b"two"}
 
 
 def _identity(path: Path) -> str:
     return file_digest(path).hex()
 
 
-def _world(root: Path) -> dict[str, str]:
-    for path, content in EXPECTED.items():
-        (root / path).parent.mkdir(exist_ok=True)
-        (root / path).write_bytes(content)
-    return {path: _identity(root / path) for path in EXPECTED}
-
-
-def test_a_whole_folder_has_no_differences(user_dir: Path) -> None:
-    assert not list(differences(user_dir, _world(user_dir), _identity))
-
-
-def test_missing_and_changed_files_are_named(user_dir: Path) -> None:
-    expected = _world(user_dir)
-    (user_dir / "a.txt").unlink()
-    (user_dir / "пакет/b.py").write_bytes(b"twO")
-    assert list(differences(user_dir, expected, _identity)) == [
-        Difference("missing", "a.txt"),
-        Difference("changed", "пакет/b.py"),
-    ]
-
-
-def test_a_stray_module_is_named_since_python_would_import_it(user_dir: Path) -> None:
-    expected = _world(user_dir)
-    (user_dir / "пакет/a.py").touch()
-    assert [str(found) for found in differences(user_dir, expected, _identity)] == ["extra: пакет/a.py"]
-
-
-def test_caches_and_notes_beside_the_files_are_let_be(user_dir: Path) -> None:
-    expected = _world(user_dir)
-    (user_dir / "__pycache__").mkdir()
-    (user_dir / "__pycache__/b.cpython-311.pyc").touch()
-    (user_dir / "notes.md").touch()
+def test_missing_changed_and_importable_files_are_named_and_others_let_be(user_dir: Path) -> None:
+    lay_out(EXPECTED, user_dir)
+    expected = {path: _identity(user_dir / path) for path in EXPECTED}
+    lay_out({"пакет/__pycache__/b.cpython-311.pyc": b"", "notes.md": b""}, user_dir)
     assert not list(differences(user_dir, expected, _identity))
-
-
-def test_a_folder_in_the_place_of_a_file_is_a_missing_file(user_dir: Path) -> None:
-    expected = _world(user_dir)
     (user_dir / "a.txt").unlink()
-    (user_dir / "a.txt").mkdir()
-    assert list(differences(user_dir, expected, _identity)) == [Difference("missing", "a.txt")]
+    (user_dir / "a.txt").mkdir()  # a folder in the place of a file
+    (user_dir / "gone").unlink()
+    lay_out({"пакет/b.py": b"twO", "пакет/a.py": b""}, user_dir)
+    assert list(map(str, differences(user_dir, expected, _identity))) == [
+        "missing: a.txt",
+        "missing: gone",
+        "changed: пакет/b.py",
+        "extra: пакет/a.py",
+    ]
 
 
 def test_progress_is_told_in_bytes(user_dir: Path) -> None:

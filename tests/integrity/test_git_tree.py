@@ -23,24 +23,9 @@ def test_an_empty_file_and_an_empty_tree_have_the_ids_everybody_knows() -> None:
     assert tree_id({}) == "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 
-def test_a_tree_has_the_id_that_git_gave_it() -> None:
-    assert tree_id(_seen_by_git(dict(TREE))) == TREE_ID
-
-
-def test_the_order_of_the_files_does_not_matter() -> None:
-    assert tree_id(_seen_by_git(dict(reversed(TREE.items())))) == TREE_ID
-
-
-@pytest.mark.parametrize("path", TREE)
-def test_every_byte_counts(path: str) -> None:
-    changed = dict(TREE) | {path: TREE[path]._replace(content=TREE[path].content + b"x")}
-    assert tree_id(_seen_by_git(changed)) != TREE_ID
-
-
-def test_the_mode_counts() -> None:
-    assert (
-        tree_id(_seen_by_git(dict(TREE) | {"mmf.txt": File(TREE["mmf.txt"].content, "program")})) != TREE_ID
-    )
+@pytest.mark.parametrize("files", [TREE, dict(reversed(TREE.items()))], ids=["in order", "in another order"])
+def test_a_tree_has_the_id_that_git_gave_it(files: dict[str, File]) -> None:
+    assert tree_id(_seen_by_git(files)) == TREE_ID
 
 
 def test_a_file_on_disk_has_the_id_of_its_content(tmp_path: Path) -> None:
