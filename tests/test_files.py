@@ -53,15 +53,6 @@ def test_json_of_any_language_comes_back(user_dir: Path) -> None:
     assert read_json(path) == {"Память": ["中文", None, 1.5]}
 
 
-def test_what_is_no_json_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "note.json"
-    write_json(path, 1)
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert read_json(path) == 1
-    assert list(tmp_path.iterdir()) == [path]
-
-
 class Scanner:
     """In the place of Path.replace: refuses as a virus scanner does that holds the file, some times."""
 

@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,7 @@ import pytest
 from mmf_win.archives import open_archive, zip_extract
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
+from mmf_win.threads import Advance, ignore
 from tests.worlds import hostile
 from tests.worlds.memes import Files, tree
 from tests.worlds.packing import unpack
@@ -110,23 +112,21 @@ def test_a_damaged_member_is_named_and_leaves_no_file(archive: Path, files: File
     assert no_thread_is_left()
 
 
+def interrupt(amount: int) -> None:
+    """Press Ctrl+C."""
+    raise KeyboardInterrupt
+
+
 @pytest.mark.usefixtures("either_engine")
-def test_whoever_wants_no_more_gets_no_more(archive: Path, files: Files, user_dir: Path) -> None:
-    with open_archive(archive, lambda: PASSWORD) as opened:
-        extracting = opened.extract({m.name: user_dir / "out" / m.name for m in opened.members})
+@pytest.mark.parametrize("progress", [ignore, interrupt])
+def test_whoever_wants_no_more_or_presses_ctrl_c_gets_no_more(
+    progress: Advance, archive: Path, files: Files, user_dir: Path
+) -> None:
+    with open_archive(archive, lambda: PASSWORD) as opened, suppress(KeyboardInterrupt):
+        extracting = opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}, progress)
         next(iter(extracting))
+        assert progress is ignore
         extracting.close()  # type: ignore[attr-defined]
-    assert no_thread_is_left()
-    assert all(files[name] == content for name, content in tree(user_dir / "out").items())
-
-
-@pytest.mark.usefixtures("either_engine")
-def test_ctrl_c_in_the_middle_ends_all_threads(archive: Path, files: Files, user_dir: Path) -> None:
-    def interrupt(amount: int) -> None:
-        raise KeyboardInterrupt
-
-    with open_archive(archive, lambda: PASSWORD) as opened, pytest.raises(KeyboardInterrupt):
-        list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}, interrupt))
     assert no_thread_is_left()
     assert all(files[name] == content for name, content in tree(user_dir / "out").items())
 

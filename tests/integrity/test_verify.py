@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import SUMS, Check, Manifest, Source, manifest_files
+from mmf_win.integrity.manifest import SUMS, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import LOCK, find_damage, hash_files, last_check, record_hashes
 from mmf_win.locking import locked
 from tests.worlds import hostile
@@ -34,8 +34,14 @@ def folder(user_dir: Path) -> Path:
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of the files that :func:`verify` has read."""
+def recorded(folder: Path) -> Manifest:
+    """The manifest of these files."""
+    return record_hashes(folder, FILES)
+
+
+@pytest.fixture
+def read(recorded: Manifest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the files that :func:`find_damage` has read since they were recorded."""
     names: list[str] = []
 
     def remembering(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) -> Iterator[object]:
@@ -80,28 +86,20 @@ def let_the_clock_of_files_tick(folder: Path) -> None:
         probe.chmod(0o600)
 
 
-def test_files_that_nobody_touched_are_not_read_again(folder: Path, read: list[str]) -> None:
-    record_hashes(folder, FILES)
-    read.clear()
+def test_only_a_full_check_reads_files_that_nobody_touched(folder: Path, read: list[str]) -> None:
     assert find_damage(loaded(folder)) == []
     assert read == []
-
-
-def test_a_full_check_reads_everything(folder: Path, read: list[str]) -> None:
-    record_hashes(folder, FILES)
-    read.clear()
     assert find_damage(loaded(folder), full=True) == []
     assert sorted(read) == sorted(FILES)
 
 
-def test_what_is_wrong_is_named_in_the_order_of_the_manifest(folder: Path, read: list[str]) -> None:
-    manifest = record_hashes(folder, FILES)
-    read.clear()
+def test_what_is_wrong_is_named_in_the_order_of_the_manifest(
+    folder: Path, recorded: Manifest, read: list[str]
+) -> None:
     (folder / "empty").unlink()
     hostile.cut(folder / DATA)
     (folder / "с пробелом/文件.txt").write_bytes(b"y")
-    found = find_damage(manifest)
-    assert found == [
+    assert find_damage(recorded) == [
         Difference("changed", DATA, "5120 instead of 10240 bytes"),
         Difference("missing", "empty"),
         Difference("changed", "с пробелом/文件.txt", "other content"),
@@ -109,31 +107,21 @@ def test_what_is_wrong_is_named_in_the_order_of_the_manifest(folder: Path, read:
     assert read == ["с пробелом/文件.txt"]  # of the others the sizes tell enough
 
 
-def test_a_folder_in_the_place_of_a_file_is_a_missing_file(folder: Path) -> None:
-    manifest = record_hashes(folder, FILES)
-    (folder / "empty").unlink()
-    (folder / "empty").mkdir()
-    assert find_damage(manifest) == [Difference("missing", "empty")]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows has no /proc")
-def test_a_file_that_cannot_be_read_is_said_so(folder: Path) -> None:
-    manifest = record_hashes(folder, FILES)
+def test_a_file_that_cannot_be_read_is_said_so(folder: Path, recorded: Manifest) -> None:
     (folder / "empty").unlink()
     (folder / "empty").symlink_to("/proc/self/mem")  # of no size, and its first page is never there
-    assert [(d.kind, d.path) for d in find_damage(manifest)] == [("unreadable", "empty")]
+    assert [(d.kind, d.path) for d in find_damage(recorded)] == [("unreadable", "empty")]
 
 
-def test_only_some_files_are_looked_at_when_only_these_are_wanted(folder: Path) -> None:
-    manifest = record_hashes(folder, FILES)
+def test_only_some_files_are_looked_at_when_only_these_are_wanted(folder: Path, recorded: Manifest) -> None:
     (folder / "empty").unlink()
-    assert find_damage(manifest, only=[DATA]) == []
-    assert find_damage(manifest, only=["empty"]) == [Difference("missing", "empty")]
+    (folder / "empty").mkdir()  # a folder in the place of a file
+    assert find_damage(recorded, only=[DATA]) == []
+    assert find_damage(recorded, only=["empty"]) == [Difference("missing", "empty")]
 
 
 def test_a_touched_file_is_read_once_more_and_then_trusted_again(folder: Path, read: list[str]) -> None:
-    record_hashes(folder, FILES)
-    read.clear()
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
     for _ in range(2):
         assert find_damage(loaded(folder)) == []
@@ -141,8 +129,6 @@ def test_a_touched_file_is_read_once_more_and_then_trusted_again(folder: Path, r
 
 
 def test_what_was_wrong_is_read_again_until_it_is_right(folder: Path, read: list[str]) -> None:
-    record_hashes(folder, FILES)
-    read.clear()
     content = (folder / DATA).read_bytes()
     hostile.flip_byte(folder / DATA, 5000)
     for _ in range(2):
@@ -153,22 +139,19 @@ def test_what_was_wrong_is_read_again_until_it_is_right(folder: Path, read: list
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell when a file was touched")
-def test_a_flipped_byte_is_found_although_its_time_was_put_back(folder: Path) -> None:
-    record_hashes(folder, FILES)
+def test_a_flipped_byte_is_found_although_its_time_was_put_back(folder: Path, recorded: Manifest) -> None:
     let_the_clock_of_files_tick(folder)
     flip(folder / DATA)
     assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
 
 
-def test_a_full_check_finds_a_flipped_byte_on_every_system(folder: Path) -> None:
-    record_hashes(folder, FILES)
+def test_a_full_check_finds_a_flipped_byte_on_every_system(folder: Path, recorded: Manifest) -> None:
     flip(folder / DATA)
     assert find_damage(loaded(folder), full=True) == [Difference("changed", DATA, "other content")]
 
 
-def test_another_file_of_the_same_name_size_and_time_is_found_by_its_id(folder: Path) -> None:
-    manifest = record_hashes(folder, FILES)
-    check = manifest.checks[DATA]
+def test_another_file_of_the_same_size_and_time_is_found_by_its_id(folder: Path, recorded: Manifest) -> None:
+    check = recorded.checks[DATA]
     other = folder / "other"
     other.write_bytes((folder / DATA).read_bytes())
     flip(other)
@@ -179,18 +162,11 @@ def test_another_file_of_the_same_name_size_and_time_is_found_by_its_id(folder: 
     assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
 
 
-def test_what_was_changed_just_before_its_check_is_not_trusted(folder: Path, read: list[str]) -> None:
-    now = time.time_ns()
-    aged(folder, now)  # a later change within the same tick of a coarse clock would look the same
-    manifest = record_hashes(folder, FILES)
-    read.clear()
-    assert all(check.checked_ns - now < 2_000_000_000 for check in manifest.checks.values())
-    assert find_damage(loaded(folder)) == []
-    assert sorted(read) == sorted(FILES)
-
-
-def test_a_time_that_lies_ahead_of_the_check_is_not_trusted(folder: Path, read: list[str]) -> None:
-    aged(folder, time.time_ns() + DAY)
+@pytest.mark.parametrize("later", [0, DAY])
+def test_a_time_about_that_of_the_check_or_ahead_of_it_is_not_trusted(
+    later: int, folder: Path, read: list[str]
+) -> None:
+    aged(folder, time.time_ns() + later)  # a later change within a tick of a coarse clock looks the same
     record_hashes(folder, FILES)
     read.clear()
     assert find_damage(loaded(folder)) == []
@@ -210,18 +186,13 @@ def test_a_check_of_a_clock_that_ran_ahead_is_not_trusted(
     assert sorted(read) == sorted(FILES)  # once; that check was made by a clock that is right
 
 
-def test_the_oldest_check_that_holds_is_told(folder: Path) -> None:
-    before = time.time()
-    manifest = record_hashes(folder, FILES)
+def test_the_oldest_check_that_holds_is_told(folder: Path, recorded: Manifest) -> None:
     checked = last_check(loaded(folder))
-    assert checked is not None and before <= checked <= time.time()
-    old = manifest.checks[DATA]
-    manifest.checks[DATA] = Check(old.size, old.mtime_ns, old.change_ns, old.file_id, LONG_AGO + DAY)
-    assert last_check(manifest) == (LONG_AGO + DAY) / 1e9
+    assert checked == min(check.checked_ns for check in recorded.checks.values()) / 1e9
+    recorded.checks[DATA] = replace(recorded.checks[DATA], checked_ns=LONG_AGO + DAY)
+    assert last_check(recorded) == (LONG_AGO + DAY) / 1e9
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
-    assert last_check(manifest) is None
-    (folder / "empty").unlink()
-    assert last_check(manifest) is None
+    assert last_check(recorded) is None
 
 
 def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
@@ -242,8 +213,6 @@ def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
 def test_nothing_is_remembered_while_another_process_changes_the_folder(
     folder: Path, read: list[str]
 ) -> None:
-    record_hashes(folder, FILES)
-    read.clear()
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
     with locked(folder / LOCK):
         assert find_damage(loaded(folder)) == []
@@ -260,19 +229,16 @@ def test_recording_what_is_not_there_fails_and_writes_nothing(folder: Path) -> N
 
 @pytest.mark.parametrize("damage", ["missing", "with a comment"])
 def test_what_the_files_were_made_of_is_known_also_where_their_list_is_not_the_one_that_was_written(
-    folder: Path, damage: str
+    folder: Path, recorded: Manifest, damage: str
 ) -> None:
     source = Source("own.tar.gz", 1, 2, "/elsewhere/own.tar.gz", "a" * 64)
-    replace(record_hashes(folder, FILES), basis="archive", source=source).save()
+    replace(recorded, basis="archive", source=source).save()
     sums = folder / SUMS
     if damage == "missing":
         sums.unlink()
         record_hashes(folder, FILES)
     else:
         sums.write_text(f"# mine\n{sums.read_text(encoding='utf-8')}", encoding="utf-8", newline="\n")
-        loaded = Manifest.load(folder)
-        assert loaded is not None
-        loaded.save_checks()
-    manifest = Manifest.load(folder)
-    assert manifest is not None
+        loaded(folder).save_checks()
+    manifest = loaded(folder)
     assert (manifest.source, manifest.basis, manifest.was_changed) == (source, "recorded", True)

@@ -17,7 +17,9 @@ from tests.worlds import hostile
 from tests.worlds.memes import lay_out, tree
 
 
-def test_only_what_is_wrong_is_unpacked_again(archive: Path, folder: Path, written: list[str]) -> None:
+def test_only_what_is_wrong_is_unpacked_again_and_then_trusted_like_the_others(
+    archive: Path, folder: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = extract_verified(archive, folder)
     before = identities(folder)
     hostile.flip_byte(folder / "fc7_w.pkl", 100)
@@ -31,6 +33,10 @@ def test_only_what_is_wrong_is_unpacked_again(archive: Path, folder: Path, writt
     after = identities(folder)
     kept = before.keys() - {"fc7_w.pkl", "z/empty"}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    with monkeypatch.context() as patch:
+        patch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
+        loaded = Manifest.load(folder)
+        assert loaded is not None and find_damage(loaded) == []
     assert find_damage(manifest, full=True) == []
 
 
@@ -41,17 +47,6 @@ def test_extracting_again_mends(archive: Path, folder: Path, written: list[str])
     extract_verified(archive, folder)
     assert written == ["data.mdb"]
     assert tree(folder) == FILES
-
-
-def test_a_mended_file_is_trusted_like_the_others(
-    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = extract_verified(archive, folder)
-    hostile.cut(folder / "fc7_w.pkl")
-    repair(manifest, archive, find_damage(manifest))
-    loaded = Manifest.load(folder)
-    monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
-    assert loaded is not None and find_damage(loaded) == []
 
 
 def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: Path, folder: Path) -> None:
