@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -80,9 +80,7 @@ class SevenZipArchive(Archive):
                     opened = self._open(file)
                 except ArchiveError:
                     raise wrong_password(path) from None
-            members = with_problems(self._list(opened))
-        self.members: Sequence[SevenZipMember] = members
-        self._by_name = {member.name: member for member in members}
+            self.members: Sequence[SevenZipMember] = with_problems(self._list(opened))
 
     def _open(self, file: IO[bytes]) -> Any:
         # A file object, not a path: py7zr would unpack a path in threads of its own.
@@ -135,8 +133,9 @@ class SevenZipArchive(Archive):
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
         by_stream: dict[int, list[Member]] = defaultdict(list)
-        for name, (member, _) in wanted.items():
-            by_stream[self._by_name[name].stream].append(member)
+        for member in self.members:
+            if member.name in wanted:
+                by_stream[member.stream].append(member)
         size = sum(member.size for member, _ in wanted.values())
         count = max(1, min(worker_count(), size // _SMALLEST_SHARE))
         shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
@@ -173,14 +172,14 @@ class SevenZipArchive(Archive):
             if current is not None:
                 current.close()
 
-    def _unpack(self, names: Iterable[str], into: Callable[[str], Py7zIO]) -> None:
+    def _unpack(self, names: Collection[str], into: Callable[[str], Py7zIO]) -> None:
         """One pass over the archive; ``into`` is asked for each member's writer when its turn comes."""
         with self.path.open("rb") as file, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as nowhere:
             # py7zr judges names by the folder that it would unpack to, following the links there. Nothing is
             # written to this empty one; it keeps that judgement from depending on the user's folders.
             root = Path(nowhere).resolve()
             factory = _Factory(lambda joined: into(safe_name(Path(joined).relative_to(root).as_posix())))
-            targets = {self._by_name[name].raw_name for name in names}
+            targets = {member.raw_name for member in self.members if member.name in names}
             with self._open(file) as archive:
                 archive.extract(path=root, targets=targets, factory=factory)
 

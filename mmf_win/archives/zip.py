@@ -17,7 +17,7 @@ from typing import Any
 from mmf_win.archives.base import Archive, Ask, Extracted, Member, with_problems
 from mmf_win.archives.winzip_aes import METHOD, AesField
 from mmf_win.archives.zip_extract import extract
-from mmf_win.archives.zip_reader import LOCAL_HEADER, WantedMember, ZipMember, ZipReader
+from mmf_win.archives.zip_reader import LOCAL_HEADER, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
 from mmf_win.errors import ArchiveError, PasswordError
 from mmf_win.fast_zlib import crc32
@@ -47,11 +47,9 @@ class ZipArchive(Archive):
         infos = list(_directory(path))
         self._require_few(len(infos))
         self._require_names(info for info, problem in infos if problem is None)
-        listed = with_problems(
+        self.members: Sequence[ZipMember] = with_problems(
             self._member(info, problem) for info, problem in infos if not _text(info).endswith(("/", "\\"))
         )
-        self.members: Sequence[ZipMember] = listed
-        self._by_name = {member.name: member for member in listed}
 
     def _require_names(self, infos: Iterable[zipfile.ZipInfo]) -> None:
         """Refuse a directory that was damaged: no checksum protects it, and a file might seem to be missing.
@@ -86,8 +84,8 @@ class ZipArchive(Archive):
     def _extract(
         self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
     ) -> Generator[Extracted, None, None]:
-        tasks = [WantedMember(self._by_name[name], target) for name, (_, target) in wanted.items()]
-        return extract(self.path, self._secret, tasks, progress)
+        targets = {member: wanted[member.name][1] for member in self.members if member.name in wanted}
+        return extract(self.path, self._secret, targets, progress)
 
     def _password_fits(self) -> bool:
         smallest = sorted((m for m in self.members if m.encrypted and not m.problem), key=lambda m: m.size)

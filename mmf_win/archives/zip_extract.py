@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import zipfile
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from threading import Lock
 
 from mmf_win.archives.base import Extracted, Output, damaged, write_member
-from mmf_win.archives.zip_reader import WantedMember, ZipReader
-from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, native
+from mmf_win.archives.zip_reader import ZipMember, ZipReader
+from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.fast_zlib import Inflater
 from mmf_win.threads import Advance, ThreadGroup, worker_count
 
@@ -31,18 +31,17 @@ _MOST_IN_HAND = 1024
 
 
 def extract(
-    path: Path, secret: bytes, tasks: Iterable[WantedMember], progress: Advance
+    path: Path, secret: bytes, targets: Mapping[ZipMember, Path], progress: Advance
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
-    listed = list(tasks)
     is_native = native() is not None
-    count = max(1, min(worker_count(), sum(task.member.packed_size for task in listed) // _SMALLEST_ROUND))
+    count = max(1, min(worker_count(), sum(member.packed_size for member in targets) // _SMALLEST_ROUND))
     group: ThreadGroup[Extracted] = ThreadGroup()
-    side_by_side = TaskQueue(task for task in listed if task.member.classic and is_native)
-    one_by_one = TaskQueue(task for task in listed if not (task.member.classic and is_native))
+    side_by_side = MemberQueue(member for member in targets if member.classic and is_native)
+    one_by_one = MemberQueue(member for member in targets if not (member.classic and is_native))
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
-        workers = [_Worker(path, reader, secret, group, count) for reader in readers]
+        workers = [_Worker(path, targets, reader, secret, group, count) for reader in readers]
         yield from group.run([partial(worker.work, side_by_side, one_by_one) for worker in workers], progress)
 
 
@@ -53,53 +52,59 @@ def engine() -> str:
     return "fast-zip-decryption; a C compiler, or mmfw's own wheel, makes it faster"
 
 
-class TaskQueue:
-    """Tasks that threads take from: the largest first, then all others in the order of the archive.
+class MemberQueue:
+    """Members that threads take: the largest first, then all others in the order of the archive.
 
     A large member occupies a single lane for long. Begun last, it would end when all others are idle; and a
     thread that took all of them would work on when the other threads have ended.
     """
 
-    def __init__(self, tasks: Iterable[WantedMember]) -> None:
-        in_order = sorted(tasks, key=lambda task: task.member.info.header_offset)
-        large = [task for task in in_order if task.member.packed_size >= _LARGE]
-        self._large = deque(sorted(large, key=lambda task: -task.member.packed_size))
-        self._others = deque(task for task in in_order if task.member.packed_size < _LARGE)
+    def __init__(self, members: Iterable[ZipMember]) -> None:
+        in_order = sorted(members, key=lambda member: member.info.header_offset)
+        large = [member for member in in_order if member.packed_size >= _LARGE]
+        self._large = deque(sorted(large, key=lambda member: -member.packed_size))
+        self._others = deque(member for member in in_order if member.packed_size < _LARGE)
         self._lock = Lock()
-        self.left = sum(task.member.packed_size for task in in_order)
+        self.left = sum(member.packed_size for member in in_order)
 
-    def take(self, most: int | None = None) -> WantedMember | None:
-        """The next task, a large one only if it has no more than ``most`` bytes; None when there is none."""
+    def take(self, most: int | None = None) -> ZipMember | None:
+        """The next member, a large one only if it has at most so many bytes; None when there is none."""
         with self._lock:
-            if self._large and (most is None or self._large[0].member.packed_size <= most):
-                task = self._large.popleft()
+            if self._large and (most is None or self._large[0].packed_size <= most):
+                member = self._large.popleft()
             elif self._others:
-                task = self._others.popleft()
+                member = self._others.popleft()
             else:
                 return None
-            self.left -= task.member.packed_size
-            return task
+            self.left -= member.packed_size
+            return member
 
 
 class _Worker:
     """A thread's work: the members of the classic encryption in rounds, then all others one by one."""
 
     def __init__(
-        self, path: Path, reader: ZipReader, secret: bytes, group: ThreadGroup[Extracted], workers: int
+        self,
+        path: Path,
+        targets: Mapping[ZipMember, Path],
+        reader: ZipReader,
+        secret: bytes,
+        group: ThreadGroup[Extracted],
+        workers: int,
     ) -> None:
-        self._path, self._reader, self._group, self._workers = path, reader, group, workers
+        self._path, self._targets, self._reader = path, targets, reader
+        self._group, self._workers = group, workers
         self._keys = Cipher(secret).keys
 
-    def work(self, side_by_side: TaskQueue, one_by_one: TaskQueue) -> None:
+    def work(self, side_by_side: MemberQueue, one_by_one: MemberQueue) -> None:
         """Extract until there is no more."""
         if side_by_side.left:
             self._decrypt_in_rounds(side_by_side)
-        while (task := one_by_one.take()) is not None:
-            content = self._reader.content(task.member)
-            done = write_member(self._path, task.member, task.target, content, self._group.advance)
-            self._group.report(done)
+        while (member := one_by_one.take()) is not None:
+            content, target = self._reader.content(member), self._targets[member]
+            self._group.report(write_member(self._path, member, target, content, self._group.advance))
 
-    def _decrypt_in_rounds(self, queue: TaskQueue) -> None:
+    def _decrypt_in_rounds(self, queue: MemberQueue) -> None:
         from mmf_win.archives import _zipcrypto
 
         kernel = _zipcrypto.kernels()[0]
@@ -119,7 +124,7 @@ class _Worker:
             for stream in in_hand:
                 stream.close()
 
-    def _fill(self, in_hand: list[_Stream], view: memoryview, queue: TaskQueue) -> bool:
+    def _fill(self, in_hand: list[_Stream], view: memoryview, queue: MemberQueue) -> bool:
         """Read the next piece of each stream, and begin new ones while there is room; False at the end."""
         used = 0
         for stream in in_hand:
@@ -128,10 +133,10 @@ class _Worker:
         room = min(len(view), max(_SMALLEST_ROUND, queue.left // (2 * self._workers)))
         while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND:
             share = queue.left // self._workers - sum(stream.left for stream in in_hand)
-            task = queue.take(share if in_hand else None)
-            if task is None:
+            member = queue.take(share if in_hand else None)
+            if member is None:
                 break
-            stream = _Stream(self._path, task, self._keys, self._reader)
+            stream = _Stream(self._path, member, self._targets[member], self._keys, self._reader)
             in_hand.append(stream)
             used += stream.read(view, used)
         return bool(in_hand)
@@ -140,13 +145,13 @@ class _Worker:
 class _Stream:
     """A member on its way through the rounds of one thread."""
 
-    def __init__(self, path: Path, task: WantedMember, keys: tuple[int, int, int], reader: ZipReader) -> None:
-        self._path, self._member, self._target, self._reader = path, task.member, task.target, reader
-        self._offset = reader.data_offset(task.member)
+    def __init__(self, path: Path, member: ZipMember, target: Path, keys: Keys, reader: ZipReader) -> None:
+        self._path, self._member, self._target, self._reader = path, member, target, reader
+        self._offset = reader.data_offset(member)
         self._output: Output | None = None
         self._inflater: Inflater | None = None
         self.keys = keys
-        self.left = task.member.packed_size
+        self.left = member.packed_size
         self.start = self.size = 0
 
     def read(self, view: memoryview, start: int) -> int:

@@ -43,14 +43,6 @@ class ZipMember(Member):
         return self.info.compress_size
 
 
-@dataclass(frozen=True)
-class WantedMember:
-    """A member to extract, and the file to write."""
-
-    member: ZipMember
-    target: Path
-
-
 class ZipReader:
     """Reads members, one at a time, through a file handle of its own, so each thread has one.
 

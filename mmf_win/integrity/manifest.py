@@ -236,10 +236,6 @@ class Manifest:
         """Whether this is not the list that was written when an archive was unpacked."""
         return self.basis == "recorded" and self.source is not None and self.source.sha256 is not None
 
-    def path(self, name: str) -> Path:
-        """Where a file of the manifest is."""
-        return self.folder / name
-
 
 def noted(folder: Path) -> Manifest | None:
     """The manifest of a folder without its files, even if its ``SHA256SUMS`` is damaged; None if unknown."""

@@ -13,12 +13,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mmf_win.fast_zlib import crc32
 from mmf_win.threads import Advance, ignore
 
 # The first bytes of torch's file format before 1.6: its magic number, pickled.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_LOCAL_HEADER = b"PK\x03\x04"  # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7
 _PIECE = 1 << 20
 
 
@@ -63,15 +61,22 @@ def plain_contents(path: Path) -> Any:
 
 def _problem(file: BinaryIO, advance: Advance) -> str | None:
     try:
-        members = zipfile.ZipFile(file).infolist()
+        archive = zipfile.ZipFile(file)
+        _pickled(archive.infolist())
     except (zipfile.BadZipFile, ValueError, OSError):
         return "it is cut off or not a checkpoint"
-    try:
-        _pickled(members)
     except KeyError:
         return "it is a zip file but not a checkpoint"
-    damaged = next((member.filename for member in members if not _intact(file, member, advance)), None)
-    return f"it is damaged at {damaged}" if damaged else None
+    for member in archive.infolist():
+        try:
+            with archive.open(member) as content:
+                while piece := content.read(_PIECE):
+                    advance(len(piece))
+        except OSError:
+            raise
+        except Exception:  # whatever a damaged header leads to
+            return f"it is damaged at {member.filename}"
+    return None
 
 
 def _pickled(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
@@ -79,23 +84,6 @@ def _pickled(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
         if member.filename.endswith("/data.pkl"):
             return member
     raise KeyError("data.pkl")
-
-
-def _intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance) -> bool:
-    """Whether a member is where the directory says, of that length and with that checksum."""
-    file.seek(member.header_offset)
-    header = file.read(30)
-    if header[:4] != _LOCAL_HEADER or member.compress_type != zipfile.ZIP_STORED:
-        return False
-    names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-    file.seek(names, 1)
-    piece = memoryview(bytearray(_PIECE))
-    left, checksum = member.file_size, 0
-    while left and (size := file.readinto(piece[: min(left, _PIECE)])):  # type: ignore[attr-defined]
-        checksum = crc32(piece[:size], checksum)
-        left -= size
-        advance(size)
-    return not left and checksum == member.CRC
 
 
 class _Anything:

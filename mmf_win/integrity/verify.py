@@ -58,7 +58,7 @@ def find_damage(
         before = dict(manifest.checks)
         for name in wrong:
             manifest.checks.pop(name, None)
-        for name, sha256, check in hash_files({n: manifest.path(n) for n in to_read}, to_read, title):
+        for name, sha256, check in hash_files({n: manifest.folder / n for n in to_read}, to_read, title):
             manifest.checks.pop(name, None)
             if isinstance(sha256, OSError):
                 wrong[name] = Difference("unreadable", name, sha256.strerror or str(sha256))

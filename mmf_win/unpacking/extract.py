@@ -211,7 +211,7 @@ def install_repaired(
                 f"{archive}: there is {what} {name}", hint="this is another archive, or a damaged one"
             )
     flush_all([here.new / name for name in names])
-    here.install([(here.new / name, manifest.path(name)) for name in names])
+    here.install([(here.new / name, manifest.folder / name) for name in names])
     mark_intact(manifest, names)
 
 
