@@ -47,23 +47,13 @@ def test_tar_of_the_real_program_with_dots_and_long_names(user_dir: Path) -> Non
     assert unpack(user_dir / "a.tar.gz", user_dir / "out") == files
 
 
-@pytest.mark.parametrize("compression", ["", "gz"])
-def test_a_truncated_tar(compression: str, user_dir: Path) -> None:
-    path = hostile.cut(write_tar(user_dir / "a.tar", FILES, compression), 0.4)
-    with pytest.raises(ArchiveError, match="not a valid tar"):
-        open_archive(path)
-
-
-@pytest.mark.parametrize("into_the_header", [0, 100])
-def test_a_tar_that_was_cut_off_at_a_member_is_not_taken_for_whole(
-    into_the_header: int, user_dir: Path
-) -> None:
-    path = user_dir / "cut.tar"
-    path.write_bytes(gzip.decompress(tar_gz(FILES)))
+@pytest.mark.parametrize("place", [-600, 0, 100], ids=["in a member", "before a header", "in a header"])
+def test_a_tar_that_was_cut_off_is_not_taken_for_whole(place: int, user_dir: Path) -> None:
+    path = write_tar(user_dir / "cut.tar", FILES)
     with tarfile.open(path) as tar:
         last = tar.getmembers()[-1].offset
-    path.write_bytes(path.read_bytes()[: last + into_the_header])
-    with pytest.raises(ArchiveError, match=r"cut\.tar: not a valid tar: its end is missing"):
+    path.write_bytes(path.read_bytes()[: last + place])
+    with pytest.raises(ArchiveError, match=r"cut\.tar: not a valid tar: "):
         open_archive(path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -20,22 +19,7 @@ from tests.worlds.tools import call, requires_tool
 
 FILES: Files = {"data/a b.txt": b"words " * 500, "data/图/мем.png": bytes(range(256)) * 9, "data/empty": b""}
 
-# fox.txt, twice "The quick brown fox …", packed by 7-Zip 16.02 with AE-2 and the password "secret"
 FOX = b"The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy dog."
-AES_ZIPS = {
-    "AES-256": (
-        "UEsDBDMAAQBjAAAAIVAAAAAAUQAAAFkAAAAHAAsAZm94LnR4dAGZBwACAEFFAwgAgxm3TQ/4lhuYWBvnauEnWD31hxmZ+FaGO8q+"
-        "Xf4B4l7ITJ7EDYK0pOIV9k0V4DM+Ctc+khtSTZnvwN/9rYEB1sVKyYnjDqqWO1V4sihvTKydUEsBAj8DMwABAGMAAAAhUAAAAABR"
-        "AAAAWQAAAAcALwAAAAAAAAAggKSBAAAAAGZveC50eHQKACAAAAAAAAEAGAAAAAVpNsDVAQAAAAAAAAAAAAAAAAAAAAABmQcAAgBB"
-        "RQMIAFBLBQYAAAAAAQABAGQAAACBAAAAAAA="
-    ),
-    "AES-128": (
-        "UEsDBDMAAQBjAAAAIVAAAAAASQAAAFkAAAAHAAsAZm94LnR4dAGZBwACAEFFAQgAb9kmIuAkvunznaNF4xtdAA32bsnyMQ5aSGnn"
-        "yg8sDTzGsGoUOVi8yK2NULPwHIWLRPQ3/Ve6pudW97w+dRzlSkIoq4CDszLE6lBLAQI/AzMAAQBjAAAAIVAAAAAASQAAAFkAAAAH"
-        "AC8AAAAAAAAAIICkgQAAAABmb3gudHh0CgAgAAAAAAABABgAAAAFaTbA1QEAAAAAAAAAAAAAAAAAAAAAAZkHAAIAQUUBCABQSwUG"
-        "AAAAAAEAAQBkAAAAeQAAAAAA"
-    ),
-}
 
 
 @pytest.fixture
@@ -92,13 +76,6 @@ def test_zips_of_other_programs(command: list[str], user_dir: Path) -> None:
     if password is not None:
         with open_archive(user_dir / "a.zip", lambda: "wrong") as archive, pytest.raises(PasswordError):
             archive.check_password()
-
-
-@pytest.mark.parametrize("kind", AES_ZIPS)
-def test_aes_zip_of_7zip(kind: str, user_dir: Path) -> None:
-    path = user_dir / "fox.zip"
-    path.write_bytes(base64.b64decode(AES_ZIPS[kind]))
-    assert unpack(path, user_dir / "out", "secret") == {"fox.txt": FOX}
 
 
 @requires_tool("7z")

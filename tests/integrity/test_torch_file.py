@@ -43,16 +43,6 @@ def test_a_hole_where_a_member_begins_is_found(tmp_path: Path) -> None:
     assert problem(path) == "it is damaged at model/data/0"
 
 
-def test_a_directory_that_names_more_than_there_is_is_found(tmp_path: Path) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
-    content = path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
-        member = archive.getinfo("model/data/0")
-    shortened = content[: member.header_offset + 50] + content[member.header_offset + 50 + 90_000 :]
-    path.write_bytes(shortened)
-    assert problem(path) is not None
-
-
 @pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
 def test_a_file_cut_off_anywhere_is_found(tmp_path: Path, kept: int) -> None:
     path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
