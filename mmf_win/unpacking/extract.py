@@ -19,7 +19,7 @@ from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import find_damage, mark_intact
 from mmf_win.unpacking.reading import Choose, everything, hash_chosen, unpack_chosen
-from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, staging
+from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, require_space, staging
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ def extract_verified(
             manifest = _made_of(archive, folder, expected_sha256)
             if manifest is not None and not find_damage(manifest):
                 return manifest  # thanks to the process that was at work here until now
+            if not opened.members:  # a tar, of which nothing else is known yet
+                require_space(folder, archive.stat().st_size)
             digest = hashlib.sha256() if archive.is_file() else None
             files = unpack_chosen(opened, choose, here, title, digest)
             source = replace(source, sha256=None if digest is None else digest.hexdigest())

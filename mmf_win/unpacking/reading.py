@@ -75,11 +75,7 @@ def unpack_chosen(
         ArchiveError: the archive is damaged or hostile, or two members are for one file.
         ResourceError: the members do not fit on the disk.
     """
-    if archive.members:
-        needed = sum(member.size for member in archive.members if choose(member.name) is not None)
-    else:  # a tar that was not listed
-        needed = archive.path.stat().st_size
-    require_space(here.new, needed)
+    require_space(here.new, sum(member.size for member in archive.members if choose(member.name) is not None))
     choose = _once(choose, archive.path)
 
     def target(member: Member) -> Path | None:
@@ -110,8 +106,11 @@ def hash_chosen(archive: Archive, choose: Choose, title: str) -> tuple[dict[str,
     if not isinstance(archive, TarArchive):
         raise ArchiveError(f"{archive.path}: not a tar, so files cannot be compared with it")
     digest, choose, files = hashlib.sha256(), _once(choose, archive.path), {}
-    with Progress(title, archive.path.stat().st_size) as bar:
-        for member, name, content in archive.in_order(lambda m: choose(m.name), bar.advance, digest):
+    with (
+        Progress(title, archive.path.stat().st_size) as bar,
+        closing(archive.in_order(lambda m: choose(m.name), bar.advance, digest)) as members,
+    ):
+        for member, name, content in members:
             hasher = hashlib.sha256()
             for block in content:
                 hasher.update(block)
