@@ -99,7 +99,7 @@ def prediction(
         ),
         settings.predict(checkpoint),
         target.settings,
-        settings.features_in(features) if features else {},
+        settings.for_every_split(features=features) if features else {},
     )
     return AttemptRequest(
         "predict",

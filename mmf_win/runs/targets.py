@@ -107,4 +107,6 @@ class Target:
     @property
     def settings(self) -> Settings:
         """MMF's keys that name these memes, in place of the run's own splits, which need not be there."""
-        return settings.own_memes(self.annotations) if self.is_own else settings.one_split(self.name)
+        if self.is_own:  # their images are named by absolute paths
+            return settings.for_every_split(annotations=self.annotations, images=self.annotations.parent)
+        return settings.for_every_split(annotations=settings.ANNOTATIONS.format(self.name))

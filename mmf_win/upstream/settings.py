@@ -14,7 +14,6 @@ from mmf_win.upstream.versions import has_key
 
 Settings = dict[str, Any]
 
-_SLOTS = ("train", "val", "test")
 ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
 
@@ -133,30 +132,14 @@ def predict(checkpoint: Path) -> Settings:
     return {"run_type": "test", "evaluation": {"predict": True, "predict_file_format": "csv"}, **settings}
 
 
-def own_memes(annotations: Path) -> Settings:
-    """What prediction of memes outside the dataset needs, whose annotations name images by absolute paths.
-
-    MMF loads the splits for training and validation too, which need not be there.
-    """
-    every = {slot: [str(annotations)] for slot in _SLOTS}
-    images = {slot: [str(annotations.parent)] for slot in _SLOTS}
-    return {"dataset_config": {"hateful_memes": {"annotations": every, "images": images}}}
-
-
-def one_split(stem: str) -> Settings:
-    """What prediction of a split needs: MMF loads those for training and validation too, whatever they are.
+def for_every_split(**paths: Path | str) -> Settings:
+    """What a prediction reads: MMF loads the splits for training and validation too, whatever they are.
 
     Args:
-        stem: the annotation file's.
+        paths: ``annotations``, ``images`` or ``features`` → where they are.
     """
-    every = {slot: [ANNOTATIONS.format(stem)] for slot in _SLOTS}
-    return {"dataset_config": {"hateful_memes": {"annotations": every}}}
-
-
-def features_in(lmdb: Path) -> Settings:
-    """What reading region features from another LMDB than the dataset's needs."""
-    every = {slot: [str(lmdb)] for slot in _SLOTS}
-    return {"dataset_config": {"hateful_memes": {"features": every}}}
+    every = {kind: {slot: [str(path)] for slot in ("train", "val", "test")} for kind, path in paths.items()}
+    return {"dataset_config": {"hateful_memes": every}}
 
 
 def environment(

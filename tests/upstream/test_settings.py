@@ -75,10 +75,6 @@ def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
     assert checkpoint["resume"] is False, "else MMF takes current.ckpt whatever the file says"
 
 
-def test_a_value_may_hold_an_equals_sign() -> None:
-    assert settings.as_pairs(["a.b=c=d", "e="]) == ["a.b", "c=d", "e", ""]
-
-
 def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
