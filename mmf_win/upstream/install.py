@@ -173,7 +173,8 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
         MmfError: it cannot be had.
         OSError: the disk is full, or files are in use.
     """
-    root = _home() / source.folder
+    # Short, since paths on Windows may be no longer than 260 characters.
+    root = _home() / f"{source.name}-{(source.commit or source.version)[:12]}"
     with staging(_writable_home(), wait=True) as here:
         if force or not root.is_dir() or any(source.differences(root)):
             new = here.new / "mmf"
@@ -206,11 +207,9 @@ def use_checkout(checkout: Path) -> Installed:
 
 
 def changed_files(installed: Installed) -> list[str]:
-    """What is wrong with a copy, a line for each file; a copy that is not ours only has to be there."""
+    """What is wrong with a copy that :func:`find_mmf` found, a line for each file; a user may edit others."""
     source = source_of(installed)
-    if source is not None:
-        return [str(difference) for difference in source.differences(installed.root)]
-    return [] if _holds_mmf(installed.root) else ["missing: mmf/version.py or mmf_cli/run.py"]
+    return [] if source is None else [str(difference) for difference in source.differences(installed.root)]
 
 
 def source_of(installed: Installed) -> MmfSource | None:

@@ -46,11 +46,6 @@ class PypiWheel:
     name: Literal["pypi"] = "pypi"
     commit: None = None
 
-    @property
-    def folder(self) -> str:
-        """Named by the version."""
-        return f"pypi-{self.version}"
-
     def fetch(self, root: Path, scratch: Path) -> None:
         """Download the wheel by pip into ``scratch``, check its hash and unpack it into a new ``root``.
 
@@ -117,11 +112,6 @@ class GithubArchive:
 
     name: Literal["github"] = "github"
 
-    @property
-    def folder(self) -> str:
-        """Named by the commit; short, since paths on Windows may be no longer than 260 characters."""
-        return f"github-{self.commit[:12]}"
-
     def fetch(self, root: Path, scratch: Path) -> None:
         """Download the archive, unpack it and note the mode and id of each file."""
         archive = scratch / "mmf.tar.gz"
@@ -145,16 +135,14 @@ class GithubArchive:
         """Files whose id is not the noted one, and the notes themselves if they do not add up to the tree."""
         try:
             noted = {path: GitFile(mode, blob) for path, (mode, blob) in read_json(root / _MANIFEST).items()}
-            is_intact = tree_id(noted) == self.tree
+            if tree_id(noted) != self.tree:
+                raise ValueError("the notes on another tree")
         except FileNotFoundError:
             yield Difference("missing", _MANIFEST)
-            return
         except (ValueError, TypeError, AttributeError):
-            is_intact = False
-        if not is_intact:
             yield Difference("changed", _MANIFEST)
-            return
-        yield from differences(root, {path: file.blob for path, file in noted.items()}, file_blob_id)
+        else:
+            yield from differences(root, {path: file.blob for path, file in noted.items()}, file_blob_id)
 
 
 def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, GitFile]]:
@@ -174,13 +162,8 @@ def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, GitFile
         file = root.joinpath(*parts)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-        yield "/".join(parts), GitFile(_mode(member), blob_id(content))
-
-
-def _mode(member: tarfile.TarInfo) -> Mode:
-    if member.issym():
-        return "120000"
-    return "100755" if member.mode & 0o100 else "100644"
+        mode: Mode = "120000" if member.issym() else "100755" if member.mode & 0o100 else "100644"
+        yield "/".join(parts), GitFile(mode, blob_id(content))
 
 
 _MANIFEST = "mmfw-manifest.json"
