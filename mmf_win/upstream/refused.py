@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mmf_win.console import first_few
 from mmf_win.errors import UsageError
+from mmf_win.upstream.install import text_in_package
 from mmf_win.upstream.overrides import may_have_more, nearest_group, unknown_key
 
 # The keys that name what MMF's registry holds → of which kind.
@@ -158,11 +158,8 @@ def _registered(root: Path, kind: str) -> frozenset[str]:
     """The names under which MMF registers its classes of a kind; PyTorch's optimizers with them."""
     # What is indented is an example in a docstring.
     names = set(re.findall(rf'(?m)^@?registry\.register_{kind}\(\s*"([^"]+)"', _code(root)))
-    torch = find_spec("torch") if kind == "optimizer" else None
-    for folder in (torch.submodule_search_locations or []) if torch else []:
-        exports = Path(folder, "optim", "__init__.py").read_text("utf-8")
-        names |= set(re.findall(r"(?m)^from [\w.]+ import ([A-Z]\w+)", exports)) - {"Optimizer"}
-    return frozenset(names)
+    exports = text_in_package("torch", "optim", "__init__.py") if kind == "optimizer" else ""
+    return frozenset(names | set(re.findall(r"(?m)^from [\w.]+ import ([A-Z]\w+)", exports)) - {"Optimizer"})
 
 
 @lru_cache
