@@ -26,7 +26,7 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.console import Progress, size
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.files import remove, rename
+from mmf_win.files import naming, remove, rename
 from mmf_win.integrity.digest import file_digest
 from mmf_win.locking import locked
 
@@ -97,11 +97,7 @@ def remote_size(url: str) -> int | None:
     return None
 
 
-class _BrokenError(Exception):
-    """The connection ended, or stalled; it may work the next time."""
-
-
-_NETWORK = (_BrokenError, urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+_NETWORK = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 class _Part:
@@ -179,26 +175,23 @@ class _Part:
             total = int(place[2]) if place and place[2] != "*" else None
             if place is None or int(place[1]) != self._done:
                 self.discard()
-                raise _BrokenError("the server sent another part than it was asked for")
+                raise ConnectionError("the server sent another part than it was asked for")
         elif self._done:
             self.discard()  # it cannot send parts
         return total
 
     def _receive(self, answer: Any, total: int | None, title: str) -> None:
-        with Progress(title, total, initial=self._done) as progress, self._path.open("ab") as file:
+        progress = Progress(title, total, initial=self._done)
+        with progress, naming(self._path), self._path.open("ab") as file:
             while piece := _read(answer):
-                try:
-                    file.write(piece)
-                    file.flush()  # what has arrived outlives this process
-                except OSError as error:
-                    error.filename = str(self._path)  # a full disk does not say whose file it was
-                    raise
+                file.write(piece)
+                file.flush()  # what has arrived outlives this process
                 self._hash.update(piece)
                 self._done += len(piece)
                 progress.advance(len(piece))
         # http.client reports a short body only when it was asked for the whole at once.
         if total is not None and self._done != total:
-            raise _BrokenError(f"the connection ended after {self._done} of {total} bytes")
+            raise ConnectionError(f"the connection ended after {self._done} of {total} bytes")
 
 
 def _opened(
@@ -219,7 +212,7 @@ def _read(answer: Any) -> bytes:
     try:
         return bytes(answer.read1(_PIECE))  # what is there already: no byte that has arrived is lost
     except (OSError, http.client.HTTPException) as error:
-        raise _BrokenError(_reason(error)) from error
+        raise ConnectionError(_reason(error)) from error
 
 
 def _may_pass(error: Exception) -> bool:
