@@ -76,7 +76,7 @@ class Conversion:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Conversion:
         """What :meth:`to_json` made."""
-        splits = {split: SplitSummary.from_json(summary) for split, summary in value["splits"].items()}
+        splits = {split: SplitSummary(**summary) for split, summary in value["splits"].items()}
         return cls(**{**value, "target": Path(value["target"]), "splits": splits})
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from mmf_win.dataset.annotations import Row, count_rows
 from mmf_win.dataset.manifest import load_manifest
@@ -35,7 +34,7 @@ class SplitSummary:
     hateful: int | None
     benign: int | None
     missing: int
-    missing_ids: tuple[str, ...] = ()
+    missing_ids: list[str] = field(default_factory=list)
     own: bool = False
 
     @classmethod
@@ -49,18 +48,9 @@ class SplitSummary:
             hateful=labels.count(1) if labelled else None,
             benign=labels.count(0) if labelled else None,
             missing=len(missing),
-            missing_ids=tuple(row.shown_id for row in missing),
+            missing_ids=[row.shown_id for row in missing],
             own=own,
         )
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SplitSummary:
-        """From the plain values of a record.
-
-        Raises:
-            KeyError, TypeError: they are others than a record has.
-        """
-        return cls(**{**value, "missing_ids": tuple(value["missing_ids"])})
 
 
 @dataclass(frozen=True)
@@ -119,7 +109,7 @@ def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
     with suppress(DataError, OSError, KeyError, TypeError, AttributeError):
         manifest, file = load_manifest(paths), paths.split(split)
         if manifest and manifest.files[f"annotations/{file.name}"].sha256 == file_digest(file).hex():
-            return SplitSummary.from_json(manifest.result["splits"][split])
+            return SplitSummary(**manifest.result["splits"][split])
     return None
 
 

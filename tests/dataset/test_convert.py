@@ -178,7 +178,7 @@ def test_missing_images_are_counted_for_each_split(half: Path, places: Places) -
 
 def test_memes_without_an_image_can_be_left_out(half: Path, places: Places) -> None:
     result = convert(half, places, ask=lambda: PASSWORD, allow_missing=True)
-    assert result.splits["train"] == SplitSummary(4, 2, 2, missing=2, missing_ids=("1", "2"))
+    assert result.splits["train"] == SplitSummary(4, 2, 2, missing=2, missing_ids=["1", "2"])
     train = places.dataset.split("train").read_bytes()
     assert train == b"".join(memes()["hateful_memes/train.jsonl"].splitlines(keepends=True)[2:])
     assert places.dataset.split("test_seen").read_bytes() == memes()["hateful_memes/test_seen.jsonl"]
