@@ -10,7 +10,7 @@ from mmf_win.console import first_few
 from mmf_win.dataset.layout import find_layout
 from mmf_win.dataset.manifest import require_list
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import DamagedManifest, DatasetError, MissingArchive
+from mmf_win.errors import DamagedManifest, MissingArchive, UnknownOrigin
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places
@@ -35,7 +35,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         the files that were written, relative to the dataset's root; empty if all were intact.
 
     Raises:
-        DatasetError: no dataset was converted here.
+        UnknownOrigin: no dataset was converted here.
         MissingArchive: the archive is not where it lay, and ``archive`` does not name it either.
         DamagedManifest: nothing tells which files are damaged; :func:`~mmf_win.dataset.convert.convert`
             with the same archive rewrites all of them.
@@ -47,7 +47,8 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     finish_installation(paths.root)
     manifest = require_list(paths)
     if manifest is None:
-        raise DatasetError(f"{paths.root}: no dataset was converted here")
+        message = "nothing tells what it was converted from, nor which of its files are damaged"
+        raise UnknownOrigin(message, data_dir=places.data_dir)
     names = [found.path for found in find_damage(manifest, title="Verifying the dataset")]
     if not names:
         return []

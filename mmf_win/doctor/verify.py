@@ -20,7 +20,6 @@ from mmf_win.errors import (
     NoRun,
     PasswordError,
     UnfinishedInstallation,
-    UnknownOrigin,
     UsageError,
 )
 from mmf_win.inputs.fetch import Fetcher, Mirror
@@ -36,7 +35,6 @@ from mmf_win.runs import lookup, presets
 from mmf_win.runs.checkpoints import listed, newest_intact
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import needs_of_presets
-from mmf_win.unpacking.staging import finish_installation
 from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
@@ -200,11 +198,7 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
 
 
 def _repair_dataset(places: Places, archive: Path | None, ask: Ask | None) -> None:
-    finish_installation(places.dataset.root)
     try:
-        if require_list(places.dataset) is None:
-            message = "nothing tells what it was converted from, nor which of its files are damaged"
-            raise UnknownOrigin(message, data_dir=places.data_dir)
         repair_dataset(places, archive, ask=ask)
     except UnfinishedInstallation:  # and what tells how to finish it is damaged
         archive = archive or archive_of(noted(places.dataset.root))
