@@ -155,34 +155,30 @@ def convert(
             # The annotations of an earlier release must not stay; what the user put beside them does.
             stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
             replaced = [paths.images / "img", *stale]
-            if listed is not None:
+            if listed is not None or not (same or interrupted):
                 _keep_own_images(paths, here, listed)
-            elif not (same or interrupted):
-                _require_replaced(paths, here)
             install(here, new, replaces=[] if same and manifest is None else replaced)
             return result
 
 
-def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest) -> None:
-    """Take the images that the user put beside those of the old dataset over to the new one."""
-    for path in (paths.images / "img").rglob("*"):
-        name = path.relative_to(paths.root)
-        new = here.new / name
-        if path.is_file() and name.as_posix() not in manifest.files and not new.exists():
-            new.parent.mkdir(parents=True, exist_ok=True)
-            share(path, new)
+def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest | None) -> None:
+    """Take the images that the user put beside those of the old dataset over to the new one.
 
-
-def _require_replaced(paths: DatasetPaths, here: Staging) -> None:
-    """Refuse to remove images that the new dataset does not bring, where no list tells whose they are."""
-    found = [path for path in (paths.images / "img").rglob("*") if path.is_file()]
-    lost = [path.name for path in found if not (here.new / path.relative_to(paths.root)).exists()]
-    if lost:
+    Raises:
+        DatasetError: there are some that the new one does not bring, and no list tells whose they are.
+    """
+    converted = manifest.files if manifest else {}
+    there = [path.relative_to(paths.root) for path in (paths.images / "img").rglob("*") if path.is_file()]
+    kept = [name for name in there if name.as_posix() not in converted and not (here.new / name).exists()]
+    if kept and manifest is None:
         raise DatasetError(
-            f"{paths.images / 'img'}: {len(lost)} of its files would be lost ({first_few(lost)}), and no "
-            "list tells which of them are yours",
+            f"{paths.images / 'img'}: {len(kept)} of its files would be lost "
+            f"({first_few([name.name for name in kept])}), and no list tells which of them are yours",
             hint="move the folder away, and run the same command again",
         )
+    for name in kept:
+        (here.new / name).parent.mkdir(parents=True, exist_ok=True)
+        share(paths.root / name, here.new / name)
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:
