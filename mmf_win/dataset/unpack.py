@@ -53,11 +53,9 @@ def unpack(
         DatasetError: the parts disagree.
         ResourceError: the images do not fit on the disk.
     """
-    if only is None:
-        _require_splits(archive, layout, here, allow_missing=allow_missing)
     rows, own_images = _unpack_annotations(archive, layout, here)
     if only is None:
-        rows = _require_rows(archive, rows, here, allow_missing=allow_missing)
+        rows = _require_splits(archive, layout, rows, here, allow_missing=allow_missing)
     with _image_archive(archive, layout, here, digest) as (holder, images):
         images = {**images, **(own_images if holder is archive else {})}
         if not images:
@@ -78,8 +76,10 @@ def unpack(
     return rows, images.keys(), files
 
 
-def _require_splits(archive: Archive, layout: Layout, here: Staging, *, allow_missing: bool) -> None:
-    """Refuse a set that lacks a split, as a copy does that was damaged or cut down."""
+def _require_splits(
+    archive: Archive, layout: Layout, splits: dict[str, list[Row]], here: Staging, *, allow_missing: bool
+) -> dict[str, list[Row]]:
+    """The splits that have rows, unless the set lacks one, as a copy does that was damaged or cut down."""
     readme = ""
     sizes = {member.name: member.size for member in archive.members if member.problem is None}
     if layout.readme is not None and sizes.get(layout.readme, _MOST_README) < _MOST_README:
@@ -87,22 +87,11 @@ def _require_splits(archive: Archive, layout: Layout, here: Staging, *, allow_mi
         for _ in archive.extract({layout.readme: file}):
             readme = file.read_text(encoding="utf-8", errors="replace")
         remove(file)
-    if missing := missing_splits(layout, readme):
-        message = f"{archive.path}: splits are missing: {', '.join(missing)}"
-        if not allow_missing:
-            raise IncompleteDataset(message, hint="get a complete copy")
-        _log.warning("%s", message)
-
-
-def _require_rows(
-    archive: Archive, splits: dict[str, list[Row]], here: Staging, *, allow_missing: bool
-) -> dict[str, list[Row]]:
-    """The splits that have rows; one that has none is as good as missing."""
     empty = [split for split, rows in splits.items() if not rows]
     if "train" in empty:
         raise DatasetError(f"{archive.path}: there are no memes in train", hint="get a complete copy")
-    if empty:
-        message = f"{archive.path}: splits are empty: {', '.join(empty)}"
+    if missing := [*missing_splits(layout, readme), *empty]:
+        message = f"{archive.path}: splits are missing or empty: {', '.join(missing)}"
         if not allow_missing:
             raise IncompleteDataset(message, hint="get a complete copy")
         _log.warning("%s", message)

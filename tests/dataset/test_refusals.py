@@ -75,7 +75,7 @@ def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
     files: Files, missing: str, user_dir: Path, places: Places
 ) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", files)
-    with pytest.raises(IncompleteDataset, match=rf"splits are missing: {missing}$"):
+    with pytest.raises(IncompleteDataset, match=rf"splits are missing or empty: {missing}$"):
         convert(path, places)
     assert tree(places.data_dir) == {}
     assert missing not in convert(path, places, allow_missing=True).splits
@@ -96,7 +96,7 @@ def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
 def test_a_split_without_rows_is_refused_unless_that_is_allowed(user_dir: Path, places: Places) -> None:
     files = memes() | {"hateful_memes/dev_seen.jsonl": b"\n"}
     path = hostile.plain_zip(user_dir / "a.zip", files)
-    with pytest.raises(IncompleteDataset, match=r"splits are empty: dev_seen$"):
+    with pytest.raises(IncompleteDataset, match=r"splits are missing or empty: dev_seen$"):
         convert(path, places)
     assert tree(places.data_dir) == {}
     assert "dev_seen" not in convert(path, places, allow_missing=True).splits
