@@ -20,11 +20,6 @@ LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_
 
 
 @pytest.fixture
-def places(user_dir: Path) -> Places:
-    return Places.resolve(user_dir / "data dir", user_dir / "save", environ={})
-
-
-@pytest.fixture
 def dataset(user_dir: Path, places: Places) -> DatasetPaths:
     """A dataset that was converted from a copy without four of its images."""
     archive = hostile.plain_zip(user_dir / "copy.zip", without_images(memes(), LACKING))
@@ -78,26 +73,13 @@ def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
         coverage(by_mmf, "nobody")
 
 
-def noted(dataset: DatasetPaths) -> dict[str, Any]:
-    """What the manifest says about each split."""
-    manifest = Manifest.load(dataset.root)
-    assert manifest is not None
-    splits: dict[str, Any] = manifest.result["splits"]
-    return splits
-
-
-def remember(dataset: DatasetPaths, result: dict[str, Any]) -> None:
-    """Replace what the manifest says about the conversion."""
-    manifest = Manifest.load(dataset.root)
-    assert manifest is not None
-    replace(manifest, result=result).save()
-
-
 @pytest.mark.parametrize("result", [{}, {"splits": {}}, {"splits": {"dev_seen": {"of": "a later mmfw"}}}])
 def test_a_result_that_says_nothing_of_a_split_is_no_trouble(
     dataset: DatasetPaths, result: dict[str, Any]
 ) -> None:
-    remember(dataset, result)
+    manifest = Manifest.load(dataset.root)
+    assert manifest is not None
+    replace(manifest, result=result).save()
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, None)
 
 
