@@ -15,7 +15,6 @@ from mmf_win.dataset.annotations import (
     objects_for_mmf,
     read_rows,
     require_split,
-    splits_on_disk,
 )
 from mmf_win.errors import DatasetError
 from mmf_win.paths import DatasetPaths
@@ -33,19 +32,7 @@ def test_rows_in_the_order_of_the_file(user_dir: Path) -> None:
     assert count_rows(path) == 2
 
 
-def test_the_released_form_and_that_of_the_first_phase_name_the_same_memes(user_dir: Path) -> None:
-    path = user_dir / "dev_seen.jsonl"
-    rows = [
-        f'{{"id": {id_}, "img": "img/08291.png", "label": 1, "text": "a"}}\n' for id_ in ('"08291"', 8291)
-    ]
-    read = []
-    for row in rows:
-        path.write_text(row, encoding="utf-8")
-        read.append(read_rows(path))
-    assert read[0] == read[1] == [Row(8291, "img/08291.png", "a", 1, line=1)]
-
-
-def test_two_rows_that_become_the_same_id_are_refused(user_dir: Path) -> None:
+def test_two_rows_that_become_the_same_id_are_refused_in_the_forms_of_both_phases(user_dir: Path) -> None:
     path = user_dir / "dev_seen.jsonl"
     path.write_text(GOOD + GOOD.replace("8291,", '"08291",', 1), encoding="utf-8")
     with pytest.raises(DatasetError, match=r"dev_seen\.jsonl:2: id 8291 is already in line 1"):
@@ -94,27 +81,12 @@ def test_a_bad_line_is_named(line: str, reason: str, user_dir: Path) -> None:
     assert f"{path}:3: " in str(caught.value)
 
 
-def test_half_of_a_letter_in_a_list_is_named(user_dir: Path) -> None:
-    path = user_dir / "train.jsonl"
-    path.write_text(r'[{"id": 1, "img": "img/1.png", "text": "", "note": "\ud83d"}]', encoding="utf-8")
-    with pytest.raises(DatasetError, match='"note"') as caught:
-        read_rows(path)
-    assert f"{path}:1: " in str(caught.value)
-
-
 def test_of_a_long_value_only_the_beginning_is_shown(user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_text(json.dumps({"id": "cat" * 10_000, "img": "img/1.png", "text": ""}), encoding="utf-8")
     with pytest.raises(DatasetError, match='"id" must be a whole number, not "catcat') as caught:
         read_rows(path)
     assert len(str(caught.value)) < len(str(path)) + 200
-
-
-def test_a_file_that_is_no_text(user_dir: Path) -> None:
-    path = user_dir / "train.jsonl"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DatasetError, match="UTF-8"):
-        read_rows(path)
 
 
 def test_a_file_that_is_not_there(user_dir: Path) -> None:
@@ -144,7 +116,6 @@ def test_the_later_phase_wins_and_what_is_there_is_used(
     there: list[str], val: str, test: str, user_dir: Path
 ) -> None:
     paths = on_disk(user_dir, *there)
-    assert splits_on_disk(paths) == sorted(there, key=splits_on_disk(paths).index)
     assert choose_splits(paths) == {"train": "train", "val": val, "test": test}
 
 
@@ -159,9 +130,7 @@ def test_without_something_to_train_or_validate_on_there_is_no_choice(
 
 
 def test_a_split_is_a_name_and_no_path(tmp_path: Path) -> None:
-    paths = DatasetPaths(tmp_path)
-    paths.annotations.mkdir(parents=True)
-    paths.split("test_seen").write_text("", encoding="utf-8")
+    paths = on_disk(tmp_path, "test_seen")
     assert require_split(paths, "test_seen") == paths.split("test_seen")
     with pytest.raises(DatasetError, match="there is no such split"):
         require_split(paths, "../annotations/test_seen")
@@ -212,6 +181,8 @@ def test_mmf_gets_labels_of_all_rows_or_of_none(user_dir: Path) -> None:
         (b'"id";"img";"label";"text"\n1;img/00001.png;0;a\n', "CSV"),
         (LIST[:-30].encode(), "not JSON"),
         (b"[1, 2]", "not a JSON object"),
+        (rb'[{"id": 1, "img": "1.png", "text": "", "note": "\ud83d"}]', r'train\.jsonl:1: "note"'),
+        (b"caf\xe9", "not a text file in UTF-8"),
     ],
 )
 def test_what_cannot_be_read_is_named_for_what_it_is(content: bytes, said: str, user_dir: Path) -> None:

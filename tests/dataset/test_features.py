@@ -40,20 +40,16 @@ def test_features_under_any_top_folder(top: str, user_dir: Path, places: Places)
     assert manifest.basis == "archive"
 
 
-def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded(user_dir: Path, places: Places) -> None:
+def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded_and_can_be_added_later(
+    user_dir: Path, places: Places
+) -> None:
     archive = packed(user_dir / "features.tar.gz")
-    extract_features(archive, places, version="1.0_2020_05_11")
-    marker = read_json(places.dataset.features / ".built.json")
-    assert marker["version"] == "1.0_2020_05_11"
-    assert isinstance(marker["created_at"], str)
-
-
-def test_the_marker_can_be_added_later(user_dir: Path, places: Places) -> None:
-    archive = packed(user_dir / "features.tar.gz")
+    marker = places.dataset.features / ".built.json"
     extract_features(archive, places, version=None)
-    assert not (places.dataset.features / ".built.json").exists()
-    extract_features(archive, places, version="2")
-    assert read_json(places.dataset.features / ".built.json")["version"] == "2"
+    assert not marker.exists()
+    extract_features(archive, places, version="1.0_2020_05_11")
+    assert read_json(marker)["version"] == "1.0_2020_05_11"
+    assert isinstance(read_json(marker)["created_at"], str)
 
 
 def test_a_second_extraction_does_nothing(
@@ -121,10 +117,9 @@ def test_an_archive_without_features(user_dir: Path, places: Places) -> None:
 
 
 def test_an_archive_with_two_sets_of_features(user_dir: Path, places: Places) -> None:
-    both = {f"{top}/detectron.lmdb/data.mdb": top.encode() for top in ("old", "new")}
-    (user_dir / "a.tar.gz").write_bytes(tar_gz(both))
+    archive = packed(user_dir / "a.tar.gz", "old/", **{"new/detectron.lmdb/data.mdb": b"new"})
     with pytest.raises(ArchiveError, match=r"old/.*new/.*are both for the file"):
-        extract_features(user_dir / "a.tar.gz", places, version="1")
+        extract_features(archive, places, version="1")
     assert tree(places.data_dir) == {}
 
 

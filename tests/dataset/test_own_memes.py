@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,21 +44,14 @@ def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
             "label": [1, None],
         }
     )
-    expected = [
-        Row(1, "a.png", 'two\nlines, "said" he', 1, line=2, own_id="7"),
-        Row(2, "b.png", "", None, line=4),
-    ]
+    first = Row(1, "a.png", 'two\nlines, "said" he', 1, line=2, own_id="7.0")
+    second = Row(2, "b.png", "", None, line=4)
     frame.to_csv(user_dir / "a.csv", encoding="utf-8-sig")  # with pandas' own index
-    csv_rows = read_table(user_dir / "a.csv")
-    assert [row.own_id for row in csv_rows] == ["7.0", None], "a table of text says what it says"
-    assert [(r.img, r.text, r.label, r.line) for r in csv_rows] == [
-        (r.img, r.text, r.label, r.line) for r in expected
-    ]
-    frame.to_json(user_dir / "a.jsonl", orient="records", lines=True, force_ascii=False)
-    rows = read_table(user_dir / "a.jsonl")
-    assert [(r.img, r.text, r.own_id, r.label) for r in rows] == [
-        (r.img, r.text, r.own_id, r.label) for r in expected
-    ]
+    assert read_table(user_dir / "a.csv") == [first, second], "a table of text says what it says"
+    for as_lines in (True, False):
+        frame.to_json(user_dir / "a.jsonl", orient="records", lines=as_lines, force_ascii=False)
+        rows = read_table(user_dir / "a.jsonl")
+        assert rows == [replace(first, line=1, own_id="7"), replace(second, line=2)]
 
 
 @pytest.mark.parametrize(
@@ -101,11 +95,6 @@ def test_what_is_wrong_is_named_with_its_line(
         read_table(path)
     assert str(caught.value).startswith(str(path))
     assert told in str(caught.value)
-
-
-def test_a_json_list_is_read_as_in_annotations(user_dir: Path) -> None:
-    rows = read_table(table(user_dir, '[{"img": "a", "text": "b"}, {"img": "c", "text": "d"}]', "a.jsonl"))
-    assert [(row.img, row.text, row.line) for row in rows] == [("a", "b", 1), ("c", "d", 2)]
 
 
 def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,17 @@ from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
 from tests.worlds.converted import verify_dataset
 from tests.worlds.hostile import plain_zip
-from tests.worlds.memes import PHASE_1, Files, image, jsonl, lay_out, memes, tar_gz, tree
+from tests.worlds.memes import PASSWORD, PHASE_1, Files, image, jsonl, lay_out, memes, tar_gz, tree
 
 TEXTS = ("plain", 'he said "hi", twice', "two\nlines", "смех 世界", "")
 
 
-def csv_of(rows: list[dict[str, Any]], **options: Any) -> bytes:
-    """As pandas writes it."""
-    pandas = pytest.importorskip("pandas")
-    buffer = io.BytesIO()
-    pandas.DataFrame(rows).to_csv(buffer, index=False, **options)
-    return buffer.getvalue()
-
-
 def table(names: list[str], **columns: list[Any]) -> bytes:
-    """A table with a row for each image."""
-    rows = [
-        {
-            "img": name,
-            "text": TEXTS[n % len(TEXTS)],
-            **{column: values[n] for column, values in columns.items()},
-        }
-        for n, name in enumerate(names)
-    ]
-    return csv_of(rows)
+    """A table with a row for each image, as pandas writes it."""
+    pandas = pytest.importorskip("pandas")
+    texts = [TEXTS[n % len(TEXTS)] for n in range(len(names))]
+    written: str = pandas.DataFrame({"img": names, "text": texts, **columns}).to_csv(index=False)
+    return written.encode()
 
 
 def own_set() -> Files:
@@ -90,16 +76,6 @@ def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: Places)
     assert convert(source, places).already_done
     assert verify_dataset(places.dataset, full=True) == []
     assert {path.parts[0] for path in map(Path, tree(places.dataset.root))} == {"annotations", "images"}
-
-
-@pytest.mark.parametrize("options", [{"encoding": "utf-8-sig"}, {"sep": ";"}, {"lineterminator": "\r\n"}])
-def test_every_way_in_which_pandas_writes(options: dict[str, str], user_dir: Path, places: Places) -> None:
-    rows = [{"img": "a.png", "text": TEXTS[1], "label": 1}, {"img": "b.png", "text": TEXTS[3], "label": 0}]
-    dev = [{"img": "c.png", "text": "x", "label": 1.0}]
-    files = {"train.csv": csv_of(rows, **options), "dev.csv": csv_of(dev, **options)}
-    convert(lay_out({**files, "a.png": b"a", "b.png": b"b", "c.png": b"c"}, user_dir / "a"), places)
-    assert [(r.text, r.label) for r in rows_of(places, "train")] == [(TEXTS[1], 1), (TEXTS[3], 0)]
-    assert rows_of(places, "dev")[0].label == 1
 
 
 def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path, places: Places) -> None:
@@ -173,13 +149,10 @@ def test_missing_images_are_named_or_left_out(user_dir: Path, places: Places) ->
 @pytest.mark.parametrize(
     ("train", "match"),
     [
-        (b"img,text,label\na.png,x,2\n", r"train\.csv:2: .*label"),
         (b'img,text,label\na.png,"x\ny",0\na.png,x,true\n', r"train\.csv:4: .*label"),
         (b"img,text,label\na.png,x,0\na.png,y,\n", r"train\.csv:3: no label"),
         (b"id,img,text,label\n7,a.png,x,0\n07,a.png,y,1\n", r"train\.csv:3: id 7 is already in line 2"),
-        (b"id,img,text,label\nx,a.png,x,0\nx,a.png,y,1\n", r"train\.csv:3: id x is already in line 2"),
         (b"id,img,text,label\n99999999999,a.png,x,0\n", r"train\.csv:2: .*at most"),
-        (b"picture,text\na.png,x\n", r"train\.csv: its columns"),
         (b"img,text\na.png\xff,x\n", r"train\.csv: not a text file in UTF-8"),
     ],
 )
@@ -210,8 +183,6 @@ def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: Places)
 
 @pytest.mark.parametrize("name", ["mine", "test"])
 def test_another_conversion_leaves_a_users_own_split_alone(name: str, archive: Path, places: Places) -> None:
-    from tests.worlds.memes import PASSWORD
-
     convert(archive, places, ask=lambda: PASSWORD)
     own = jsonl([{"id": 1, "img": "img/00001.png", "text": "x"}])
     places.dataset.split(name).write_bytes(own)
@@ -224,8 +195,6 @@ def test_another_conversion_leaves_a_users_own_split_alone(name: str, archive: P
 
 
 def test_own_splits_are_listed_after_those_of_a_release(places: Places) -> None:
-    lay_out(
-        {"mine.jsonl": b"", "train.jsonl": b"", "._x.jsonl": b"", "dev.jsonl": b""},
-        places.dataset.annotations,
-    )
+    names = ["mine.jsonl", "train.jsonl", "._x.jsonl", "dev.jsonl"]
+    lay_out(dict.fromkeys(names, b""), places.dataset.annotations)
     assert splits_on_disk(places.dataset) == ["train", "dev", "mine"]
