@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http
 import http.client
 import logging
@@ -66,26 +65,31 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url}: not a URL of http or https")
     lock = target.with_name(f".{target.name}.lock")
+    part = target.with_name(target.name + ".part")
     waiting = f"another mmfw is downloading {target.name}; waiting for it"
     with locked(lock, math.inf, lambda: _log.info(waiting)):
         if sha256 is not None and target.is_file():
             there = file_digest(target).hex()
             if there.startswith(sha256):
                 return there  # another process has just fetched it
-        part = _Part(target, url, sha256)
-        found = part.fetch(title, attempts)
-        if not found.startswith(sha256 or "") and part.continued:
+        if sha256 is None:
+            remove(part)  # nothing would tell what it is of
+        is_continued = part.exists()
+        found = _fetch(url, part, title, attempts, keep=sha256 is not None)
+        if not found.startswith(sha256 or "") and is_continued:
             _log.info("%s: what had arrived before does not fit; starting over", title)
-            part.discard()
-            found = part.fetch(title, attempts)
+            remove(part)
+            found = _fetch(url, part, title, attempts, keep=True)
         if not found.startswith(sha256 or ""):
-            part.discard()
+            remove(part)
             raise MmfError(
                 f"{url} is not the file that was expected: its SHA-256 is {found}, not {sha256}; "
                 "it was removed",
                 hint="something on the way may change downloads; try another network",
             )
-        part.install()
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        rename(part, target)
         return found
 
 
@@ -100,98 +104,67 @@ def remote_size(url: str) -> int | None:
 _NETWORK = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
-class _Part:
-    """A file that has arrived in part; without a hash, nothing would tell what an earlier part is of."""
-
-    def __init__(self, target: Path, url: str, sha256: str | None) -> None:
-        self._target, self._url, self._sha256 = target, url, sha256
-        self._path = target.with_name(target.name + ".part")
-        self._hash, self._done, self.continued = hashlib.sha256(), 0, False
-
-    def fetch(self, title: str, attempts: int) -> str:
-        """Bring the whole file in and return its hash."""
-        self._hash_what_is_there()
-        best, tries = 0, 0
-        while True:
-            try:
-                self._fetch_the_rest(title)
-                return self._hash.hexdigest()
-            except _NETWORK as error:
-                if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # it is the answer, too, and holds the connection
-                arrived = self._done > best
-                best, tries = max(best, self._done), 1 if arrived else tries + 1
-                if not self._sha256:
-                    self.discard()
-                if tries >= attempts or not _may_pass(error):
-                    kept = f"; {size(self._done)} have arrived and stay" if self._done else ""
-                    message = f"cannot download {self._url}: {_reason(error)}{kept}"
-                    raise MmfError(message, hint=_hint(error)) from error
-            time.sleep(min(PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE))
-
-    def install(self) -> None:
-        """Give the file its name."""
-        with self._path.open("rb+") as file:
-            os.fsync(file.fileno())
-        rename(self._path, self._target)
-
-    def discard(self) -> None:
-        """Forget what has arrived."""
-        remove(self._path)
-        self._hash, self._done, self.continued = hashlib.sha256(), 0, False
-
-    def _hash_what_is_there(self) -> None:
-        """Hash what an earlier call has left."""
-        there = self._path.stat().st_size if self._path.is_file() else 0
-        if not there or not self._sha256:
-            self.discard()
-            return
-        with Progress("Checking what has arrived before", there) as bar, self._path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                self._hash.update(piece)
-                bar.advance(len(piece))
-        self._done, self.continued = there, True
-
-    def _fetch_the_rest(self, title: str) -> None:
-        headers = {"Range": f"bytes={self._done}-"} if self._done else {}
+def _fetch(url: str, part: Path, title: str, attempts: int, *, keep: bool) -> str:
+    """Bring the whole file in and return its hash; ``keep`` what has arrived where it fails."""
+    best, tries = 0, 0
+    while True:
         try:
-            with _opened(self._url, "GET", headers) as answer:
-                self._receive(answer, self._placed(answer), title)
-        except urllib.error.HTTPError as error:
-            if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not self._done:
-                raise
-            self.continued = True  # the hash tells whether this is all of the file
+            _fetch_the_rest(url, part, title)
+            with Progress(f"Verifying {title}", _arrived(part), leave=False) as bar:
+                return file_digest(part, bar.advance).hex()
+        except _NETWORK as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it is the answer, too, and holds the connection
+            arrived = _arrived(part)
+            best, tries = max(best, arrived), 1 if arrived > best else tries + 1
+            if not keep:
+                remove(part)
+            if tries >= attempts or not _may_pass(error):
+                kept = f"; {size(arrived)} have arrived and stay" if arrived and keep else ""
+                message = f"cannot download {url}: {_reason(error)}{kept}"
+                raise MmfError(message, hint=_hint(error)) from error
+        time.sleep(min(PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE))
 
-    def _placed(self, answer: Any) -> int | None:
-        """Make sure where the answer's bytes belong, and return the length of the whole file."""
-        if answer.headers.get_content_type() == "text/html":
-            raise MmfError(
-                f"{self._url}: the server sent a web page, not the file",
-                hint="a proxy or a login page may be in the way; open the address in a browser to see",
-            )
-        total = _length(answer)
-        if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
-            place = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")
-            total = int(place[2]) if place and place[2] != "*" else None
-            if place is None or int(place[1]) != self._done:
-                self.discard()
-                raise ConnectionError("the server sent another part than it was asked for")
-        elif self._done:
-            self.discard()  # it cannot send parts
-        return total
 
-    def _receive(self, answer: Any, total: int | None, title: str) -> None:
-        progress = Progress(title, total, initial=self._done)
-        with progress, naming(self._path), self._path.open("ab") as file:
-            while piece := _read(answer):
-                file.write(piece)
-                file.flush()  # what has arrived outlives this process
-                self._hash.update(piece)
-                self._done += len(piece)
-                progress.advance(len(piece))
-        # http.client reports a short body only when it was asked for the whole at once.
-        if total is not None and self._done != total:
-            raise ConnectionError(f"the connection ended after {self._done} of {total} bytes")
+def _fetch_the_rest(url: str, part: Path, title: str) -> None:
+    """Ask for what has not arrived yet, and add it to what has."""
+    done = _arrived(part)
+    try:
+        with _opened(url, "GET", {"Range": f"bytes={done}-"} if done else {}) as answer:
+            if answer.headers.get_content_type() == "text/html":
+                raise MmfError(
+                    f"{url}: the server sent a web page, not the file",
+                    hint="a proxy or a login page may be in the way; open the address in a browser to see",
+                )
+            total = _length(answer)
+            if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
+                place = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")
+                total = int(place[2]) if place and place[2] != "*" else None
+                if place is None or int(place[1]) != done:
+                    remove(part)
+                    raise ConnectionError("the server sent another part than it was asked for")
+            elif done:
+                remove(part)  # the server cannot send parts
+                done = 0
+            _receive(answer, part, Progress(title, total, initial=done), total)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not done:
+            raise  # else the hash tells whether this is all of the file
+
+
+def _receive(answer: Any, part: Path, progress: Progress, total: int | None) -> None:
+    with progress, naming(part), part.open("ab") as file:
+        while piece := _read(answer):
+            file.write(piece)
+            file.flush()  # what has arrived outlives this process
+            progress.advance(len(piece))
+    # http.client reports a short body only when it was asked for the whole at once.
+    if total is not None and progress.done != total:
+        raise ConnectionError(f"the connection ended after {progress.done} of {total} bytes")
+
+
+def _arrived(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
 
 
 def _opened(
