@@ -140,8 +140,8 @@ def objects_for_mmf(path: Path) -> list[dict[str, Any]]:
         DatasetError: the file cannot be read.
     """
     lines = _lines(path, str(path))
-    rows: list[dict[str, Any]] = [json.loads(_without_null_label(line)) for _, line in lines]
-    if not all("label" in row for row in rows):
+    rows: list[dict[str, Any]] = [json.loads(line) for _, line in lines]
+    if any(row.get("label") is None for row in rows):
         for row in rows:
             row.pop("label", None)
     return rows
@@ -284,25 +284,24 @@ def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]
             raise DatasetError(f"{shown}:{number}: not JSON: {error}", hint=_OF_LINES) from None
         if not isinstance(value, dict):
             raise DatasetError(f"{shown}:{number}: not a JSON object", hint=_OF_LINES)
+        for key, written in value.items():  # of all keys, since a conversion may have to write them
+            if not is_unicode(json.dumps([key, written], ensure_ascii=False)):
+                whole = "whole letters, without half of a surrogate pair"
+                raise must_be(f"{shown}:{number}", key, whole, written)
         yield number, value
 
 
 def _row(where: str, line: int, value: Mapping[str, Any]) -> Row:
     id_, img, text, own_id = (value.get(key) for key in ("id", "img", "text", "own_id"))
     id_number = whole_number(id_)
-    if id_number is None:
-        raise must_be(where, "id", "a whole number", id_)
-    if abs(id_number) > LARGEST_ID:
-        raise must_be(where, "id", f"at most {LARGEST_ID}", id_)
+    if id_number is None or abs(id_number) > LARGEST_ID:
+        raise must_be(where, "id", f"a whole number of at most {LARGEST_ID}", id_)
     if not isinstance(img, str) or not img:
         raise must_be(where, "img", "the name of an image", img)
     if not isinstance(text, str):
         raise must_be(where, "text", "a text", text)
     if own_id is not None and not isinstance(own_id, str):
         raise must_be(where, "own_id", "a text", own_id)
-    for key, written in value.items():  # others are not looked at, but a conversion may have to write them
-        if not is_unicode(json.dumps([key, written], ensure_ascii=False)):
-            raise must_be(where, key, "whole letters, without half of a surrogate pair", written)
     return Row(id_number, img, text, label_of(where, value.get("label")), line, own_id)
 
 

@@ -60,7 +60,7 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
     """Recognise the dataset by its members' names.
 
     Raises:
-        DatasetError: there is no ``train.jsonl`` or ``train.csv``, or there are no images.
+        DatasetError: there is no ``train.jsonl`` or ``train.csv``.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
     annotations, ignored = _find_annotations(names)
@@ -71,11 +71,6 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
         )
     images = find_images(names)
     packed = min((n for n in names if n.rpartition("/")[2] in _PACKED_IMAGES), key=_depth, default=None)
-    if not images and packed is None and not any(map(is_table, annotations.values())):
-        raise DatasetError(
-            f"{source}: there are annotations in it, but no images",
-            hint="the images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it",
-        )
     folder = annotations["train"].rpartition("/")[0]
     readmes = (n for n in names if n.rpartition("/")[0] == folder and _is_readme(n.rpartition("/")[2]))
     return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))

@@ -25,7 +25,6 @@ from typing import Any
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import (
     Row,
-    is_unicode,
     label_of,
     must_be,
     read_objects,
@@ -163,8 +162,6 @@ def _meme(where: str, number: int, line: int, row: Mapping[str, Any]) -> Row:
         raise must_be(where, column, "the path of an image", image)
     if "text" not in row or not (text is None or isinstance(text, str)):
         raise must_be(where, "text", "a text", text)
-    if not is_unicode(text or ""):
-        raise must_be(where, "text", "whole letters, without half of a surrogate pair", text)
     own_id, label = _own_id(where, row.get("id")), label_of(where, row.get("label"))
     return Row(number, image.replace("\\", "/"), text or "", label, line, own_id)
 
@@ -174,6 +171,6 @@ def _own_id(where: str, value: object) -> str | None:
         value = int(value)  # as pandas writes a column of numbers in which one is missing
     if value is None or value == "":
         return None
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or not is_unicode(str(value)):
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise must_be(where, "id", "a text or a number", value)
     return str(value)

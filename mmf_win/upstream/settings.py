@@ -162,7 +162,10 @@ def environment(
         asks_hub: it may need more of the Hugging Face Hub than what is here.
     """
     env = {
-        **_threads(),
+        # How long a thread of GNU's OpenMP spins while it waits for another, unless the user has said so.
+        # By default that is 300 times as long, and two trainings at once on two cores then took 2.5 times
+        # as long as one after the other. A training alone is slower by no more than 2 %.
+        **({} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "1000"}),
         # What a run reads was fetched and checked before; of the rest, MMF need not download anything.
         "MMF_DATASET_ZOO": str(no_datasets()),
         # transformers would look for newer files of a model, and without a network wait for minutes.
@@ -183,15 +186,6 @@ def environment(
     if offline:
         env |= {"MMF_DATASET_ZOO": str(no_datasets()), "HF_HUB_OFFLINE": "1"}
     return env
-
-
-def _threads() -> dict[str, str]:
-    """How long a thread of GNU's OpenMP spins while it waits for another, unless the user has said so.
-
-    By default that is 300 times as long, and two trainings at once on two cores then took 2.5 times as long
-    as one after the other. A training alone is slower by no more than 2 %.
-    """
-    return {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "1000"}
 
 
 def on_one_device(environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,9 +16,6 @@ from mmf_win.errors import BrokenMmf, MmfError
 
 # Linux gives up after as many, https://man7.org/linux/man-pages/man7/path_resolution.7.html
 _MAX_LINKS = 40
-# No path in a repository is longer; a configuration that is shorter has more than one line.
-_MAX_LINK_TEXT = 1024
-
 
 ONLY_IN: Mapping[str, frozenset[str]] = {
     "1.0.0rc10": frozenset({"training.stdout_capture"}),
@@ -139,8 +136,6 @@ def follow_text_links(path: Path) -> Path:
 
 
 def _link_target(path: Path) -> str | None:
-    if path.stat().st_size > _MAX_LINK_TEXT:
-        return None
     try:
         text = path.read_text(encoding="utf-8")
         is_link = bool(text) and "\n" not in text and (path.parent / text).exists()

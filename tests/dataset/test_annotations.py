@@ -84,7 +84,7 @@ def test_a_bad_line_is_named(line: str, reason: str, user_dir: Path) -> None:
 def test_of_a_long_value_only_the_beginning_is_shown(user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_text(json.dumps({"id": "cat" * 10_000, "img": "img/1.png", "text": ""}), encoding="utf-8")
-    with pytest.raises(DatasetError, match='"id" must be a whole number, not "catcat') as caught:
+    with pytest.raises(DatasetError, match=r'"id" must be .*, not "catcat') as caught:
         read_rows(path)
     assert len(str(caught.value)) < len(str(path)) + 200
 
