@@ -109,18 +109,16 @@ def convert(
     paths = places.dataset
     finish_installation(paths.root)
     interrupted = is_unfinished(paths.root)
-    damaged: DamagedManifest | None = None
-    try:
-        manifest = None if interrupted else load_manifest(paths)
-    except DamagedManifest as error:
-        damaged, manifest = error, None
-    known = manifest or noted(paths.root)
-    listed = manifest  # tells which files are the user's, even where somebody has changed it …
-    if manifest and manifest.was_changed:  # … and so it does not tell which are intact
-        manifest = None
+    known = noted(paths.root)
     same = known is not None and known.source is not None and known.source.is_same(source)
-    if damaged and not (same or force):
-        raise damaged
+    try:
+        listed = None if interrupted else load_manifest(paths)
+    except DamagedManifest:
+        if not (same or force):
+            raise
+        listed = None
+    # One that somebody has changed tells which files are the user's, but not which are intact.
+    manifest = None if listed is None or listed.was_changed else listed
     if manifest is not None and manifest.result and same and not force:
         repaired = repair_dataset(places, source, ask=ask)
         earlier = Conversion.from_json(manifest.result)
