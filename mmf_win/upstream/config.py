@@ -87,8 +87,8 @@ def resolve(
     from omegaconf import OmegaConf
 
     with _told(asked):
-        version, of_mmf = read_version(root), _of_mmf(root, asked)
-        merged = _with_settings(of_mmf, root, places, asked)
+        version = read_version(root)
+        of_mmf, merged = compose(root, places, asked)
         own_code = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
         assign(merged, overrides, version=version, has_user_dir=bool(own_code))
         if not own_code:  # which may bring names and keys of any kind
@@ -151,31 +151,25 @@ def _told(asked: ConfigParts) -> Iterator[None]:
         raise UsageError(f"the configuration of {asked.model} cannot be put together: {reason}") from None
 
 
-def compose(root: Path, places: Places, asked: ConfigParts) -> Any:
-    """MMF's whole configuration before the overrides; arguments and errors as for :func:`resolve`."""
-    return _with_settings(_of_mmf(root, asked), root, places, asked)
+def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
+    """MMF's own configuration of the experiment, and with its settings; neither has the overrides.
 
-
-def _of_mmf(root: Path, asked: ConfigParts) -> Any:
-    """The configuration that MMF's files make of the experiment, without its settings."""
+    Arguments and errors are as for :func:`resolve`.
+    """
     from omegaconf import OmegaConf
 
     own = model_config(root, asked.model)
     named = [root / "mmf" / own] if own else []
     named += [root / "mmf" / _DATASET_CONFIG]
     named += [config_path(root, asked.config)] if asked.config else []
-    return OmegaConf.merge(*(load_yaml(root, path) for path in (root / _DEFAULTS, *named)))
-
-
-def _with_settings(of_mmf: Any, root: Path, places: Places, asked: ConfigParts) -> Any:
-    from omegaconf import OmegaConf
-
+    defaults = load_yaml(root, root / _DEFAULTS)
+    of_mmf = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named))
     for key in _NAMED_BESIDE & asked.settings.keys():
         raise ReservedKey(f"{key} is set by mmfw", key=key)
     merged: Any = OmegaConf.merge(of_mmf, asked.settings)
     _require_env(merged)
     env: Any = OmegaConf.to_container(merged.env)
-    env_of_mmf: Any = OmegaConf.to_container(load_yaml(root, root / _DEFAULTS).env)
+    env_of_mmf: Any = OmegaConf.to_container(defaults.env)
     for key in _FOLDERS:
         if env[key] != env_of_mmf[key]:
             raise ReservedKey(f"env.{key} is set by mmfw", key=f"env.{key}")
@@ -185,7 +179,7 @@ def _with_settings(of_mmf: Any, root: Path, places: Places, asked: ConfigParts) 
     merged.env.cache_dir, merged.env.data_dir = str(places.cache_dir), str(places.data_dir)
     if asked.offline:
         merged.env.dataset_zoo = str(no_datasets())
-    return merged
+    return of_mmf, merged
 
 
 def model_config(root: Path, model: str) -> str | None:

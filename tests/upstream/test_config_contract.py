@@ -210,7 +210,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def merged(root: Path, folder: Path, model: str, config: str | None, settings: str) -> Any:
     """Before the overrides."""
-    return compose(root, places_in(folder), ConfigParts(model, config, json.loads(settings)))
+    return compose(root, places_in(folder), ConfigParts(model, config, json.loads(settings)))[1]
 
 
 def ours(root: Path, folder: Path, question: Question) -> dict[str, Any]:

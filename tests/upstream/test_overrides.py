@@ -33,7 +33,7 @@ def places(user_dir: Path) -> Places:
 
 def assigned(root: Path, places: Places, *overrides: str) -> Any:
     """Our own configuration with overrides."""
-    config = compose(root, places, ConfigParts(*MMBT, offline=True))
+    _, config = compose(root, places, ConfigParts(*MMBT, offline=True))
     assign(config, overrides, version=read_version(root))
     return config
 
@@ -123,7 +123,7 @@ def test_a_preset_of_the_users_own_adds_the_key_that_the_hint_puts_there(
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
     settings = OmegaConf.create(str(hint_for(caught.value)).partition("settings: ")[2].replace("VALUE", "1"))
-    config = compose(mmf_root, places, ConfigParts(*MMBT, OmegaConf.to_container(settings), offline=True))
+    _, config = compose(mmf_root, places, ConfigParts(*MMBT, OmegaConf.to_container(settings), offline=True))
     assert config.optimizer.params.no_such_key == 1
 
 

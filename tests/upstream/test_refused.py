@@ -128,8 +128,8 @@ def test_what_mmf_reads_is_taken(mmf_root: Path, places: Places, word: str) -> N
 @pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
 def test_nothing_that_mmfs_configurations_set_is_refused(mmf_root: Path, places: Places, name: str) -> None:
     preset = presets.load(name)
-    bare = OmegaConf.to_container(compose(mmf_root, places, ConfigParts(preset.model)))
-    whole = OmegaConf.to_container(compose(mmf_root, places, preset))
+    bare = OmegaConf.to_container(compose(mmf_root, places, ConfigParts(preset.model))[0])
+    whole = OmegaConf.to_container(compose(mmf_root, places, preset)[1])
     require_usable(mmf_root, bare, {"model": preset.model, **dict(leaves(whole))}, read_version(mmf_root))
 
 
