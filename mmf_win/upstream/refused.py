@@ -27,7 +27,10 @@ _REGISTERED = {
     r"model_config\.\w+\.losses": "loss",
     r"dataset_config\.\w+\.processors\.\w+\.type": "processor",
 }
-_COUNTS = {
+_RATE = "optimizer.params.lr"
+# The least that each may be; all but the rate are counts.
+_LEAST = {
+    _RATE: 0,
     "training.batch_size": 1,
     "training.max_updates": 1,
     "training.max_epochs": 1,
@@ -39,7 +42,6 @@ _COUNTS = {
     "training.seed": -1,  # which stands for any
 }
 _MAY_BE_NONE = {"training.max_updates", "training.seed"}
-_RATE = "optimizer.params.lr"
 # Groups whose keys are the user's to name, and keys that MMF reads though its defaults have none of them.
 _OPEN = ("checkpoint.pretrained_state_mapping.", "training.wandb.")
 _ALSO_READ = {
@@ -94,8 +96,8 @@ def _is_read(root: Path, model: str, group: str, name: str, below: Mapping[str, 
 
 def _require_kind(key: str, before: Any, value: Any) -> None:
     """Refuse a value of another kind than MMF's own."""
-    is_count = (key in _COUNTS and key not in _MAY_BE_NONE) or key == _RATE
-    if before is None or (value is None and not is_count):
+    may_be_none = key not in _LEAST or key in _MAY_BE_NONE
+    if before is None or (value is None and may_be_none):
         return
     if isinstance(before, Mapping) and before and not isinstance(value, Mapping):
         some = first_few([f"{key}.{name}" for name in before], 5)
@@ -113,14 +115,13 @@ def _require_number(key: str, value: Any) -> None:
     if key == "run_type" and not set(re.split(r"[_+]", str(value))) <= _RUN_TYPES:
         made_of = ", ".join(sorted(_RUN_TYPES))
         raise UsageError(f"run_type: MMF knows no {value!r}", hint=f"it is made of {made_of}")
-    if value is None or (key not in _COUNTS and key != _RATE):
+    if value is None or key not in _LEAST:
         return
-    least = _COUNTS.get(key, 0)
-    fits = _is_number(value) and math.isfinite(value) and value >= least
-    if not fits or (key in _COUNTS and not isinstance(value, int)):
-        what = "a whole number" if key in _COUNTS else "a number"
+    fits = _is_number(value) and math.isfinite(value) and value >= _LEAST[key]
+    if not fits or (key != _RATE and not isinstance(value, int)):
+        what = "a number" if key == _RATE else "a whole number"
         whole = f"write {key}={int(value)}" if fits and value == int(value) else None
-        raise UsageError(f"{key}: {value!r} is not {what} of {least} or more", hint=whole)
+        raise UsageError(f"{key}: {value!r} is not {what} of {_LEAST[key]} or more", hint=whole)
 
 
 def _is_number(value: Any) -> bool:
