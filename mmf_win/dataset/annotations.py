@@ -149,9 +149,7 @@ def objects_for_mmf(path: Path) -> list[dict[str, Any]]:
 
 def splits_on_disk(paths: DatasetPaths) -> list[str]:
     """The splits whose annotation files lie in MMF's layout: those of a release, then the user's own."""
-    there = {
-        path.stem for path in paths.annotations.glob("*.jsonl") if path.is_file() and path.stem[0] != "."
-    }
+    there = {path.stem for path in paths.annotations.glob("[!.]*.jsonl") if path.is_file()}
     return [split for split in SPLITS if split in there] + sorted(there.difference(SPLITS))
 
 
@@ -171,10 +169,8 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
         if not there:
             none = f"no Hateful Memes dataset in {paths.data_dir}"
             raise NoDataset(none, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
-        stem = Path(split).stem
-        if stem in there:
-            raise DatasetError(message, hint=f"a split is a name, not a file: {stem}")
-        meant = "".join(f"did you mean {near}? " for near in get_close_matches(stem, there, n=1))
+        near = get_close_matches(Path(split).stem, there, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
         raise DatasetError(message, hint=f"{meant}there are: {', '.join(there)}")
     return file
 
@@ -257,12 +253,11 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def _without_null_label(line: str) -> str:
-    if "null" not in line:
+    row: dict[str, Any] = json.loads(line) if "null" in line else {}
+    if row.get("label", "") is not None:
         return line
-    row: Any = json.loads(line)
-    if not isinstance(row, dict) or "label" not in row or row["label"] is not None:
-        return line
-    return json.dumps({key: value for key, value in row.items() if key != "label"}, ensure_ascii=False)
+    del row["label"]
+    return json.dumps(row, ensure_ascii=False)
 
 
 def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -24,6 +24,7 @@ from mmf_win.errors import DatasetError, IncompleteDataset
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
 _NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
+_README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
 
 
@@ -72,7 +73,7 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
     images = find_images(names)
     packed = min((n for n in names if n.rpartition("/")[2] in _PACKED_IMAGES), key=_depth, default=None)
     folder = annotations["train"].rpartition("/")[0]
-    readmes = (n for n in names if n.rpartition("/")[0] == folder and _is_readme(n.rpartition("/")[2]))
+    readmes = (n for n in names if n.rpartition("/")[0] == folder and _README.fullmatch(n.rpartition("/")[2]))
     return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
 
 
@@ -142,10 +143,6 @@ def _find_annotations(names: Iterable[str]) -> tuple[dict[str, str], tuple[str, 
     chosen = {split: min(best[split], key=is_table) for split in SPLITS if split in best}
     rest = (name for found in best.values() for name in found)
     return chosen, tuple(name for name in rest if name not in chosen.values())
-
-
-def _is_readme(name: str) -> bool:
-    return name.lower() in ("readme", "readme.md", "readme.txt")
 
 
 def _is_litter(name: str) -> bool:

@@ -112,10 +112,8 @@ def write_annotations(path: Path, rows: Iterable[Row]) -> None:
     """Write an annotation file as those of the release, with ``own_id`` where a row has one."""
     with path.open("wb") as file:
         for row in rows:
-            label = {} if row.label is None else {"label": row.label}
-            own = {} if row.own_id is None else {"own_id": row.own_id}
-            value = {"id": row.id, "img": row.img, **label, "text": row.text, **own}
-            file.write(json_bytes(value))
+            value = {"id": row.id, "img": row.img, "label": row.label, "text": row.text, "own_id": row.own_id}
+            file.write(json_bytes({key: known for key, known in value.items() if known is not None}))
 
 
 def annotations_beside(csv: Path) -> Path:
