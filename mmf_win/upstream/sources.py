@@ -153,10 +153,7 @@ def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, GitFile
         if member.isdir() or not parts:
             continue
         if not (member.isfile() or member.issym()) or not all(map(is_portable, parts)):
-            raise MmfError(
-                f"the archive of MMF holds {member.name}, which cannot be unpacked safely",
-                hint="something on the way changes downloads; try another network",
-            )
+            raise tarfile.TarError(f"{member.name} cannot be unpacked safely")
         packed = archive.extractfile(member) if member.isfile() else None
         content = packed.read() if packed else member.linkname.encode()
         file = root.joinpath(*parts)
