@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.console import Progress, log_shown
@@ -17,8 +16,6 @@ from mmf_win.errors import DataError, Interrupted
 from mmf_win.worker.tiny_bert import write_bert
 
 _log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
-
-_Item = TypeVar("_Item")
 
 BERT = {
     "vocab_size": 64,
@@ -67,7 +64,7 @@ def fill(folder: DemoFolder, seed: int) -> None:
         write_bert(folder.bert, words, seed, **BERT)
 
 
-def _shown(title: str, total: int, items: Iterable[_Item]) -> Iterator[_Item]:
+def _shown(title: str, total: int, items: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
     with Progress(title, total, "image") as progress:
         for item in items:
             yield item
