@@ -72,7 +72,11 @@ def _assign(config: Any, override: str, value: Any, version: str) -> None:
             last = _position(override, here, item[1:-1], node)
             parent, node, here = node, node[last], f"{here}{item}"
     if isinstance(node, Mapping) and not key.endswith("]"):
-        raise _group(override, key, node)
+        below = first_few([f"{key}.{name}" for name in node], 5)
+        raise UsageError(
+            f"{override}: {key} is a group of keys, which MMF does not set as one",
+            hint=f"set a key in it: {below}" if node else _in_a_preset(key),
+        )
     _require_meant(override, node, value)
     parent[last] = value
 
@@ -127,15 +131,6 @@ def _position(override: str, here: str, index: str, items: Sequence[Any]) -> int
             hint=f"{first}the whole list: " + shell_line(f"{here}=['VALUE']"),
         )
     return int(index)
-
-
-def _group(override: str, key: str, group: Mapping[str, Any]) -> UsageError:
-    names = list(group)
-    below = first_few([f"{key}.{name}" for name in names], 5)
-    return UsageError(
-        f"{override}: {key} is a group of keys, which MMF does not set as one",
-        hint=f"set a key in it: {below}" if names else _in_a_preset(key),
-    )
 
 
 def nearest_group(config: Any, key: str) -> tuple[str, Mapping[str, Any]]:

@@ -21,7 +21,7 @@ from mmf_win.upstream.config import parse_yaml
 from mmf_win.upstream.versions import follow_text_links
 
 # mmf.utils.download.DownloadableFile
-_PREFIX, _REPLACEMENT = "mmf://", "https://dl.fbaipublicfiles.com/mmf/data/"
+_OF_MMF = "https://dl.fbaipublicfiles.com/mmf/data/"
 Version: TypeAlias = str | float
 """What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML
 ``1.0_2020_10_01`` is the number 1.020201001, so that is what MMF reads, writes and compares."""
@@ -156,7 +156,6 @@ def _entry(key: str, folder: Path, version: Version | None, listed: Any) -> ZooE
     url, name = str(items[0].get("url", "")), str(items[0].get("file_name", ""))
     if not is_portable(name):
         raise UsageError(f"MMF's zoo names no usable file for {key}: {name!r}")
-    if url.startswith(_PREFIX):
-        url = _REPLACEMENT + url.removeprefix(_PREFIX)
+    url = re.sub("^mmf://", _OF_MMF, url)
     sha256 = str(items[0].get("hashcode") or "").lower()
     return ZooEntry(folder, version, url, name, sha256 if _SHA256.fullmatch(sha256) else None)
