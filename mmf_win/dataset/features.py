@@ -45,7 +45,6 @@ def extract_features(
     if not archive.exists():
         raise ArchiveError(f"{archive}: no such file or folder")
     features = places.dataset.features
-    target = (features / _DATA).parent
     marker = features / ".built.json"
     finish_installation(features)
     if not force and (features / _DATA).exists():
@@ -60,7 +59,7 @@ def extract_features(
     )
     if version is not None:
         mark_built(marker, version)
-    return target
+    return (features / _DATA).parent
 
 
 def choose_features(member: str) -> str | None:

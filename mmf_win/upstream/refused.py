@@ -89,9 +89,8 @@ def _is_read(root: Path, model: str, group: str, name: str, below: Mapping[str, 
     if may_have_more(group):
         almost = get_close_matches(name, below, n=1, cutoff=_ALMOST)
         return not almost or bool(re.search(rf"\b{re.escape(name)}\b", _code(root)))
-    if not group or f"{group}.{name}" == f"model_config.{model}":  # some have no configuration of their own
-        return bool(group)
-    return f"{group}.{name}" in _ALSO_READ
+    # A model need not have a configuration of its own.
+    return f"{group}.{name}" in {*_ALSO_READ, f"model_config.{model}"}
 
 
 def _require_kind(key: str, before: Any, value: Any) -> None:
