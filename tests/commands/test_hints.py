@@ -191,8 +191,8 @@ def _named_in(tree: ast.Module) -> Iterator[str]:
     """The commands that a module's texts name, but for docstrings and help."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg in ("help", "epilog"):
-            skipped |= {id(below) for below in ast.walk(node.value)}
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():  # --help
+            skipped |= {id(below) for below in ast.walk(decorator)}
     names = "|".join(sorted(COMMANDS, key=len, reverse=True))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
