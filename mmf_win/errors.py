@@ -41,6 +41,11 @@ class MmfwError(Exception):
     action: str | None = None
     run_dir: Path | None = None
     log: Path | None = None
+    # What hints of several classes name.
+    data_dir: Path | None = None
+    save_dir: Path
+    folder: Path
+    words: Sequence[str]
 
     def __init__(self, message: str, *, hint: str | None = None, **attributes: Any) -> None:
         super().__init__(message)
@@ -83,15 +88,11 @@ class ReservedKey(UsageError):
 class NoRun(UsageError):
     """There is no such run in ``save_dir``; ``wanted`` is None for the newest."""
 
-    save_dir: Path
     wanted: str | None
 
 
 class NeverTrained(UsageError):
-    """A run of published weights, ``init``, is to be resumed."""
-
-    preset: str
-    init: str
+    """A run of published weights, the ``init`` of a ``preset``, is to be resumed."""
 
 
 class NoOwnCode(UsageError):
@@ -107,23 +108,14 @@ class TotalReached(UsageError):
     checkpoint: Path
     update: int
     preset: str | None
-    data_dir: Path
-    save_dir: Path
 
 
 class NotPredicted(UsageError):
-    """Runs have no predictions of a split; ``runs`` are their folders, ``data_dir`` was named for them."""
-
-    split: str
-    runs: Sequence[Path]
-    data_dir: Path | None
+    """Runs, whose folders are ``runs``, have no predictions of a ``split``; ``data_dir`` is theirs."""
 
 
 class NoSweep(UsageError):
-    """There is no such sweep below ``save_dir``; ``wanted`` is None for the newest."""
-
-    save_dir: Path
-    wanted: str | None
+    """There is no such sweep below ``save_dir``."""
 
 
 class OtherSweep(UsageError):
@@ -147,8 +139,6 @@ class DataError(MmfwError):
 class UnreadableRun(DataError):
     """The request of a run, in ``folder``, cannot be read."""
 
-    folder: Path
-
 
 class ArchiveError(DataError):
     """An archive is damaged, hostile or not an archive at all."""
@@ -160,9 +150,6 @@ class DatasetError(DataError):
 
 class InputsError(DataError):
     """Files that a run reads are damaged or missing; presets and overrides, the ``words``, tell which."""
-
-    words: Sequence[str]
-    data_dir: Path
 
 
 class DamagedInputs(InputsError):
@@ -180,14 +167,11 @@ class NoSource(InputsError):
 class DamagedManifest(DataError):
     """The list of hashes of a folder is damaged."""
 
-    folder: Path
-
 
 class UnknownArchive(DataError):
     """Damaged files in ``folder`` were made of an archive, ``name``, that nobody publishes."""
 
     name: str
-    folder: Path | None = None
 
 
 class HostileFeatures(DatasetError):
@@ -207,14 +191,11 @@ class NoFeatureFiles(DatasetError):
 class NoDataset(DatasetError):
     """There is no dataset in ``data_dir``; ``nearby`` is a data folder above or below that has one."""
 
-    data_dir: Path | None = None
     nearby: Path | None = None
 
 
 class NoValidation(DatasetError):
     """The dataset in ``data_dir`` has no split to validate on."""
-
-    data_dir: Path
 
 
 class NoFeatures(DatasetError):
@@ -224,13 +205,9 @@ class NoFeatures(DatasetError):
 class UnknownOrigin(DatasetError):
     """Nothing tells what the dataset in ``data_dir`` was converted from, so no archive can repair it."""
 
-    data_dir: Path
-
 
 class NoOwnFeatures(DatasetError):
     """Own memes have no region features, which the preset reads, nor has the data folder."""
-
-    data_dir: Path
 
 
 class AlreadyThere(DatasetError):
@@ -258,8 +235,6 @@ class UnreadableImage(DatasetError):
 class UnfinishedInstallation(DatasetError):
     """Only some of the new files in ``folder`` are in their places."""
 
-    folder: Path
-
 
 class MissingArchive(DatasetError):
     """The archive that the dataset was converted from cannot be found."""
@@ -282,7 +257,6 @@ class DamagedCheckpoints(CheckpointError):
 
     intact: str | None
     update: int | None
-    folder: Path
 
 
 class PasswordError(MmfwError):
@@ -337,9 +311,6 @@ class DownloadError(MmfError):
 class NotFetched(MmfError):
     """Models that a run reads cannot be downloaded; ``words`` and ``data_dir`` are as for InputsError."""
 
-    words: Sequence[str]
-    data_dir: Path
-
 
 class TrainingError(MmfwError):
     """Training failed."""
@@ -349,8 +320,6 @@ class TrainingError(MmfwError):
 
 class FailedTasks(TrainingError):
     """Tasks of a sweep failed; ``folder`` is the sweep's."""
-
-    folder: Path
 
 
 class Interrupted(MmfwError):

@@ -7,9 +7,10 @@ the one here is the other way out. An attempt of a run that did not end well has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from mmf_win import errors
@@ -28,10 +29,10 @@ from mmf_win.upstream.sources import SOURCES
 
 def hint_for(error: errors.MmfwError) -> str | None:
     """The next step after ``error``, in options and commands; None where there is none to tell."""
-    here = next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), None)
-    own = here if isinstance(here, str) else None
+    here = next((_HINTS[kind] for kind in type(error).__mro__ if kind in _HINTS), "")
+    own = None
     with suppress(errors.MmfwError, OSError):  # what a hint reads may be what is broken
-        own = here(error) if callable(here) else own
+        own = here(error) if callable(here) else _filled_in(here, error)
     glue = " " if (error.hint or "").endswith("?") else ", or "
     hint = glue.join(part for part in (error.hint, own) if part) or None
     if hint is None and error.outcome is not None and error.run_dir is not None:
@@ -39,13 +40,31 @@ def hint_for(error: errors.MmfwError) -> str | None:
     return hint
 
 
+class _Typed(Formatter):
+    """``{folder}`` is that attribute of the error as it is typed, one word or several.
+
+    ``{folder:--option}`` is ``--option FOLDER``, with a blank before it; nothing where a command takes that
+    folder anyway, or there is none.
+    """
+
+    def get_value(self, key: int | str, args: Any, kwargs: Any) -> Any:
+        """An attribute of the error."""
+        return getattr(args[0], str(key))
+
+    def format_field(self, value: Any, option: str) -> str:
+        """What to type for it."""
+        if not option:
+            return shell_line(*(value if isinstance(value, (list, tuple)) else [value]))
+        return "" if value in (None, Places.resolve().data_dir) else f" {shell_line(option, value)}"
+
+
+def _filled_in(hint: str, error: errors.MmfwError) -> str:
+    return _Typed().format(hint, error)
+
+
 def data_option(data_dir: Path) -> list[str]:
     """What to type so that a command finds a data folder; nothing where it takes that anyway."""
     return [] if data_dir == Places.resolve().data_dir else ["--data-dir", str(data_dir)]
-
-
-def _on_inputs(command: Sequence[str]) -> Callable[[errors.InputsError], str]:
-    return lambda error: shell_line("mmfw", *command, *error.words, *data_option(error.data_dir))
 
 
 def _repair_manifest(error: errors.DamagedManifest) -> str:
@@ -105,26 +124,11 @@ def _resume_intact(error: errors.DamagedCheckpoints) -> str:
     return f"the newest intact one is {error.intact}; {use}; delete the damaged files when you like"
 
 
-def _get_mmf(error: errors.BrokenMmf) -> str:
-    return f"run `mmfw setup{f' --mmf {error.origin}' if error.origin else ''}`"
-
-
 def _make_dataset(error: errors.NoDataset) -> str:
     if error.nearby is not None:
-        return shell_line("--data-dir", error.nearby) + " is where a dataset lies"
-    here = data_option(error.data_dir) if error.data_dir else []
-    make = shell_line("mmfw", "convert", "--zip", "ARCHIVE", *here)
-    return f"`{make}` makes it, or name its folder with --data-dir"
-
-
-def _add_validation(error: errors.NoValidation) -> str:
-    again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(error.data_dir))
-    return f"training needs one: add dev.csv or dev.jsonl to what was converted, and `{again}`"
-
-
-def _add_features(error: errors.NoOwnFeatures) -> str:
-    add = shell_line("mmfw", "features", "add", "FOLDER", *data_option(error.data_dir))
-    return f"`{add}` takes those that MMF's extraction scripts write, and --features names another LMDB"
+        return _filled_in("--data-dir {nearby} is where a dataset lies", error)
+    make = "`mmfw convert --zip ARCHIVE{data_dir:--data-dir}` makes it"
+    return _filled_in(f"{make}, or name its folder with --data-dir", error)
 
 
 def _find_run(error: errors.NoRun) -> str:
@@ -136,18 +140,8 @@ def _find_run(error: errors.NoRun) -> str:
     return f"`{shell_line('mmfw', 'runs', '--save-dir', error.save_dir)}` lists the runs"
 
 
-def _fetch_from(error: errors.NotFetched) -> str:
-    words = [*error.words, "--source", "FOLDER", *data_option(error.data_dir)]
-    return f"`{shell_line('mmfw', 'features', 'fetch', *words)}` takes a copy from a folder"
-
-
 def _make_demo(error: errors.NoSource) -> str | None:
     return "`mmfw demo --keep` makes it, in mmfw-demo/data" if "demo" in error.words else None
-
-
-def _write_again(error: errors.UnknownOrigin) -> str:
-    convert = shell_line("mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_option(error.data_dir))
-    return f"`{convert}` writes it again"
 
 
 def _list_presets(error: errors.UnknownPreset) -> str:
@@ -156,37 +150,12 @@ def _list_presets(error: errors.UnknownPreset) -> str:
     return "`mmfw train --list` shows the presets, and which have published weights"
 
 
-def _predict(error: errors.NotPredicted) -> str:
-    where = ["--data-dir", error.data_dir] if error.data_dir else []
-    return shell_line("mmfw", "predict", *error.runs, "--split", error.split, *where)
-
-
-def _train_on(error: errors.NeverTrained) -> str:
-    return "train on from them with: " + shell_line("mmfw", "train", error.preset, "--init", error.init)
-
-
 def _train_longer(error: errors.TotalReached) -> str:
-    longer = f"name a total above {error.update} with --updates"
-    if error.preset is None:
-        return longer
-    where = [*data_option(error.data_dir), "--save-dir", error.save_dir]
-    begin = shell_line("mmfw", "train", error.preset, "--init", error.checkpoint, *where)
-    return f"{longer}, or begin again with these weights: `{begin}`"
-
-
-def _remove(error: errors.UnreadableRun) -> str:
-    return f"`{shell_line('mmfw', 'runs', 'rm', error.folder)}` removes this run"
-
-
-def _run_failed(error: errors.FailedTasks) -> str:
-    show = shell_line("mmfw", "sweep", "status", error.folder, "--state", "failed")
-    again = shell_line("mmfw", "sweep", "run", error.folder, "--failed")
-    return f"`{show}` shows why; `{again}` runs them again"
-
-
-def _make_sweep(error: errors.NoSweep) -> str:
-    make = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", error.save_dir)
-    return f"`{make}` makes one"
+    longer = "name a total above {update} with --updates"
+    if error.preset is not None:
+        begin = "mmfw train {preset} --init {checkpoint}{data_dir:--data-dir} --save-dir {save_dir}"
+        longer += f", or begin again with these weights: `{begin}`"
+    return _filled_in(longer, error)
 
 
 def _get_version(error: errors.UnknownKey) -> str | None:
@@ -194,9 +163,10 @@ def _get_version(error: errors.UnknownKey) -> str | None:
     return origin and f"run `mmfw setup --mmf {origin}`"
 
 
+# Braces: see _Typed.
 _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
-    errors.DamagedInputs: _on_inputs(["repair"]),
-    errors.MissingInputs: _on_inputs(["features", "fetch"]),
+    errors.DamagedInputs: "mmfw repair {words}{data_dir:--data-dir}",
+    errors.MissingInputs: "mmfw features fetch {words}{data_dir:--data-dir}",
     errors.DamagedManifest: _repair_manifest,
     errors.DamagedFeatures: _repair_features,
     errors.DamagedCheckpoints: _resume_intact,
@@ -208,27 +178,31 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.UnusedGpu: "`mmfw setup --torch` prints the pip line that brings the build for this machine",
     errors.DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
-    errors.BrokenMmf: _get_mmf,
+    errors.BrokenMmf: "run `mmfw setup{origin:--mmf}`",
     errors.IncompleteDataset: "--allow-missing goes without them",
     errors.NoDataset: _make_dataset,
-    errors.NoValidation: _add_validation,
+    errors.NoValidation: "training needs one: add dev.csv or dev.jsonl to what was converted, and "
+    "`mmfw convert --force --zip ARCHIVE{data_dir:--data-dir}`",
     errors.NoDrive: "choose another with --data-dir",
     errors.NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
     "`mmfw features extract` puts a finished LMDB in place",
-    errors.NoOwnFeatures: _add_features,
+    errors.NoOwnFeatures: "`mmfw features add FOLDER{data_dir:--data-dir}` takes those that MMF's extraction "
+    "scripts write, and --features names another LMDB",
     errors.NoSource: _make_demo,
-    errors.NotFetched: _fetch_from,
-    errors.UnknownOrigin: _write_again,
+    errors.NotFetched: "`mmfw features fetch {words} --source FOLDER{data_dir:--data-dir}` takes a copy from "
+    "a folder",
+    errors.UnknownOrigin: "`mmfw convert --zip ARCHIVE --force{data_dir:--data-dir}` writes it again",
     errors.NoFeatures: "`mmfw features add FOLDER -o LMDB` makes some",
     errors.NoRun: _find_run,
     errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
-    errors.NotPredicted: _predict,
-    errors.NeverTrained: _train_on,
+    errors.NotPredicted: "mmfw predict {runs} --split {split}{data_dir:--data-dir}",
+    errors.NeverTrained: "train on from them with: mmfw train {preset} --init {init}",
     errors.NoOwnCode: "name its folder with env.user_dir=FOLDER",
     errors.TotalReached: _train_longer,
-    errors.UnreadableRun: _remove,
-    errors.FailedTasks: _run_failed,
-    errors.NoSweep: _make_sweep,
+    errors.UnreadableRun: "`mmfw runs rm {folder}` removes this run",
+    errors.FailedTasks: "`mmfw sweep status {folder} --state failed` shows why; `mmfw sweep run {folder} "
+    "--failed` runs them again",
+    errors.NoSweep: "`mmfw sweep run PRESET --seeds 1-3 --save-dir {save_dir}` makes one",
     errors.OtherSweep: "-o chooses another folder",
     errors.NoSuchGpu: "-r cpu goes without a GPU, and -r GPU names another",
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
@@ -269,12 +243,12 @@ def _hint_after(outcome: str, trains: bool, run: Run, log: Path | None) -> str |
             outcome = "nan in fp16" if precision_of(run) == "fp16" else outcome
     hint = _AFTER.get(outcome, "")
     if "{" in hint:
-        hint = _filled_in(hint, run) if trains else ""
+        hint = _with_resume(hint, run) if trains else ""
     where = f"the whole output is in {log}"
     return f"{hint}; {where}" if hint else where
 
 
-def _filled_in(hint: str, run: Run) -> str:
+def _with_resume(hint: str, run: Run) -> str:
     if not checkpoints.can_resume(run):
         return hint.format(resume=_BEGIN, again="the same command")
     command = resume(run)

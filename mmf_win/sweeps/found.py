@@ -66,7 +66,7 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
         missing = (
             f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
         )
-        raise NoSweep(missing, save_dir=save_dir, wanted=wanted)
+        raise NoSweep(missing, save_dir=save_dir)
     return found[0] if wanted else max(found, key=lambda sweep: sweep.state.stat().st_mtime)
 
 
