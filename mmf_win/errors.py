@@ -148,19 +148,15 @@ class DatasetError(DataError):
     """Files of the dataset are missing or disagree with each other."""
 
 
-class InputsError(DataError):
-    """Files that a run reads are damaged or missing; presets and overrides, the ``words``, tell which."""
+class DamagedInputs(DataError):
+    """Files that a run reads are damaged; presets and overrides, the ``words``, tell which."""
 
 
-class DamagedInputs(InputsError):
-    """Files that a run reads are damaged."""
+class MissingInputs(DataError):
+    """Files that a run reads are missing; ``words`` are as for DamagedInputs."""
 
 
-class MissingInputs(InputsError):
-    """Files that a run reads are missing."""
-
-
-class NoSource(InputsError):
+class NoSource(DataError):
     """Files that a run reads are damaged or missing, and mmfw knows no source of them."""
 
 
@@ -309,17 +305,13 @@ class DownloadError(MmfError):
 
 
 class NotFetched(MmfError):
-    """Models that a run reads cannot be downloaded; ``words`` and ``data_dir`` are as for InputsError."""
+    """Models that a run reads cannot be downloaded; ``words`` are as for DamagedInputs."""
 
 
 class TrainingError(MmfwError):
     """Training failed."""
 
     exit_code = 7
-
-
-class FailedTasks(TrainingError):
-    """Tasks of a sweep failed; ``folder`` is the sweep's."""
 
 
 class Interrupted(MmfwError):

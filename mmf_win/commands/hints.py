@@ -200,8 +200,6 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.NoOwnCode: "name its folder with env.user_dir=FOLDER",
     errors.TotalReached: _train_longer,
     errors.UnreadableRun: "`mmfw runs rm {folder}` removes this run",
-    errors.FailedTasks: "`mmfw sweep status {folder} --state failed` shows why; `mmfw sweep run {folder} "
-    "--failed` runs them again",
     errors.NoSweep: "`mmfw sweep run PRESET --seeds 1-3 --save-dir {save_dir}` makes one",
     errors.OtherSweep: "-o chooses another folder",
     errors.NoSuchGpu: "-r cpu goes without a GPU, and -r GPU names another",

@@ -19,7 +19,7 @@ from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
 from mmf_win.commands.train import resumed
 from mmf_win.console import print_json, say, shell_line
-from mmf_win.errors import FailedTasks, Interrupted, NoSuchGpu, OtherSweep, UsageError
+from mmf_win.errors import Interrupted, NoSuchGpu, OtherSweep, TrainingError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
@@ -39,31 +39,23 @@ _MOST_SEEDS = 10_000
 _SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-class _Seeds(click.ParamType[Any]):
+def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...]:
     """Numbers and ranges of them, such as ``1-3,7``."""
-
-    name = "seeds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seeds: list[int] = []
-        for part in str(value).split(","):
-            found = _SEEDS.fullmatch(part.strip())
-            first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-            if not 0 < first <= last < 2**32 or last - first >= _MOST_SEEDS:
-                self.fail(f"{value} is no list of seeds, such as 1-5 or 1,2,7", param, ctx)
-            seeds += range(first, last + 1)
-        return tuple(dict.fromkeys(seeds))
+    seeds: list[int] = []
+    for part in [] if value is None else value.split(","):
+        found = _SEEDS.fullmatch(part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 0 < first <= last < 2**32 or last - first >= _MOST_SEEDS:
+            raise click.BadParameter(f"{value} is no list of seeds, such as 1-5 or 1,2,7")
+        seeds += range(first, last + 1)
+    return tuple(dict.fromkeys(seeds))
 
 
-class _Cluster(click.ParamType[Any]):
+def _cluster(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     """Where a Ray cluster is."""
-
-    name = "cluster"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not re.fullmatch(r"ray(://[^/:\s]+(:\d+)?)?", str(value)):
-            self.fail(f"{value} is neither ray nor ray://HOST[:PORT]", param, ctx)
-        return value
+    if value is not None and not re.fullmatch(r"ray(://[^/:\s]+(:\d+)?)?", value):
+        raise click.BadParameter(f"{value} is neither ray nor ray://HOST[:PORT]")
+    return value
 
 
 @click.group(
@@ -95,7 +87,7 @@ Examples:
     metavar="PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]",
     shell_complete=completion.completed_by(completion.presets),
 )
-@click.option("--seeds", type=_Seeds(), metavar="N-M", help="Seeds, for each combination.")
+@click.option("--seeds", callback=_seeds, metavar="N-M", help="Seeds, for each combination.")
 @click.option(
     "--updates", type=click.IntRange(1), metavar="N", help="The total of each training of a preset."
 )
@@ -117,7 +109,7 @@ Examples:
 @click.option(
     "--on",
     "cluster",
-    type=_Cluster(),
+    callback=_cluster,
     metavar="ray|ray://HOST[:PORT]",
     help="Run the tasks on a Ray cluster: that which this machine is part of, or another.  [default: here]",
 )
@@ -142,7 +134,7 @@ Examples:
 @options.as_json
 def run(
     words: tuple[str, ...],
-    seeds: tuple[int, ...] | None,
+    seeds: tuple[int, ...],
     updates: int | None,
     count: int | None,
     resources: tuple[str, ...],
@@ -177,7 +169,7 @@ def run(
     if debug and not planned.tasks:
         raise UsageError("there is no task to debug: a search has none before it runs")
     if asked.preset and not failed:
-        request = RunRequest(preset=asked.preset, updates=updates, seed=min(seeds or (), default=None))
+        request = RunRequest(preset=asked.preset, updates=updates, seed=min(seeds, default=None))
         _require_trainable(request, asked.overrides, Places.resolve(data_dir, save_dir))
     given = resources or asked.specification.resource
     store = Store(asked.folder)
@@ -262,7 +254,7 @@ def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Pa
         *(["--data-dir", str(typed["--data-dir"].absolute())] if typed["--data-dir"] else []),
     ]
     name = str(Path(preset.file)) if preset.file else preset.name
-    asked = grid.of_preset(name, typed["--seeds"] or (), overrides, options_of_train)
+    asked = grid.of_preset(name, typed["--seeds"], overrides, options_of_train)
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
     return _Asked(asked, specification.dump(_joined(asked, folder)), folder, what, overrides)
 
@@ -381,4 +373,6 @@ def _report(
         raise Interrupted(f"stopped: {told}", hint=hint)
     say(f"{tasks(len(rows))} in {folder.path}: {told}")
     if failed := states["failed"]:
-        raise FailedTasks(f"{failed} of {tasks(len(rows))} failed", folder=folder.path)
+        show = shell_line("mmfw", "sweep", "status", folder.path, "--state", "failed")
+        hint = f"`{show}` shows why; `{shell_line(*go_on[:4], '--failed')}` runs them again"
+        raise TrainingError(f"{failed} of {tasks(len(rows))} failed", hint=hint)

@@ -86,8 +86,6 @@ FOLLOWED = {
 _OF_REPAIR, _OF_PUBLISHED = "commands/test_repair.py", "endtoend/test_published.py"
 _DEMO = "endtoend/test_users_way.py::test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
 ELSEWHERE = {
-    "FailedTasks": "commands/test_sweep.py"
-    "::test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed",
     "OtherSweep": "commands/test_sweep.py::test_a_search_is_ranked_by_what_it_searches_for",
     "NoSuchGpu": "commands/test_sweep.py::test_a_gpu_that_is_not_there_is_refused_before_anything_runs",
     "sweep: mmfw sweep": "endtoend/test_sweeps.py"
