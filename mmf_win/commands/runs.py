@@ -155,7 +155,7 @@ def show(run: str | None, verify: bool, save_dir: Path, as_json: bool) -> None:
     known = details(chosen)
     found = listed(chosen) if verify else []
     if verify:
-        known["checkpoints"] = [{**asdict(each), "state": _state(each)} for each in found]
+        known["checkpoints"] = [asdict(each) | {"state": _state(each)} for each in found]
     known["predictions"] = [_prediction(Path(csv)) for csv in known["predictions"]]
     if as_json:
         print_json(known)
@@ -202,7 +202,11 @@ def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
         say(f"run {run.id} has no checkpoint yet")
         return
     header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "state")
-    print(aligned(header, [_checkpoint_line(checkpoint) for checkpoint in found]))
+    rows = []
+    for c in found:
+        shared = ", ".join(c.same_as) or None
+        rows.append((c.name, c.update, c.epoch, c.auroc, size(c.size), moment(c.written), shared, _state(c)))
+    print(aligned(header, rows))
     on_disk = sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())
     say(f"{size(on_disk)} on disk: {run.checkpoints}")
     damaged = [checkpoint for checkpoint in found if checkpoint.problem]
@@ -214,12 +218,6 @@ def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
 
 def _state(checkpoint: SavedCheckpoint) -> str:
     return "damaged" if checkpoint.problem else "intact"
-
-
-def _checkpoint_line(c: SavedCheckpoint) -> tuple[object, ...]:
-    written = moment(c.written)
-    shared = ", ".join(c.same_as) or None
-    return (c.name, c.update, c.epoch, c.auroc, size(c.size), written, shared, _state(c))
 
 
 @command.command(
@@ -250,8 +248,8 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     for run in chosen:
         say(f"{run.path}: {size(sizes[run.id])}")
     try:
-        if not yes and not click.confirm(f"remove {'it' if len(chosen) == 1 else 'all of them'}?", err=True):
-            raise click.Abort
+        if not yes:
+            click.confirm(f"remove {'it' if len(chosen) == 1 else 'all of them'}?", abort=True, err=True)
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             raise UsageError("nobody is there to answer", hint="--yes removes without asking") from None
