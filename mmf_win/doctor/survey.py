@@ -14,8 +14,15 @@ from pathlib import Path
 from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
 from mmf_win.dataset.annotations import nearby_dataset
-from mmf_win.doctor.machine import Machine, survey_machine
-from mmf_win.doctor.system import Setting, Torch, survey_settings, survey_torch, unused_gpu
+from mmf_win.doctor.system import (
+    Machine,
+    Setting,
+    Torch,
+    survey_machine,
+    survey_settings,
+    survey_torch,
+    unused_gpu,
+)
 from mmf_win.errors import BrokenMmf, DatasetError, MmfError, MmfwError, NoDataset, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
@@ -96,7 +103,7 @@ class Survey:
     folders: tuple[Folder, ...]
     dataset: DatasetState
     machine: Machine
-    settings: tuple[Setting, ...]
+    settings: list[Setting]
     torch: Torch | None
     cuda: gpus.Cuda | None
     decryption: str
@@ -106,12 +113,11 @@ class Survey:
 def survey(places: Places) -> Survey:
     """Look at everything; nothing heavy is imported, and nothing is changed."""
     mmf = survey_mmf()
-    folders, dataset = tuple(_folders(places, mmf)), _dataset(places.dataset)
     return Survey(
         versions=versions(),
         mmf=mmf,
-        folders=folders,
-        dataset=dataset,
+        folders=tuple(_folders(places, mmf)),
+        dataset=_dataset(places.dataset),
         machine=survey_machine(),
         settings=survey_settings(),
         torch=survey_torch(),

@@ -1,15 +1,18 @@
-"""Settings of Windows that matter here, and which CUDA torch was built for and the driver runs."""
+"""The machine and the settings of Windows that matter here, and which CUDA torch was built for."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from mmf_win.doctor import torch_build
 from mmf_win.errors import UnusedGpu
 from mmf_win.runs import gpus
+from mmf_win.threads import processors
 from mmf_win.upstream.install import text_in_package
 
 if sys.platform == "win32":
@@ -59,11 +62,35 @@ class Torch:
         return f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.rocm}" if self.rocm else "the CPU"
 
 
-def survey_settings() -> tuple[Setting, ...]:
-    """The settings of Windows that matter here; none on other systems."""
+@dataclass(frozen=True)
+class Machine:
+    """The machine.
+
+    Attributes:
+        cpus: how many of its processors this process may use.
+        memory: its memory in bytes; None where the system does not say.
+        gpus: the GPUs that the driver shows; none without a driver.
+    """
+
+    cpus: int
+    memory: int | None
+    gpus: tuple[gpus.Gpu, ...]
+
+
+def survey_machine() -> Machine:
+    """Look at this machine."""
+    return Machine(processors(), _memory(), tuple(gpus.installed()))
+
+
+def _memory() -> int | None:
     if sys.platform == "win32":
-        return tuple(_windows_settings())
-    return ()
+        kilobytes = ctypes.c_uint64()
+        known = ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
+        return kilobytes.value << 10 if known else None
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
 
 
 def survey_torch() -> Torch | None:
@@ -92,22 +119,23 @@ def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> UnusedGpu | None:
     return None
 
 
-if sys.platform == "win32":
+def survey_settings(root: Any = None) -> list[Setting]:
+    """The settings of Windows that matter here; none on other systems.
 
-    def _windows_settings(root: winreg.HKEYType | int = winreg.HKEY_LOCAL_MACHINE) -> Iterator[Setting]:
-        for name, where, cost in (
+    Args:
+        root: the part of the registry that has them; None for ``HKEY_LOCAL_MACHINE``.
+    """
+    found: list[Setting] = []
+    if sys.platform == "win32":
+        for name, (key, value), cost in (
             ("long paths", _LONG_PATHS, "paths end at 260 characters"),
             ("developer mode", _DEVELOPER, "without links, Hugging Face's cache may take more space"),
         ):
-            is_on = _registry(root, *where) == 1
-            command = f"reg add HKLM\\{where[0]} /v {where[1]} /t REG_DWORD /d 1 /f"
+            is_on = False
+            with suppress(OSError), winreg.OpenKey(root or winreg.HKEY_LOCAL_MACHINE, key) as opened:
+                is_on = winreg.QueryValueEx(opened, value)[0] == 1
+            command = f"reg add HKLM\\{key} /v {value} /t REG_DWORD /d 1 /f"
             hint = f"{cost}; as administrator, `{command}` turns it on"
-            yield Setting(name, "on" if is_on else "off", None if is_on else hint)
-        yield Setting("code page", str(ctypes.windll.kernel32.GetACP()))
-
-    def _registry(root: winreg.HKEYType | int, key: str, name: str) -> object:
-        try:
-            with winreg.OpenKey(root, key) as opened:
-                return winreg.QueryValueEx(opened, name)[0]
-        except OSError:
-            return None
+            found.append(Setting(name, "on" if is_on else "off", None if is_on else hint))
+        found.append(Setting("code page", str(ctypes.windll.kernel32.GetACP())))
+    return found

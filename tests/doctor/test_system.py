@@ -1,4 +1,4 @@
-"""Settings of Windows, and whether torch can use the GPU."""
+"""The machine, settings of Windows, and whether torch can use the GPU."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ from tests.worlds.fake_nvml import FakeNvml
 ROCM = Torch(None, rocm="6.2.41134-65d174c3e")
 
 
+def test_the_machine_has_processors_memory_and_gpus_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    found = system.survey_machine()
+    assert found.cpus >= 1
+    assert found.memory is not None and found.memory > 1 << 28
+    assert [gpu.name for gpu in found.gpus] == ["NVIDIA 0", "NVIDIA 1"]
+
+
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 @pytest.mark.parametrize(
     ("name", "where"), [("long paths", system._LONG_PATHS), ("developer mode", system._DEVELOPER)]
@@ -31,7 +39,7 @@ def test_what_is_off_is_told_with_what_turns_it_on(name: str, where: tuple[str, 
             for number, value in ((0, "off"), (1, "on")):
                 with winreg.CreateKey(root, where[0]) as key:
                     winreg.SetValueEx(key, where[1], 0, winreg.REG_DWORD, number)
-                found = {setting.name: setting for setting in system._windows_settings(root)}
+                found = {setting.name: setting for setting in survey_settings(root)}
                 assert found[name].value == value
                 hint = found[name].hint
                 assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
