@@ -6,14 +6,11 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mmf_win.cli import COMMANDS
-from mmf_win.paths import DatasetPaths
-from mmf_win.runs.folder import Run
 from tests.worlds import report_world
 from tests.worlds.tools import requires_tool
 
@@ -25,6 +22,7 @@ COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
 _mmfw_completion mmfw
 printf '%s\\n' "${COMPREPLY[@]}"
 """
+TIME = "2026-01-01T00-00-00"
 _HEAVY = {"torch", "mmf", "transformers", "numpy", "pandas"}
 
 
@@ -68,21 +66,13 @@ def shell(user_dir: Path) -> Shell:
     return Shell(user_dir)
 
 
-@dataclass
-class World:
-    """The folders, and two runs, of which the second cannot be read."""
-
-    save: Path
-    dataset: DatasetPaths
-    runs: tuple[Run, Run]
-
-
 @pytest.fixture
-def world(user_dir: Path) -> World:
+def world(user_dir: Path) -> report_world.World:
+    """The folders, and two runs, of which the second cannot be read."""
     made = report_world.make(user_dir, groups=2)
-    runs = made.run("first"), made.run("second")
-    runs[1].request_file.write_text("{", encoding="utf-8")
-    return World(made.save, made.dataset, runs)
+    made.run("first")
+    made.run("second").request_file.write_text("{", encoding="utf-8")
+    return made
 
 
 def test_commands_and_options(shell: Shell) -> None:
@@ -99,24 +89,24 @@ def test_presets(shell: Shell, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["predict", "report", "runs show", "runs compare first"])
-def test_runs_of_the_folder_that_was_named(shell: Shell, world: World, command: str) -> None:
+def test_runs_of_the_folder_that_was_named(shell: Shell, world: report_world.World, command: str) -> None:
     found = shell.completes(*command.split(), "--save-dir", str(world.save), "sec")
-    assert found == ["second", world.runs[1].id]
+    assert found == ["second", f"second/{TIME}"]
 
 
-def test_runs_of_the_folder_of_the_environment(shell: Shell, world: World) -> None:
-    found = shell.completes("runs", "rm", world.runs[0].id, "", MMF_SAVE_DIR=str(world.save))
-    assert set(found) == {"first", "second", *(run.id for run in world.runs)}
+def test_runs_of_the_folder_of_the_environment(shell: Shell, world: report_world.World) -> None:
+    found = shell.completes("runs", "rm", f"first/{TIME}", "", MMF_SAVE_DIR=str(world.save))
+    assert set(found) == {"first", "second", f"first/{TIME}", f"second/{TIME}"}
     found = shell.completes("train", "--resume", "", MMF_SAVE_DIR=str(world.save))
     assert {"best", "last", "first"} <= set(found)
 
 
-def test_runs_and_presets_may_be_verified(shell: Shell, world: World) -> None:
+def test_runs_and_presets_may_be_verified(shell: Shell, world: report_world.World) -> None:
     found = shell.completes("verify", "--save-dir", str(world.save), "")
     assert {"dataset", "mmf", "vilbert", "first", "second"} <= set(found)
 
 
-def test_splits(shell: Shell, world: World) -> None:
+def test_splits(shell: Shell, world: report_world.World) -> None:
     data_dir = str(world.dataset.data_dir)
     assert shell.completes("predict", "--data-dir", data_dir, "--split", "") == [report_world.SPLIT]
     assert shell.completes("check-submission", "--split", "t", MMF_DATA_DIR=data_dir) == [report_world.SPLIT]

@@ -35,7 +35,7 @@ def data_dir(user_dir: Path) -> Path:
 
 
 def run(archive: Path, data_dir: Path, *options: str) -> int:
-    return main(["convert", "--zip", str(archive), "--data-dir", str(data_dir), *options])
+    return main(["convert", str(archive), "--data-dir", str(data_dir), *options])
 
 
 def test_a_table_of_splits_and_what_to_do_next(
@@ -89,39 +89,22 @@ def test_rows_that_are_left_out_stand_beside_the_full_number(
     assert (summary["rows"], summary["missing"], summary["missing_ids"]) == (1, 2, ["14", "15"])
 
 
-def test_an_empty_password_file_is_a_mistake(archive: Path, data_dir: Path, user_dir: Path) -> None:
-    (user_dir / "empty").touch()
-    assert run(archive, data_dir, "--password-file", str(user_dir / "empty")) == 2
-
-
-def fake_terminal(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
-    """Pretend that somebody sits there and types ``answer``; returns what they were asked."""
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_at_a_fake_terminal_the_password_is_asked_for_where_one_is_needed(
+    archive: Path, user_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
+) -> None:
     asked: list[str] = []
 
     def prompt(text: str, *, hide_input: bool, err: bool) -> str:
         assert hide_input
         asked.append(text)
-        return answer
+        return PASSWORD
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "prompt", prompt)
-    return asked
-
-
-def test_at_a_fake_terminal_the_password_is_asked_for(
-    archive: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = fake_terminal(monkeypatch, PASSWORD)
-    assert run(archive, data_dir) == 0
-    assert asked == ["Password"]
-
-
-def test_at_a_fake_terminal_nothing_is_asked_for_an_open_archive(
-    user_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = fake_terminal(monkeypatch, "unneeded")
-    assert run(hostile.plain_zip(user_dir / "open.zip", memes()), data_dir) == 0
-    assert asked == []
+    chosen = archive if encrypted else hostile.plain_zip(user_dir / "open.zip", memes())
+    assert run(chosen, data_dir) == 0
+    assert asked == ["Password"] * encrypted
 
 
 def test_exit_codes_tell_what_is_wrong(
@@ -137,35 +120,32 @@ def test_exit_codes_tell_what_is_wrong(
     assert not data_dir.exists()
 
 
-def test_two_passwords_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    secret = tmp_path / "secret.txt"
-    secret.write_text("a", encoding="utf-8")
-    words = ["convert", "--zip", "x.zip", "--password", "b", "--password-file", str(secret)]
-    assert main(words) == 2
-    assert "give one of them" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", [[], ["--zip"]])
-def test_the_archive_is_named_as_an_argument_or_an_option(
-    archive: Path, data_dir: Path, option: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([""], "not named"),  # and not the current folder
+        (["--zip", ""], "not named"),
+        (["x.zip", "--password-file", "empty"], "is empty"),
+        (["x.zip", "--password", "b", "--password-file", "secret"], "give one of them"),
+    ],
+)
+def test_what_makes_no_sense_is_a_mistake(
+    user_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
 ) -> None:
-    words = ["convert", *option, str(archive), "--password", PASSWORD, "--data-dir", str(data_dir)]
-    assert main(words) == 0
-    assert "dev_unseen" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("option", [[], ["--zip"]])
-def test_an_empty_name_is_not_the_current_folder(
-    option: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["convert", *option, ""]) == 2
-    assert "not named" in capsys.readouterr().err
+    monkeypatch.chdir(user_dir)
+    (user_dir / "empty").touch()
+    (user_dir / "secret").write_text("a", encoding="utf-8")
+    assert main(["convert", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="drives are a matter of Windows")
 def test_a_drive_that_does_not_exist(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["convert", "--zip", str(archive), "--password", PASSWORD, "--data-dir", "Q:\\data"]
-    assert main(words) == 2
+    assert run(archive, Path("Q:\\data"), "--password", PASSWORD) == 2
     assert "no drive Q:" in capsys.readouterr().err
 
 
@@ -174,15 +154,15 @@ def test_an_archive_whose_name_is_no_utf8(archive: Path, data_dir: Path) -> None
     odd = archive.with_name("caf\udce9.zip")
     archive.rename(odd)
     for _ in range(2):
-        assert main(["convert", "--zip", str(odd), "--password", PASSWORD, "--data-dir", str(data_dir)]) == 0
+        assert run(odd, data_dir, "--password", PASSWORD) == 0
 
 
 def test_names_in_an_archive_do_not_steer_the_terminal(
-    user_dir: Path, capsys: pytest.CaptureFixture[str]
+    user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["\x1b]0;title\x07.txt", "gnp.\u202eexe", "\x9b2J"]
     path = hostile.plain_zip(user_dir / "a.zip", dict.fromkeys(names, b""))
-    assert main(["convert", "--zip", str(path), "--data-dir", str(user_dir / "data")]) == 3
+    assert run(path, data_dir) == 3
     said = "".join(capsys.readouterr())
     assert not set(said) & set("\x1b\x07\u202e\x9b")
     assert "\\x1b]0;title" in said

@@ -26,22 +26,20 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("thesis.txt", "mine", "not the folder of a demo"),
+        ("mmfw-demo.json", '{"mmfw": "0.0.1"}', "made by the demo of mmfw 0.0.1"),
+    ],
+)
 def test_a_folder_of_something_else_is_refused_and_left_alone(
-    user_dir: Path, capsys: pytest.CaptureFixture[str]
+    user_dir: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, said: str
 ) -> None:
-    (user_dir / "thesis.txt").write_text("mine", encoding="utf-8")
+    (user_dir / name).write_text(content, encoding="utf-8")
     assert main(["demo", "--dir", str(user_dir)]) == 2
-    assert "not the folder of a demo" in capsys.readouterr().err
-    assert [file.name for file in user_dir.iterdir()] == ["thesis.txt"]
-
-
-@pytest.mark.torch
-def test_a_folder_of_another_versions_demo_is_refused(
-    user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (user_dir / "mmfw-demo.json").write_text('{"mmfw": "0.0.1"}', encoding="utf-8")
-    assert main(["demo", "--dir", str(user_dir)]) == 2
-    assert "made by the demo of mmfw 0.0.1" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+    assert [file.name for file in user_dir.iterdir()] == [name]
 
 
 @pytest.mark.torch

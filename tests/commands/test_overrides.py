@@ -93,11 +93,14 @@ def test_a_word_that_a_prediction_would_undo_is_refused(word: str, instead: str)
         ("run_type=val", False),
         ("checkpoint.resume_zoo=visual_bert.pretrained.coco", True),
         ("checkpoint.resume_file=x.ckpt", True),
+        ("checkpoint.resume_pretrained=True", True),
+        ("checkpoint.resume=True", True),
+        ("checkpoint={}", True),
     ],
 )
 def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) -> None:
-    with pytest.raises(UsageError) as caught:
-        require_trainable([word], {}, resumes=resumes)
+    with pytest.raises(UsageError, match=word.partition("=")[0]) as caught:
+        require_trainable(["training.batch_size=2", word], {}, resumes=resumes)
     assert caught.value.hint
     kept = ["checkpoint.reset.optimizer=True", "run_type=train_inference"]
     require_trainable([*kept, *([] if resumes else ["checkpoint.resume_zoo=KEY"])], {}, resumes=resumes)
@@ -120,15 +123,6 @@ def test_an_option_and_a_word_that_say_the_same_are_refused(asked: RunRequest, w
     with pytest.raises(UsageError, match=word):
         require_trainable([word], asked.keys, resumes=False)
     require_trainable([word], RunRequest(auto_batch=True).keys, resumes=False)
-
-
-@pytest.mark.parametrize(
-    "word", ["checkpoint.resume_pretrained=True", "checkpoint.resume=True", "checkpoint={}"]
-)
-def test_a_word_that_loads_other_weights_than_an_option_is_refused(word: str) -> None:
-    with pytest.raises(UsageError, match=word.partition("=")[0]):
-        require_trainable(["training.batch_size=2", word], {}, resumes=True)
-    require_trainable(["checkpoint.reset.optimizer=True"], {}, resumes=True)
 
 
 @pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir"])
