@@ -44,10 +44,18 @@ def test_it_names_every_path_with_its_free_space(
     assert not data.exists(), "looking must not make anything"
 
 
-def test_a_missing_mmf_is_not_an_error_but_has_a_hint(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = _doctor(capsys)
     assert found["mmf"]["installed"] is None
     assert "run `mmfw setup`" in _hints(found)
+    assert main(["doctor", "--compat"]) == 6
+    assert "mmfw setup" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"mmfw {__version__}"
+    assert sys.version.split()[0] in second and "MMF not installed" in second
 
 
 def test_a_broken_mmf_is_an_error(
@@ -133,16 +141,3 @@ def test_the_patches_are_listed_with_whether_they_are_active(capsys: pytest.Capt
     assert all(patch["problem"] and patch["library"] for patch in patches.values())
     assert main(["doctor", "--compat"]) == 0
     assert "transformers-names" in capsys.readouterr().out
-
-
-def test_compat_without_mmf_says_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--compat"]) == 6
-    assert "mmfw setup" in capsys.readouterr().err
-
-
-def test_the_version_is_that_of_all_that_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == f"mmfw {__version__}"
-    assert sys.version.split()[0] in second
-    assert "MMF not installed" in second

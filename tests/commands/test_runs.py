@@ -84,14 +84,6 @@ def test_a_run_that_cannot_be_read_is_removed_as_the_hint_says(
     assert not (save / "c").exists()
 
 
-def test_a_preset_that_is_none_is_refused_with_the_nearest(
-    save: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["runs", "--preset", "dmo", "--json", "--save-dir", str(save)]) == 2
-    assert "did you mean demo?" in capsys.readouterr().err
-    assert told(capsys, save, "--preset", "visual_bert", "--json").strip() == "[]"
-
-
 def told(capsys: pytest.CaptureFixture[str], save: Path, *words: str) -> str:
     assert main(["runs", *words, "--save-dir", str(save)]) == 0
     return capsys.readouterr().out
@@ -115,9 +107,23 @@ def test_the_list_is_filtered(
     assert [int(run["id"][10:12]) for run in found] == days
 
 
-def test_the_list_has_one_form_at_a_time(capsys: pytest.CaptureFixture[str], save: Path) -> None:
-    assert main(["runs", "--format", "csv", "--json", "--save-dir", str(save)]) == 2
-    assert "choose one" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--preset", "dmo", "--json"], "did you mean demo?"),
+        (["--format", "csv", "--json"], "choose one"),
+        (["--limit", "1", "show", "a"], "are for the list"),
+        (["rm", "a", "--yes"], "2 runs named a"),
+        (["rm", "2026-01-01T00-00-00", "--yes"], "2 runs named 2026-01-01T00-00-00"),
+    ],
+    ids=" ".join,
+)
+def test_what_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], save: Path, words: list[str], said: str
+) -> None:
+    make(save, "b/2026-01-01T00-00-00")
+    assert main(["runs", *words, "--save-dir", str(save)]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_list_as_csv_has_a_row_a_run(capsys: pytest.CaptureFixture[str], save: Path) -> None:
@@ -146,9 +152,8 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
     make(user_dir, "a/2026-01-02T00-00-00", overrides=[same], batch_size=16, seed=7)
     EventLog(first.events, "1").write("train_started", update=0, seed=3)
     first.reports.mkdir()
-    for number, (split, auroc) in enumerate(
-        [("dev_seen", 0.75), ("test_seen", 0.625), ("test_unseen", None)]
-    ):
+    scores = {"dev_seen": 0.75, "test_seen": 0.625, "test_unseen": None}
+    for number, (split, auroc) in enumerate(scores.items()):
         csv_file = first.reports / f"hateful_memes_a_{split}_2026-01-01T00-00-0{number}.csv"
         facts = {"auroc": auroc, "split": split, "rows": 8, "full_rows": 10, "created": 1e9 + number}
         write_json(csv_file.with_suffix(".metrics.json"), facts)
@@ -157,24 +162,10 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
     annotations_beside(own).touch()
     later, earlier = json.loads(told(capsys, user_dir, "--json"))
     keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "differs")
-    assert [earlier[key] for key in keys] == [
-        0.625,
-        "test_seen",
-        8,
-        10,
-        3,
-        "1.0.0",
-        "optimizer.params.lr=1e-5",
-    ]
+    told_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-5"]
+    assert [earlier[key] for key in keys] == told_of_first
     assert [later[key] for key in keys] == [None, None, None, None, 7, None, "batch_size=16"]
     assert "8 of 10 rows of test_seen" in told(capsys, user_dir)
-
-
-def test_filters_are_refused_where_they_would_do_nothing(
-    capsys: pytest.CaptureFixture[str], save: Path
-) -> None:
-    assert main(["runs", "--limit", "1", "show", "a", "--save-dir", str(save)]) == 2
-    assert "are for the list" in capsys.readouterr().err
 
 
 def test_a_run_is_shown_with_why_it_failed(capsys: pytest.CaptureFixture[str], save: Path) -> None:
@@ -185,7 +176,7 @@ def test_a_run_is_shown_with_why_it_failed(capsys: pytest.CaptureFixture[str], s
     assert "why: why it failed" in text and "update 10, auroc 0.7000" in text
 
 
-def test_every_score_says_which_rows_were_left_out(
+def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
     capsys: pytest.CaptureFixture[str], user_dir: Path
 ) -> None:
     run = make(user_dir, "a/2026-01-01T00-00-00")
@@ -199,6 +190,9 @@ def test_every_score_says_which_rows_were_left_out(
     facts = {"auroc": 0.625, "split": "test_unseen", "rows": 1593, "full_rows": 2000}
     write_json(csv.with_suffix(".metrics.json"), {**facts, "threshold": 0.5})
     csv.with_name("hateful_memes_a_train_2026-01-01T00-00-00.csv").touch()  # without a record
+    steering = csv.with_name("hateful_memes_a_train_2026-01-01T00-00-02.csv")
+    steering.touch()
+    write_json(steering.with_suffix(".metrics.json"), {"split": "\x1b[31mtrain", "auroc": 0.5})
 
     assert "0.7500  433 of 540 rows of dev_unseen" in told(capsys, user_dir)
     [listed] = json.loads(told(capsys, user_dir, "--json"))
@@ -210,21 +204,10 @@ def test_every_score_says_which_rows_were_left_out(
     assert "trained_on: 8,400 of 8,500 rows of train\n" in text
     assert "update 20, auroc 0.7500, on 433 of 540 rows of dev_unseen\n" in text
     assert f"csv {csv}, auroc 0.6250, on 1,593 of 2,000 rows of test_unseen\n" in text
+    assert "split \\x1b[31mtrain" in text and "\x1b" not in text
     other = make(user_dir, "b/2026-01-01T00-00-00")
     found = json.loads(told(capsys, user_dir, "compare", run.id, other.id, "--json"))
     assert found["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
-
-
-def test_what_would_steer_the_terminal_is_shown_escaped(
-    capsys: pytest.CaptureFixture[str], user_dir: Path
-) -> None:
-    run = make(user_dir, "a/2026-01-01T00-00-00")
-    csv = run.reports / "hateful_memes_a_test_unseen_2026-01-01T00-00-01.csv"
-    csv.parent.mkdir()
-    csv.write_text("id,proba,label\n", encoding="utf-8")
-    write_json(csv.with_suffix(".metrics.json"), {"split": "\x1b[31mtest_unseen", "auroc": 0.5})
-    text = told(capsys, user_dir, "show", "a")
-    assert "split \\x1b[31mtest_unseen" in text and "\x1b" not in text
 
 
 def test_only_what_differs_is_compared(capsys: pytest.CaptureFixture[str], save: Path) -> None:
@@ -272,15 +255,6 @@ def test_nothing_is_removed_without_a_yes(
     assert main(["runs", "rm", "b", "--save-dir", str(save)]) == code
     assert said in capsys.readouterr().err
     assert (save / "b/2026-01-03T00-00-00").is_dir()
-
-
-@pytest.mark.parametrize("named", ["a", "2026-01-01T00-00-00"])
-def test_a_name_or_time_that_several_runs_have_is_refused(
-    capsys: pytest.CaptureFixture[str], save: Path, named: str
-) -> None:
-    make(save, "b/2026-01-01T00-00-00")
-    assert main(["runs", "rm", named, "--yes", "--save-dir", str(save)]) == 2
-    assert f"2 runs named {named}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
