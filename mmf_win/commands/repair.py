@@ -9,7 +9,7 @@ import click
 
 from mmf_win.commands import findings, options
 from mmf_win.commands.overrides import split_words
-from mmf_win.doctor.verify import Scope, repair
+from mmf_win.doctor.verify import repair
 from mmf_win.paths import Places
 
 
@@ -38,6 +38,6 @@ def command(
     """
     places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
     findings.require_folders(data_dir, save_dir if "runs" in names else None)
-    found = repair(Scope.of(names, places, overrides), places, **archives)
+    found = repair(names, places, overrides, **archives)
     findings.show(found, as_json=as_json)
     findings.require_intact(found)

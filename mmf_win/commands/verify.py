@@ -8,7 +8,7 @@ import click
 
 from mmf_win.commands import findings, options
 from mmf_win.commands.overrides import split_words
-from mmf_win.doctor.verify import Scope, verify
+from mmf_win.doctor.verify import verify
 from mmf_win.errors import DamagedInputs, DataError
 from mmf_win.paths import Places
 
@@ -38,7 +38,7 @@ def command(
     """
     places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
     findings.require_folders(data_dir, save_dir if "runs" in names else None)
-    found = verify(Scope.of(names, places, overrides), places, full=full)
+    found = verify(names, places, overrides, full=full)
     findings.show(found, as_json=as_json)
     damaged = [finding for finding in found if finding.state == "damaged"]
     if damaged:

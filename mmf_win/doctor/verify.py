@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -43,49 +43,28 @@ PARTS = ("dataset", "features", "runs", "mmf")
 _NOTHING = "nothing"
 
 
-@dataclass(frozen=True)
-class Scope:
-    """What to verify or repair.
+def _meant(
+    names: Sequence[str], places: Places, overrides: Sequence[str]
+) -> tuple[set[str], list[Need], list[Run]]:
+    """What a user names: parts, features and the like, and runs; without a name, everything.
 
-    Attributes:
-        dataset, mmf: whether they are meant.
-        needs: the features, weights and the like.
-        runs: those whose checkpoints are meant.
+    Raises:
+        UsageError: a name stands for nothing.
+        MmfError: a preset is named, and MMF is not installed.
     """
-
-    dataset: bool = False
-    mmf: bool = False
-    needs: tuple[Need, ...] = ()
-    runs: tuple[Run, ...] = ()
-
-    @classmethod
-    def of(cls, names: Sequence[str], places: Places, overrides: Sequence[str] = ()) -> Scope:
-        """What a user names; without a name, everything.
-
-        Args:
-            names: of :data:`PARTS`, presets and runs.
-            places: MMF's folders.
-            overrides: ``KEY=VALUE`` overrides of the presets.
-
-        Raises:
-            UsageError: a name stands for nothing.
-            MmfError: a preset is named, and MMF is not installed.
-        """
-        parts = set(names) & set(PARTS) if names or overrides else set(PARTS)
-        others = [name for name in names if name not in PARTS]
-        of_presets = [name for name in others if name in presets.names() or Path(name).is_file()]
-        if overrides and not of_presets:
-            raise UsageError(f"{overrides[0]}: an override needs a preset", hint="name the preset before it")
-        needs: tuple[Need, ...] = ()
-        if of_presets:
-            needs = tuple(needs_of_presets(install.find_mmf(), of_presets, places, overrides))
-        if "features" in parts:
-            folders = {need.folder for need in needs}
-            needs += tuple(need for need in needs_on_disk(places) if need.folder not in folders)
-        runs = [_run(places.save_dir, name) for name in others if name not in of_presets]
-        if "runs" in parts:
-            runs = lookup.all_runs(places.save_dir)
-        return cls("dataset" in parts, "mmf" in parts, needs, tuple(runs))
+    parts = set(names) & set(PARTS) if names or overrides else set(PARTS)
+    others = [name for name in names if name not in PARTS]
+    of_presets = [name for name in others if name in presets.names() or Path(name).is_file()]
+    if overrides and not of_presets:
+        raise UsageError(f"{overrides[0]}: an override needs a preset", hint="name the preset before it")
+    needs: list[Need] = []
+    if of_presets:
+        needs += needs_of_presets(install.find_mmf(), of_presets, places, overrides)
+    if "features" in parts:
+        folders = {need.folder for need in needs}
+        needs += [need for need in needs_on_disk(places) if need.folder not in folders]
+    runs = [_run(places.save_dir, name) for name in others if name not in of_presets]
+    return parts, needs, lookup.all_runs(places.save_dir) if "runs" in parts else runs
 
 
 def _run(save_dir: Path, name: str) -> Run:
@@ -98,29 +77,38 @@ def _run(save_dir: Path, name: str) -> Run:
         raise NoRun(message, save_dir=error.save_dir, wanted=error.wanted) from None
 
 
-def verify(scope: Scope, places: Places, *, full: bool = False) -> list[Finding]:
+def verify(
+    names: Sequence[str], places: Places, overrides: Sequence[str] = (), *, full: bool = False
+) -> list[Finding]:
     """Verify one thing after the other, with a progress bar for each that takes a while.
 
     What is not there is passed over, unless a preset needs it. Checkpoints are read each time, all else only
     if it was touched since it was last found intact.
 
     Args:
-        scope: what to verify.
+        names: of :data:`PARTS`, presets and runs; none for everything.
         places: MMF's folders.
+        overrides: ``KEY=VALUE`` overrides of the presets.
         full: read everything.
+
+    Raises:
+        UsageError: a name stands for nothing.
+        MmfError: a preset is named, and MMF is not installed.
     """
+    parts, needs, runs = _meant(names, places, overrides)
     found = [
-        _dataset(places, full) if scope.dataset else None,
-        *(_without_source(need, _input(need, places, full), places) for need in scope.needs),
-        *(_checkpoints(run) for run in scope.runs),
-        _mmf() if scope.mmf else None,
+        _dataset(places, full) if "dataset" in parts else None,
+        *(_without_source(need, _input(need, places, full), places) for need in needs),
+        *(_checkpoints(run) for run in runs),
+        _mmf() if "mmf" in parts else None,
     ]
     return [finding for finding in found if finding is not None]
 
 
 def repair(
-    scope: Scope,
+    names: Sequence[str],
     places: Places,
+    overrides: Sequence[str] = (),
     *,
     source: str | None = None,
     keep_archives: bool = True,
@@ -131,28 +119,29 @@ def repair(
     What cannot be repaired stays as it is, and its finding has the error.
 
     Args:
-        scope: what to repair.
-        places: MMF's folders.
+        names, places, overrides: as for :func:`verify`.
         source: where to look for archives first: a file, a folder or a URL.
         keep_archives: keep a downloaded archive to repair from.
         ask: answers with the password of an encrypted archive.
 
     Raises:
         ResourceError: there is not enough room.
-        UsageError: there is no such source.
+        UsageError: there is no such source, or a name stands for nothing.
+        MmfError: as for :func:`verify`.
     """
+    parts, needs, runs = _meant(names, places, overrides)
     mirror = Mirror.of(source)
     found = [
-        _repaired(_mmf, install.set_up) if scope.mmf else None,  # knows where the others come from
+        _repaired(_mmf, install.set_up) if "mmf" in parts else None,  # knows where the others come from
         _repaired(
             lambda: _dataset(places),
             lambda: _repair_dataset(places, _archive(mirror, places), ask),
             also="not verified" if source else None,
         )
-        if scope.dataset
+        if "dataset" in parts
         else None,
-        *_repaired_inputs(scope.needs, Fetcher(places, mirror, keep_archives, ask=ask)),
-        *(_checkpoints(run) for run in scope.runs),
+        *_repaired_inputs(needs, Fetcher(places, mirror, keep_archives, ask=ask)),
+        *(_checkpoints(run) for run in runs),
     ]
     return [finding for finding in found if finding is not None]
 

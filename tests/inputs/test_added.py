@@ -13,7 +13,7 @@ import pytest
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import extract_features
-from mmf_win.doctor.verify import Scope, verify
+from mmf_win.doctor.verify import verify
 from mmf_win.errors import AlreadyThere, DatasetError, ResourceError, UsageError
 from mmf_win.inputs.added import Added, add_features
 from mmf_win.inputs.keys import image_keys
@@ -97,7 +97,7 @@ def test_runs_and_sha256sum_find_it_intact(
     assert state_of(lmdb, places) == "intact"
     assert listed_hash(lmdb) == hashlib.sha256((lmdb / "data.mdb").read_bytes()).hexdigest()
     assert image_keys(lmdb) == {"00001", "00002"}
-    (finding,) = verify(Scope.of(["features"], places), places)
+    (finding,) = verify(["features"], places)
     assert (finding.state, finding.against) == ("intact", "what mmfw wrote")
     assert not staging_folder(lmdb.parent).exists()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.doctor.verify import Scope, repair
+from mmf_win.doctor.verify import repair
 from mmf_win.errors import (
     DamagedFeatures,
     DataError,
@@ -31,7 +31,7 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
     content = npy.raw_records(lmdb)
     for damage in (lambda: hostile.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
         damage()
-        (finding,) = repair(Scope.of(["features"], places), places)
+        (finding,) = repair(["features"], places)
         assert finding.state == "damaged" and isinstance(finding.error, DamagedFeatures)
         advice = hint_for(finding.error)
         assert advice and str(one) in advice and str(two) in advice

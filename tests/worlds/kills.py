@@ -13,7 +13,7 @@ from pathlib import Path
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
-from mmf_win.doctor.verify import Scope, repair, verify
+from mmf_win.doctor.verify import repair, verify
 from mmf_win.errors import DatasetError, NoDataset
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
@@ -114,11 +114,11 @@ class Installation:
                 assert unfinished
             else:
                 assert not unfinished
-        scope = Scope.of(["dataset", "features"], self.places)
-        found = [finding for finding in verify(scope, self.places) if finding.folder == self.folder]
+        parts = ["dataset", "features"]
+        found = [finding for finding in verify(parts, self.places) if finding.folder == self.folder]
         assert not unfinished or [finding.state for finding in found] == ["damaged"]
         if last % 2:
-            repair(scope, self.places)
+            repair(parts, self.places)
             mended = self.files()
             if unfinished:
                 assert mended == self.new
@@ -126,7 +126,7 @@ class Installation:
                 assert left in (old, self.new)
         self.again()
         assert self.files() == self.new
-        assert all(finding.is_usable for finding in verify(scope, self.places))
+        assert all(finding.is_usable for finding in verify(parts, self.places))
         assert not staging_folder(self.folder).exists()
         return True
 
