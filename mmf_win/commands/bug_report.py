@@ -10,7 +10,7 @@ from mmf_win.commands import completion, options
 from mmf_win.commands.doctor import plain
 from mmf_win.console import print_json, say
 from mmf_win.doctor import bug_report
-from mmf_win.doctor.survey import missing, survey
+from mmf_win.doctor.survey import survey
 from mmf_win.paths import Places
 from mmf_win.runs.lookup import all_runs, find_run
 
@@ -39,9 +39,7 @@ def command(run: str | None, log: bool, data_dir: Path | None, save_dir: Path | 
     places = Places.resolve(data_dir, save_dir)
     newest = next(iter(all_runs(places.save_dir)), None)
     chosen = newest if run is None else find_run(places.save_dir, run)
-    found = survey(places)
-    about = plain(found, list(missing(found, places)))
-    path, names = bug_report.write(chosen, about, Path.cwd(), log=log)
+    path, names = bug_report.write(chosen, plain(survey(places)), Path.cwd(), log=log)
     if as_json:
         print_json({"report": path, "run": chosen and chosen.id, "files": names})
         return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import click
 from mmf_win.commands.hints import hint_for
 from mmf_win.commands.options import as_json, data_dir, save_dir
 from mmf_win.console import aligned, colour, print_json, size
-from mmf_win.doctor.survey import DatasetState, MmfState, Survey, missing, survey
-from mmf_win.errors import MmfError, MmfwError
+from mmf_win.doctor.survey import MmfState, survey
+from mmf_win.doctor.system import Torch
+from mmf_win.errors import MmfError
 from mmf_win.paths import Places, module_command
 from mmf_win.upstream.install import find_mmf
 
@@ -46,41 +47,41 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
         return 0
     places = Places.resolve(data_dir, save_dir)
     found = survey(places)
-    errors = list(missing(found, places))
     if as_json:
-        print_json(plain(found, errors))
+        print_json(plain(found))
     else:
-        print("\n\n".join(_sections(found, errors)), flush=True)
-    return MmfError.exit_code if found.mmf.problems else 0
+        print("\n\n".join(_sections(found)), flush=True)
+    return MmfError.exit_code if found["mmf"].problems else 0
 
 
-def plain(found: Survey, errors: Sequence[MmfwError]) -> dict[str, Any]:
-    """What was found and what is missing, as JSON."""
-    error = found.mmf.error
-    plain = asdict(replace(found, mmf=replace(found.mmf, error=None)))
-    del plain["mmf"]["error"]
-    plain["mmf"] |= {"message": error and str(error), "hint": error and hint_for(error)}
-    plain["missing"] = [{"what": str(error), "hint": hint_for(error)} for error in errors]
-    return plain
+def plain(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A survey with its errors as messages and hints."""
+    mmf, errors = found["mmf"], found["missing"]
+    told = {"installed": mmf.installed and asdict(mmf.installed), "problems": mmf.problems}
+    told |= {"message": mmf.error and str(mmf.error), "hint": mmf.error and hint_for(mmf.error)}
+    missing = [{"what": str(error), "hint": hint_for(error)} for error in errors]
+    return {**found, "mmf": told, "missing": missing}
 
 
-def _sections(found: Survey, errors: Sequence[MmfwError]) -> Iterator[str]:
-    yield aligned(("package", "version"), list(found.versions.items()))
-    yield "\n".join(_mmf_lines(found.mmf))
-    folders = [
-        (f.name, f.path, "yes" if f.exists else "not yet", None if f.free is None else size(f.free))
-        for f in found.folders
-    ]
+def _sections(found: Mapping[str, Any]) -> Iterator[str]:
+    yield aligned(("package", "version"), list(found["versions"].items()))
+    yield "\n".join(_mmf_lines(found["mmf"]))
+    folders = []
+    for folder in found["folders"]:
+        free = None if folder["free"] is None else size(folder["free"])
+        folders.append((folder["name"], folder["path"], "yes" if folder["exists"] else "not yet", free))
     yield aligned(("folder", "path", "exists", "free"), folders)
-    yield _dataset_line(found.dataset)
-    yield "\n".join([*_machine_lines(found), f"Decryption: {found.decryption}"])
-    if found.fits:
-        yield aligned(
-            ("micro-batch", "that fitted, for"), [(rows, kind) for kind, rows in found.fits.items()]
-        )
-    if not errors:
+    dataset = found["dataset"]
+    splits = ", ".join(dataset["splits"]) or "no splits"
+    features = "with" if dataset["features"] else "without"
+    yield f"Dataset: {splits}; {dataset['images']} images; {features} region features"
+    yield "\n".join([*_machine_lines(found), f"Decryption: {found['decryption']}"])
+    if found["fits"]:
+        fits = [(rows, kind) for kind, rows in found["fits"].items()]
+        yield aligned(("micro-batch", "that fitted, for"), fits)
+    if not found["missing"]:
         yield colour("Everything is in place.", 32)
-    for error in errors:
+    for error in found["missing"]:
         yield f"{colour('missing:', 33)} {error}\n{colour('fix:', 36)}     {hint_for(error)}"
 
 
@@ -96,26 +97,19 @@ def _mmf_lines(mmf: MmfState) -> Iterator[str]:
         yield f"  and {len(mmf.problems) - _SHOWN_PROBLEMS} more"
 
 
-def _dataset_line(dataset: DatasetState) -> str:
-    splits = ", ".join(dataset.splits) or "no splits"
-    features = "with" if dataset.features else "without"
-    return f"Dataset: {splits}; {dataset.images} images; {features} region features"
-
-
-def _machine_lines(found: Survey) -> Iterator[str]:
-    machine, cuda = found.machine, found.cuda
-    memory = f", {size(machine.memory)} of memory" if machine.memory else ""
-    yield f"Machine: {machine.cpus} processors{memory}"
-    for gpu in machine.gpus:
-        yield f"GPU: {gpu.name}, {size(gpu.memory)}, driver {gpu.driver}" + (
-            f", CUDA {cuda.newest[0]}.{cuda.newest[1]}" if cuda else ""
-        )
-    if not machine.gpus:
+def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    machine, cuda = found["machine"], found["cuda"]
+    memory = f", {size(machine['memory'])} of memory" if machine["memory"] else ""
+    yield f"Machine: {machine['cpus']} processors{memory}"
+    newest = ", CUDA {}.{}".format(*cuda["newest"]) if cuda else ""
+    for gpu in machine["gpus"]:
+        yield f"GPU: {gpu['name']}, {size(gpu['memory'])}, driver {gpu['driver']}{newest}"
+    if not machine["gpus"]:
         yield "GPU: none that NVIDIA's driver knows"
-    if found.torch is not None:
-        yield f"torch: built for {found.torch.target}"
-    for setting in found.settings:
-        yield f"{setting.name}: {setting.value}" + (f" ({setting.hint})" if setting.hint else "")
+    if found["torch"] is not None:
+        yield f"torch: built for {Torch(**found['torch']).target}"
+    for setting in found["settings"]:
+        yield f"{setting['name']}: {setting['value']}" + (f" ({setting['hint']})" if setting["hint"] else "")
 
 
 def _show_compat(as_json: bool) -> None:

@@ -8,22 +8,24 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
 from mmf_win.dataset.annotations import nearby_dataset
-from mmf_win.doctor.system import (
-    Machine,
-    Setting,
-    Torch,
-    survey_machine,
-    survey_settings,
-    survey_torch,
-    unused_gpu,
+from mmf_win.doctor.system import survey_machine, survey_settings, survey_torch, unused_gpu
+from mmf_win.errors import (
+    BrokenMmf,
+    DatasetError,
+    MmfError,
+    MmfwError,
+    NoDataset,
+    ResourceError,
+    UnusedGpu,
+    UsageError,
 )
-from mmf_win.errors import BrokenMmf, DatasetError, MmfError, MmfwError, NoDataset, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 from mmf_win.runs import fits, gpus
@@ -49,82 +51,27 @@ class MmfState:
     error: MmfError | None = None
 
 
-@dataclass(frozen=True)
-class Folder:
-    """A folder that mmfw or MMF uses.
+def survey(places: Places) -> dict[str, Any]:
+    """Look at everything; nothing heavy is imported, and nothing is changed.
 
-    Attributes:
-        name: what it is for.
-        path: where it is.
-        exists: whether it is there; MMF and mmfw make theirs when they need them.
-        free: bytes free on its disk; None where there is no such drive.
+    Returns:
+        Plain values, but for ``mmf``, the :class:`MmfState`, and ``missing``: the errors that training would
+        end with, in the order in which to repair them.
     """
-
-    name: str
-    path: Path
-    exists: bool
-    free: int | None
-
-
-@dataclass(frozen=True)
-class DatasetState:
-    """What there is of the Hateful Memes dataset.
-
-    Attributes:
-        splits: the annotation files, by their stems.
-        images: how many images there are.
-        features: whether the region features are there.
-    """
-
-    splits: tuple[str, ...]
-    images: int
-    features: bool
-
-
-@dataclass(frozen=True)
-class Survey:
-    """All of it.
-
-    Attributes:
-        versions: of mmfw, Python and each package; None for one that is not installed.
-        mmf: the MMF that runs.
-        folders: where everything is.
-        dataset: what there is of the dataset.
-        machine: processors, memory, GPUs.
-        settings: those of Windows.
-        torch: what torch was built for; None without torch.
-        cuda: what a CUDA program finds here; None without a GPU.
-        decryption: what decrypts archives here.
-        fits: the micro-batches that fitted into memory, by what that depends on.
-    """
-
-    versions: dict[str, str | None]
-    mmf: MmfState
-    folders: tuple[Folder, ...]
-    dataset: DatasetState
-    machine: Machine
-    settings: list[Setting]
-    torch: Torch | None
-    cuda: gpus.Cuda | None
-    decryption: str
-    fits: dict[str, int]
-
-
-def survey(places: Places) -> Survey:
-    """Look at everything; nothing heavy is imported, and nothing is changed."""
-    mmf = survey_mmf()
-    return Survey(
-        versions=versions(),
-        mmf=mmf,
-        folders=tuple(_folders(places, mmf)),
-        dataset=_dataset(places.dataset),
-        machine=survey_machine(),
-        settings=survey_settings(),
-        torch=survey_torch(),
-        cuda=gpus.cuda(),
-        decryption=engine(),
-        fits=fits.load(),
-    )
+    mmf, torch, cuda = survey_mmf(), survey_torch(), gpus.cuda()
+    found = {
+        "versions": versions(),
+        "mmf": mmf,
+        "folders": list(_folders(places, mmf)),
+        "dataset": _dataset(places.dataset),
+        "machine": survey_machine(),
+        "settings": [asdict(setting) for setting in survey_settings()],
+        "torch": torch and asdict(torch),
+        "cuda": cuda and asdict(cuda),
+        "decryption": engine(),
+        "fits": fits.load(),
+    }
+    return found | {"missing": list(_missing(found, unused_gpu(torch, cuda), places))}
 
 
 def versions() -> dict[str, str | None]:
@@ -167,7 +114,8 @@ def survey_mmf() -> MmfState:
     return MmfState(installed, problems, BrokenMmf(f"changed or missing files of MMF: {len(problems)}"))
 
 
-def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:
+def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
+    """Where everything is; MMF and mmfw make theirs when they need them."""
     named = {
         "data": places.data_dir,
         "cache": places.cache_dir,
@@ -181,12 +129,15 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[Folder]:
     if mmf.installed is not None:
         named["mmf"] = mmf.installed.root
     for name, path in named.items():
-        yield Folder(name, path, path.is_dir(), free_space(path))
+        yield {"name": name, "path": path, "exists": path.is_dir(), "free": free_space(path)}
 
 
-def _dataset(paths: DatasetPaths) -> DatasetState:
-    splits = tuple(sorted(file.stem for file in paths.annotations.glob("*.jsonl")))
-    return DatasetState(splits, _count(paths.images / "img"), (paths.features / "detectron.lmdb").is_dir())
+def _dataset(paths: DatasetPaths) -> dict[str, Any]:
+    return {
+        "splits": sorted(file.stem for file in paths.annotations.glob("*.jsonl")),
+        "images": _count(paths.images / "img"),
+        "features": (paths.features / "detectron.lmdb").is_dir(),
+    }
 
 
 def _count(folder: Path) -> int:
@@ -197,30 +148,26 @@ def _count(folder: Path) -> int:
         return 0
 
 
-def missing(found: Survey, places: Places) -> Iterator[MmfwError]:
-    """What training would fail for, in the order in which to repair it."""
+def _missing(found: dict[str, Any], unused: UnusedGpu | None, places: Places) -> Iterator[MmfwError]:
     if not required_packages():
         message = "mmfw itself is not installed, so it is not known which packages are missing"
         yield MmfError(message, hint=pip_hint())
     for extra in ("", "train"):
-        absent = [name for name in required_packages(extra) if found.versions[name] is None]
+        absent = [name for name in required_packages(extra) if found["versions"][name] is None]
         if absent:
             yield MmfError(f"not installed: {', '.join(absent)}", hint=pip_hint(extra and f"[{extra}]"))
-    if (error := unused_gpu(found.torch, found.cuda)) is not None:
-        yield error
-    if found.mmf.error is not None:
-        yield found.mmf.error
+    yield from (error for error in (unused, found["mmf"].error) if error is not None)
     try:
         require_finished(places.dataset.root)
     except DatasetError as error:
         yield error
     else:
-        if not found.dataset.splits or not found.dataset.images:
+        if not found["dataset"]["splits"] or not found["dataset"]["images"]:
             message = f"no Hateful Memes dataset in {places.dataset.root}"
             yield NoDataset(message, data_dir=places.data_dir, nearby=nearby_dataset(places.dataset))
-    for folder in found.folders:
-        if folder.free is None:
-            yield UsageError(f"no drive for {folder.name} in {folder.path}", hint="choose another folder")
-        elif folder.name in ("data", "runs") and folder.free < _LITTLE_SPACE:
-            what = f"little disk space for {folder.name} in {folder.path}"
-            yield ResourceError(what, hint="free some space there")
+    for folder in found["folders"]:
+        where, free = f"for {folder['name']} in {folder['path']}", folder["free"]
+        if free is None:
+            yield UsageError(f"no drive {where}", hint="choose another folder")
+        elif folder["name"] in ("data", "runs") and free < _LITTLE_SPACE:
+            yield ResourceError(f"little disk space {where}", hint="free some space there")

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mmf_win.doctor import torch_build
@@ -62,24 +62,9 @@ class Torch:
         return f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.rocm}" if self.rocm else "the CPU"
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The machine.
-
-    Attributes:
-        cpus: how many of its processors this process may use.
-        memory: its memory in bytes; None where the system does not say.
-        gpus: the GPUs that the driver shows; none without a driver.
-    """
-
-    cpus: int
-    memory: int | None
-    gpus: tuple[gpus.Gpu, ...]
-
-
-def survey_machine() -> Machine:
-    """Look at this machine."""
-    return Machine(processors(), _memory(), tuple(gpus.installed()))
+def survey_machine() -> dict[str, Any]:
+    """Its processors that this process may use, its memory where the system tells that, and its GPUs."""
+    return {"cpus": processors(), "memory": _memory(), "gpus": [asdict(gpu) for gpu in gpus.installed()]}
 
 
 def _memory() -> int | None:
