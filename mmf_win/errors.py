@@ -36,6 +36,7 @@ class MmfwError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    hint: str | None = None
     # Where an attempt of a run ended with the error: how, what it was to do, the run's folder and the output.
     outcome: str | None = None
     action: str | None = None
@@ -49,7 +50,7 @@ class MmfwError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None, **attributes: Any) -> None:
         super().__init__(message)
-        self.hint = hint
+        self.hint = hint or self.hint
         vars(self).update(attributes)
 
 
@@ -220,12 +221,10 @@ class UnreadableImage(DatasetError):
     The message is enough to make it, so that it comes out of a DataLoader's worker with its hint.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(
-            message,
-            hint="replace it by an intact picture; in a dataset that mmfw converted, replace it in the "
-            "unpacked archive, and convert that folder again",
-        )
+    hint = (
+        "replace it by an intact picture; in a dataset that mmfw converted, replace it in the unpacked "
+        "archive, and convert that folder again"
+    )
 
 
 class UnfinishedInstallation(DatasetError):
@@ -237,11 +236,7 @@ class MissingArchive(DatasetError):
 
 
 class UntrustedCode(DataError):
-    """A preset names code that would be run, and nobody has said that it may be."""
-
-
-class RemoteCode(DataError):
-    """A configuration may run code that comes with a model, and this command does not say that it may."""
+    """A preset names code, or a model comes with some, that would be run, and nobody has said that it may."""
 
 
 class CheckpointError(DataError):

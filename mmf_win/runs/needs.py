@@ -12,7 +12,7 @@ from typing import Any
 
 from mmf_win.console import Progress, first_few
 from mmf_win.dataset.annotations import count_rows
-from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, RemoteCode, TotalReached, UsageError
+from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, TotalReached, UntrustedCode, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of
@@ -219,13 +219,14 @@ def config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> set
     """The parts of an attempt's configuration that say what it reads, and how it trains.
 
     Raises:
-        RemoteCode: it runs code that comes with a model, which nobody trusts so far.
+        UntrustedCode: it runs code that comes with a model, which nobody trusts so far.
         UsageError: it cannot be used.
     """
     asked_for = replace(request, settings=asked.settings)
     config = resolve(Path(asked.mmf), places, asked_for, asked.overrides, trained=bool(request.mmf))
     if config["code"] and not request.trust:
-        raise RemoteCode(f"preset {request.preset}: {config['code'][0]} may run code that comes with a model")
+        what = f"{config['code'][0]} may run code that comes with a model"
+        raise UntrustedCode(f"preset {request.preset}: {what}")
     return config
 
 

@@ -110,7 +110,6 @@ ELSEWHERE = {
     "NeverTrained": "test_training_on_from_weights_begins_at_update_0",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
     "UnfinishedInstallation": "test_a_kill_at_any_step_leaves_no_part_that_is_believed",
-    "RemoteCode": "test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so",
     "UntrustedCode": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
     "disk": "test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole",
     "nan": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
