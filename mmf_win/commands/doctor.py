@@ -113,19 +113,8 @@ def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _show_compat(as_json: bool) -> None:
-    patches = _survey_compat()
-    if as_json:
-        print_json(patches)
-        return
-    state = {True: "active", False: "not needed"}
-    rows = [(patch["name"], state[patch["active"]], patch["library"], patch["problem"]) for patch in patches]
-    print(aligned(("patch", "state", "for", "what goes wrong without it"), rows), flush=True)
-
-
-def _survey_compat() -> list[dict[str, Any]]:
-    """The patches, surveyed in a child: they may import what the parent must not."""
     installed = find_mmf()
-    done = subprocess.run(
+    done = subprocess.run(  # in a child, which may import what the parent must not
         module_command("mmf_win.worker.compat", str(installed.root), installed.version),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -136,4 +125,9 @@ def _survey_compat() -> list[dict[str, Any]]:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise MmfError(f"the patches cannot be listed: {last}", hint="`mmfw doctor` shows what is missing")
     patches: list[dict[str, Any]] = json.loads(done.stdout)
-    return patches
+    if as_json:
+        print_json(patches)
+        return
+    state = {True: "active", False: "not needed"}
+    rows = [(patch["name"], state[patch["active"]], patch["library"], patch["problem"]) for patch in patches]
+    print(aligned(("patch", "state", "for", "what goes wrong without it"), rows), flush=True)

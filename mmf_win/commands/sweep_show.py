@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -184,10 +184,7 @@ def print_plan(
     for task in planned.tasks:
         known = rows.get(task.key)
         folder = store.folder.task(task.name)
-        values: Mapping[str, Any] = {
-            **task.values,
-            **{"_output": str(folder.path), "_name": task.name, "_time": "TIME"},
-        }
+        values = {**task.values, "_output": str(folder.path), "_name": task.name, "_time": "TIME"}
         left = [name for name in task.commands if known is None or name not in known.done]
         plans.append(
             {
@@ -203,8 +200,7 @@ def print_plan(
         )
     left_over = sum(bool(entry["commands"]) for entry in plans)
     runs = left_over + (asked.search.trials if asked.search is not None else 0)
-    known_rows = list(rows.values())
-    expected = cost(store.folder, known_rows, _preset_of(asked), save_dir)
+    expected = cost(store.folder, list(rows.values()), _preset_of(asked), save_dir)
     seconds = None if expected is None else expected.seconds * -(-runs // slots)
     if as_json:
         space = None if expected is None else expected.size * runs
