@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by, splits
+from mmf_win.commands.completion import completed_by
 from mmf_win.commands.hints import data_option
 from mmf_win.console import print_json, say, shell_line
 from mmf_win.dataset.annotations import read_rows, require_split
@@ -21,7 +21,7 @@ from mmf_win.runs.lookup import owner
 @click.command("check-submission", epilog="Example: mmfw check-submission predictions.csv --split test_seen")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "--split", required=True, metavar="SPLIT", shell_complete=completed_by(splits), help="Such as test_seen."
+    "--split", required=True, metavar="SPLIT", shell_complete=completed_by("SPLIT"), help="Such as test_seen."
 )
 @options.data_dir
 @options.as_json

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from mmf_win.archives import Ask
-from mmf_win.commands import completion, features_add, findings, options
+from mmf_win.commands import features_add, findings, options
+from mmf_win.commands.completion import completed_by
 from mmf_win.commands.hints import data_option, hint_for
 from mmf_win.commands.overrides import split_words
 from mmf_win.console import print_json, say, shell_line, size
@@ -56,7 +57,7 @@ def _presets(function: Callable[..., None]) -> Callable[..., None]:
         "words",
         nargs=-1,
         metavar="[PRESET ...] [KEY=VALUE ...]",
-        shell_complete=completion.completed_by(completion.presets),
+        shell_complete=completed_by("PRESET"),
     )
     @options.data_dir
     @options.save_dir

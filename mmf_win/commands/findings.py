@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mmf_win.commands.completion import completed_by, presets, runs
+from mmf_win.commands.completion import completed_by
 from mmf_win.commands.hints import hint_for
 from mmf_win.console import aligned, colour, moment, print_json, say, size, without_control_characters
 from mmf_win.errors import DataError, PasswordError, UsageError
@@ -20,7 +20,7 @@ what = click.argument(
     "what",
     nargs=-1,
     metavar="[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]",
-    shell_complete=completed_by("dataset", "features", "runs", "mmf", presets, runs),
+    shell_complete=completed_by("dataset", "features", "runs", "mmf", "PRESET", "RUN"),
 )
 """What to verify or repair."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by, presets, runs, splits
+from mmf_win.commands.completion import completed_by
 from mmf_win.commands.overrides import options_of, require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import print_json, say
@@ -44,7 +44,7 @@ Examples:
   mmfw predict mmbt_grid --memes own.csv    a table: img, text, and if you like id and label
   mmfw predict visual_bert --memes own.csv --features own.lmdb"""
 )
-@click.argument("words", nargs=-1, metavar="[RUN ...] [KEY=VALUE ...]", shell_complete=completed_by(runs))
+@click.argument("words", nargs=-1, metavar="[RUN ...] [KEY=VALUE ...]", shell_complete=completed_by("RUN"))
 @click.option(
     "--checkpoint",
     multiple=True,
@@ -56,7 +56,7 @@ Examples:
 @click.option(
     "--published",
     metavar="PRESET",
-    shell_complete=completed_by(presets),
+    shell_complete=completed_by("PRESET"),
     help="Use the fine-tuned weights that MMF's zoo publishes for PRESET; they are downloaded if need be.",
 )
 @options.source
@@ -65,7 +65,7 @@ Examples:
     "--split",
     multiple=True,
     metavar="SPLIT",
-    shell_complete=completed_by(splits),
+    shell_complete=completed_by("SPLIT"),
     help="The annotation file's name, such as test_seen; may be given several times.  [default: the run's, "
     "or with --published the paper's, dev_seen and test_seen]",
 )

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from mmf_win.commands import completion, options
+from mmf_win.commands import options
+from mmf_win.commands.completion import completed_by
 from mmf_win.commands.overrides import options_of, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json
@@ -31,7 +32,7 @@ Examples:
     "words",
     nargs=-1,
     metavar="[PRESET|RUN] [KEY=VALUE ...]",
-    shell_complete=completion.completed_by(completion.presets, completion.runs),
+    shell_complete=completed_by("PRESET", "RUN"),
 )
 @click.option(
     "--updates", type=click.IntRange(6), default=30, show_default=True, metavar="N", help="How many to train."

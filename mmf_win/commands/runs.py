@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from mmf_win.commands import completion, options
+from mmf_win.commands import options
+from mmf_win.commands.completion import completed_by
 from mmf_win.commands.hints import use_intact
 from mmf_win.console import (
     aligned,
@@ -33,7 +34,7 @@ from mmf_win.runs.folder import Run, remove, require_idle
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
 from mmf_win.runs.lookup import all_runs, find_run
 
-_RUNS = completion.completed_by(completion.runs)
+_RUNS = completed_by("RUN")
 STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
 
 
@@ -53,7 +54,7 @@ Examples:
 @click.option(
     "--preset",
     metavar="PRESET",
-    shell_complete=completion.completed_by(completion.presets),
+    shell_complete=completed_by("PRESET"),
     help="Only runs of this preset.",
 )
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")

@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from mmf_win.commands import completion, options
+from mmf_win.commands import options
+from mmf_win.commands.completion import completed_by
 from mmf_win.commands.overrides import options_of, require_trainable, split_words
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
@@ -85,7 +86,7 @@ Examples:
     "words",
     nargs=-1,
     metavar="PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]",
-    shell_complete=completion.completed_by(completion.presets),
+    shell_complete=completed_by("PRESET"),
 )
 @click.option("--seeds", callback=_seeds, metavar="N-M", help="Seeds, for each combination.")
 @click.option(

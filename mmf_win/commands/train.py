@@ -10,7 +10,8 @@ from typing import Any, Literal
 import click
 from click.core import ParameterSource
 
-from mmf_win.commands import completion, options
+from mmf_win.commands import options
+from mmf_win.commands.completion import completed_by
 from mmf_win.commands.overrides import options_of, require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, duration, print_json, say, shell_line
@@ -56,18 +57,18 @@ Examples:
     "words",
     nargs=-1,
     metavar="[PRESET] [KEY=VALUE ...]",
-    shell_complete=completion.completed_by(completion.presets),
+    shell_complete=completed_by("PRESET"),
 )
 @click.option(
     "--resume",
     metavar="best|last|RUN|PATH",
-    shell_complete=completion.completed_by("best", "last", completion.runs),
+    shell_complete=completed_by("best", "last", "RUN"),
     help="Resume the newest run (of PRESET, if there is one) or RUN, or start a new one from a checkpoint.",
 )
 @click.option(
     "--init",
     metavar="published|PATH",
-    shell_complete=completion.completed_by("published"),
+    shell_complete=completed_by("published"),
     help="Begin at update 0 with the preset's published weights, or with those of a file, whose optimizer, "
     "schedule, counts and random state are not used.",
 )
