@@ -83,8 +83,6 @@ class NotAPreset(UnknownPreset):
 class ReservedKey(UsageError):
     """A preset sets a ``key`` of MMF's that mmfw sets itself."""
 
-    key: str
-
 
 class NoRun(UsageError):
     """There is no such run in ``save_dir``; ``wanted`` is None for the newest."""
@@ -106,8 +104,6 @@ class TotalReached(UsageError):
     ``preset`` is None where the run's is gone.
     """
 
-    checkpoint: Path
-    update: int
     preset: str | None
 
 
@@ -295,8 +291,6 @@ class PipFailed(MmfError):
 
 class DownloadError(MmfError):
     """Files cannot be downloaded; ``names`` are the archives that would do, for people."""
-
-    names: str
 
 
 class NotFetched(MmfError):

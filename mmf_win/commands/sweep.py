@@ -275,10 +275,7 @@ def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> No
 
 def _is_specification(path: Path) -> bool:
     """Whether a file is one of a sweep, and no preset."""
-    if not path.is_file():
-        return False
-    text = read_text(path)
-    return bool(re.search(r"^template\s*:", text, re.MULTILINE))
+    return path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE) is not None
 
 
 def _joined(asked: Specification, folder: SweepFolder) -> Specification:
