@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from mmf_win import __version__
@@ -59,25 +57,21 @@ def survey(places: Places) -> dict[str, Any]:
         end with, in the order in which to repair them.
     """
     mmf, torch, cuda = survey_mmf(), survey_torch(), gpus.cuda()
+    system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
+    packages = (*required_packages(), *required_packages("train"))
     found = {
-        "versions": versions(),
+        "versions": system | {name: version(name) for name in packages},
         "mmf": mmf,
         "folders": list(_folders(places, mmf)),
         "dataset": _dataset(places.dataset),
         "machine": survey_machine(),
-        "settings": [asdict(setting) for setting in survey_settings()],
+        "settings": survey_settings(),
         "torch": torch and asdict(torch),
         "cuda": cuda and asdict(cuda),
         "decryption": engine(),
         "fits": fits.load(),
     }
     return found | {"missing": list(_missing(found, unused_gpu(torch, cuda), places))}
-
-
-def versions() -> dict[str, str | None]:
-    """The versions of mmfw, Python, the system and each package; None for one that is not installed."""
-    system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
-    return system | {name: version(name) for name in (*required_packages(), *required_packages("train"))}
 
 
 def required_packages(extra: str = "") -> list[str]:
@@ -133,19 +127,12 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
 
 
 def _dataset(paths: DatasetPaths) -> dict[str, Any]:
+    images = paths.images / "img"
     return {
         "splits": sorted(file.stem for file in paths.annotations.glob("*.jsonl")),
-        "images": _count(paths.images / "img"),
+        "images": sum(1 for _ in images.iterdir()) if images.is_dir() else 0,
         "features": (paths.features / "detectron.lmdb").is_dir(),
     }
-
-
-def _count(folder: Path) -> int:
-    try:
-        with os.scandir(folder) as entries:
-            return sum(1 for _ in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
 
 
 def _missing(found: dict[str, Any], unused: UnusedGpu | None, places: Places) -> Iterator[MmfwError]:

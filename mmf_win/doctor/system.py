@@ -30,21 +30,6 @@ _DEVELOPER = (
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A setting of the system.
-
-    Attributes:
-        name: what it is.
-        value: how it is set.
-        hint: what it costs as it is, and what changes it; None where it costs nothing.
-    """
-
-    name: str
-    value: str
-    hint: str | None = None
-
-
-@dataclass(frozen=True)
 class Torch:
     """What the installed torch was built for.
 
@@ -104,13 +89,15 @@ def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> UnusedGpu | None:
     return None
 
 
-def survey_settings(root: Any = None) -> list[Setting]:
+def survey_settings(root: Any = None) -> list[dict[str, str | None]]:
     """The settings of Windows that matter here; none on other systems.
+
+    ``hint`` is what a setting costs as it is, and what changes it; None where it costs nothing.
 
     Args:
         root: the part of the registry that has them; None for ``HKEY_LOCAL_MACHINE``.
     """
-    found: list[Setting] = []
+    found: list[dict[str, str | None]] = []
     if sys.platform == "win32":
         for name, (key, value), cost in (
             ("long paths", _LONG_PATHS, "paths end at 260 characters"),
@@ -120,7 +107,8 @@ def survey_settings(root: Any = None) -> list[Setting]:
             with suppress(OSError), winreg.OpenKey(root or winreg.HKEY_LOCAL_MACHINE, key) as opened:
                 is_on = winreg.QueryValueEx(opened, value)[0] == 1
             command = f"reg add HKLM\\{key} /v {value} /t REG_DWORD /d 1 /f"
-            hint = f"{cost}; as administrator, `{command}` turns it on"
-            found.append(Setting(name, "on" if is_on else "off", None if is_on else hint))
-        found.append(Setting("code page", str(ctypes.windll.kernel32.GetACP())))
+            hint = None if is_on else f"{cost}; as administrator, `{command}` turns it on"
+            found.append({"name": name, "value": "on" if is_on else "off", "hint": hint})
+        code_page = str(ctypes.windll.kernel32.GetACP())
+        found.append({"name": "code page", "value": code_page, "hint": None})
     return found

@@ -38,11 +38,11 @@ def test_what_is_off_is_told_with_what_turns_it_on(name: str, where: tuple[str, 
             for number, value in ((0, "off"), (1, "on")):
                 with winreg.CreateKey(root, where[0]) as key:
                     winreg.SetValueEx(key, where[1], 0, winreg.REG_DWORD, number)
-                found = {setting.name: setting for setting in survey_settings(root)}
-                assert found[name].value == value
-                hint = found[name].hint
+                found = {setting["name"]: setting for setting in survey_settings(root)}
+                assert found[name]["value"] == value
+                hint = found[name]["hint"]
                 assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
-                assert int(found["code page"].value) > 0
+                assert int(found["code page"]["value"] or 0) > 0
         finally:
             parts = where[0].split("\\")
             for n in range(len(parts), 0, -1):
@@ -52,7 +52,7 @@ def test_what_is_off_is_told_with_what_turns_it_on(name: str, where: tuple[str, 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 def test_the_settings_of_this_windows_are_found() -> None:
-    found = {setting.name: setting.value for setting in survey_settings()}
+    found = {setting["name"]: setting["value"] for setting in survey_settings()}
     assert set(found) == {"long paths", "developer mode", "code page"}
     assert {found["long paths"], found["developer mode"]} <= {"on", "off"}
 
