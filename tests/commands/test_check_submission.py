@@ -58,13 +58,6 @@ def test_a_right_file_is_right_and_a_warning_alone_is_no_error(
     assert found["usable"] is True and found["problems"]
 
 
-def test_a_split_that_is_not_there_is_told_with_those_that_are(
-    data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check(data_dir, "", split="dev") == 3
-    assert "there are: test_seen" in capsys.readouterr().err
-
-
 def csv_of(ids: Iterable[int]) -> str:
     return "id,proba,label\n" + "".join(f"{id_:05},0.25,0\n" for id_ in ids)
 

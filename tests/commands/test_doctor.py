@@ -73,17 +73,13 @@ def test_a_broken_mmf_is_an_error(
     assert "missing: mmf.txt" in capsys.readouterr().out
 
 
-def test_a_missing_package_is_repaired_by_pip(
+def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
     pip = shell_line("pip", "install", "-c", constraints_file(), "mmf-win[train]")
     assert f"run `{pip}`" in _hints(_doctor(capsys))
 
-
-def test_a_checkout_that_is_not_installed_is_told_of(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     def no_metadata(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 

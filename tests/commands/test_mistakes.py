@@ -33,6 +33,7 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 RUN = "save/mmbt/2026-01-01T00-00-00"
 DEFAULTS = "data/datasets/hateful_memes/defaults"
+CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,10 @@ DEFAULTS = "data/datasets/hateful_memes/defaults"
         (["verify", "runs", "--save-dir", "nowhere"], 2, "nowhere"),
         (["doktor"], 2, "mmfw doctor"),
         (["nosuch"], 2, "hint: `mmfw --help`"),
-        (["check-submission", "no.csv", "--split", "test_seen", "--data-dir", "data"], 3, "no.csv"),
+        ([*CHECK, "test_seen"], 3, "no.csv"),
+        ([*CHECK, "test_seen.jsonl"], 3, "a name, not a file: test_seen"),
+        ([*CHECK, f"{DEFAULTS}/annotations/test_seen.jsonl"], 3, "a name, not a file: test_seen"),
+        ([*CHECK, "tset_seen"], 3, "did you mean test_seen? there are: train"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -73,22 +77,6 @@ def test_a_mistake_is_named_with_the_next_step(
     assert said.format(here=here.as_posix()) in errors.replace("'", "").replace('"', "").replace("\\", "/")
     assert "Traceback" not in errors
     assert sorted(here.rglob("*")) == before, "something was written"
-
-
-@pytest.mark.parametrize(
-    ("split", "said"),
-    [
-        ("test_seen.jsonl", "a name, not a file: test_seen"),
-        (f"{DEFAULTS}/annotations/test_seen.jsonl", "a name, not a file: test_seen"),
-        ("tset_seen", "did you mean test_seen?"),
-    ],
-)
-def test_a_split_that_is_not_there_names_those_that_are(
-    here: Path, capsys: pytest.CaptureFixture[str], split: str, said: str
-) -> None:
-    (here / "mine.csv").write_text("id,proba,label\n1,0.5,1\n", encoding="utf-8")
-    assert main(["check-submission", "mine.csv", "--split", split, "--data-dir", "data"]) == 3
-    assert said in capsys.readouterr().err
 
 
 def test_the_dataset_is_made_where_it_was_missed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

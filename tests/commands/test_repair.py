@@ -17,8 +17,9 @@ from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DamagedManifest
+from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import DatasetPaths, Places
-from mmf_win.upstream.install import find_mmf
+from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tar_gz, tree
 from tests.worlds.tools import typed
@@ -108,11 +109,8 @@ def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(
     capsys.readouterr()
     assert main(["repair", "--json"]) == 0
     found = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert {what for what, finding in found.items() if finding["repaired"]} == {
-        "dataset",
-        "models/visual_bert",
-        "MMF 9.9.0",
-    }
+    repaired = {what for what, finding in found.items() if finding["repaired"]}
+    assert repaired == {"dataset", "models/visual_bert", "MMF 9.9.0"}
     assert {finding["state"] for finding in found.values()} == {"intact"}
     assert untouched.stat().st_mtime_ns == before
     assert main(["repair"]) == 0
@@ -120,8 +118,6 @@ def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(
 
 
 def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(world: Places) -> None:
-    import os
-
     assert main(["verify"]) == 0
     data = world.dataset.features / "detectron.lmdb/data.mdb"
     stat = data.stat()
@@ -257,8 +253,6 @@ def test_another_archive_is_refused_and_the_rest_is_repaired(
 def test_a_file_that_nobody_publishes_has_to_be_put_there(
     empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmf_win.integrity.verify import record_hashes
-
     folder = lay_out({"model.pth": b"x" * 100}, empty.data_dir / "models" / "mine")
     record_hashes(folder, ["model.pth"])
     hostile.cut(folder / "model.pth")
@@ -271,8 +265,6 @@ def test_a_file_that_nobody_publishes_has_to_be_put_there(
 def test_a_checkout_of_the_users_own_that_is_gone_is_said_with_the_way_out(
     empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmf_win.upstream.install import use_checkout
-
     lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
     shutil.rmtree(user_dir / "mmf")

@@ -26,7 +26,9 @@ def checkout(user_dir: Path) -> Path:
     return root
 
 
-def test_a_checkout_is_taken(home: Path, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkout_is_taken_and_stays_without_another_choice(
+    home: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["setup", "--mmf", str(checkout), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "root": str(checkout.resolve()),
@@ -34,12 +36,6 @@ def test_a_checkout_is_taken(home: Path, checkout: Path, capsys: pytest.CaptureF
         "source": "path",
         "commit": None,
     }
-
-
-def test_without_a_choice_the_last_one_stays(
-    home: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["setup", "--mmf", str(checkout)]) == 0
     assert main(["setup"]) == 0
     assert install.find_mmf().source == "path"
     assert str(checkout.resolve()) in capsys.readouterr().err

@@ -162,11 +162,13 @@ def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Swe
 
 
 def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print(1)", "{a}"), "_title: x\na: [1, 2, 3, 4]", "_title: y\na: 5")
+    choices = ("_title: x\na: [1, 2, 3, 4]", "_title: y\na: 5", "_title: y\na: 6")
+    sweep.write(python(sweep.folder, "print(1)", "{a}"), *choices)
     assert sweep.run("-t", "y") == 0
-    assert list(rows(sweep.output)) == ["A_5"]
+    assert "2 choices have the title y" in sweep.err
+    assert list(rows(sweep.output)) == ["A_5", "A_6"]
     assert sweep.run("-t", "x", "--sample", "2") == 0
-    assert len(rows(sweep.output)) == 3
+    assert len(rows(sweep.output)) == 4
 
 
 @pytest.mark.parametrize(
@@ -244,12 +246,6 @@ def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
     assert sweep.code("run", sweep.output) == 2
     assert "lost its sweep.yaml" in sweep.err
     assert sweep.run() == 0
-
-
-def test_two_choices_of_one_title_both_run_and_that_is_said(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print(1)", "{a}"), "_title: x\na: 1", "_title: x\na: 2")
-    assert sweep.run("-t", "x") == 0
-    assert "2 choices have the title x" in sweep.err and "2 success" in sweep.err
 
 
 def test_without_optuna_a_search_says_what_to_install_and_leaves_nothing(
