@@ -38,7 +38,7 @@ def run(archive: Path, data_dir: Path, *options: str) -> int:
     return main(["convert", str(archive), "--data-dir", str(data_dir), *options])
 
 
-def test_a_table_of_splits_and_what_to_do_next(
+def test_a_table_of_splits_and_what_to_do_next_or_json_for_scripts(
     archive: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(archive, data_dir, "--password", PASSWORD) == 0
@@ -47,6 +47,11 @@ def test_a_table_of_splits_and_what_to_do_next(
     assert "mmfw train" in said.err
     assert "SHA-256" in said.err  # nobody has published this archive
     assert PASSWORD not in said.out + said.err
+    assert run(archive, data_dir, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    counts = {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": [], "own": False}
+    assert again["splits"]["train"] == counts and again["already_done"]
+    assert again["target"] == str(Places.resolve(data_dir).dataset.root)
 
 
 def test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_says(
@@ -63,17 +68,6 @@ def test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_say
     (own / "dev.csv").write_bytes(table)
     assert main([{"ARCHIVE": str(own)}.get(word, word) for word in typed(command)]) == 0
     assert "mmfw train" in capsys.readouterr().err
-
-
-def test_json_for_scripts(archive: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(archive, data_dir, "--password", PASSWORD, "--json") == 0
-    first = json.loads(capsys.readouterr().out)
-    counts = {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": [], "own": False}
-    assert first["splits"]["train"] == counts
-    assert run(archive, data_dir, "--json") == 0
-    again = json.loads(capsys.readouterr().out)
-    assert (first["already_done"], again["already_done"]) == (False, True)
-    assert again["target"] == str(Places.resolve(data_dir).dataset.root)
 
 
 def test_rows_that_are_left_out_stand_beside_the_full_number(

@@ -56,27 +56,18 @@ def test_files_that_cannot_be_made_are_said_by_the_child(
     assert "Traceback" not in said
 
 
-def test_without_mmf_or_pytorch_it_names_the_next_step_and_writes_nothing_fake_environment(
+def test_without_mmf_or_a_package_it_names_the_next_step_and_writes_nothing_fake_environment(
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing() -> NoReturn:
         raise MmfError("MMF is not installed", hint="mmfw setup")
 
-    monkeypatch.setattr(demo, "usable_mmf", missing)
-    assert main(["demo", "--dir", "here"]) == MmfError.exit_code
-    assert "mmfw setup" in capsys.readouterr().err
-    assert not (in_tmp_path / "here").exists()
-
-
-def test_a_missing_package_is_named_with_its_hint_fake_environment(
-    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(demo, "usable_mmf", lambda: None)
     monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
-    assert main(["demo"]) == MmfError.exit_code
-    errors = capsys.readouterr().err
-    assert "pillow cannot be found" in errors
-    assert "[train]" in errors
+    for usable, said in ((missing, "mmfw setup"), (lambda: None, "pillow cannot be found")):
+        monkeypatch.setattr(demo, "usable_mmf", usable)
+        assert main(["demo", "--dir", "here"]) == MmfError.exit_code
+        assert said in capsys.readouterr().err
+    assert not (in_tmp_path / "here").exists()
 
 
 RESULT = {"auroc": 0.9, "accuracy": 0.8, "run": "demo/1", "data_dir": "data", "save_dir": "save"}
