@@ -179,12 +179,22 @@ def _show(
 ) -> None:
     costs = costs or {}
     if as_json:
-        print_json(
-            [
-                _to_json(need, wanted.needs[need], finding, costs.get(need, (None, None)))
-                for need, finding in found.items()
-            ]
-        )
+        told = []
+        for need, finding in found.items():
+            to_download, on_disk = costs.get(need, (None, None))
+            told.append(
+                {
+                    **findings.to_json(finding),
+                    "kind": need.kind,
+                    "presets": wanted.needs[need],
+                    "files": need.files,
+                    "source": need.entry.url if need.entry else need.url,
+                    "sha256": need.entry.sha256 if need.entry else None,
+                    "download_bytes": to_download,
+                    "disk_bytes": on_disk,
+                }
+            )
+        print_json(told)
         return
     findings.show(list(found.values()))
     for need, (to_download, on_disk) in costs.items():
@@ -201,16 +211,3 @@ def _show(
             *wanted.overrides,
         ]
         say(f"next: {shell_line('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
-
-
-def _to_json(need: Need, presets: Sequence[str], finding: Finding, cost: Cost) -> dict[str, Any]:
-    return {
-        **findings.to_json(finding),
-        "kind": need.kind,
-        "presets": list(presets),
-        "files": need.files,
-        "source": need.entry.url if need.entry else need.url,
-        "sha256": need.entry.sha256 if need.entry else None,
-        "download_bytes": cost[0],
-        "disk_bytes": cost[1],
-    }
