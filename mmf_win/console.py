@@ -98,10 +98,8 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
-        say(
-            ("note: " if record.levelno >= logging.WARNING else "")
-            + without_control_characters(record.getMessage())
-        )
+        kind = "note: " if record.levelno >= logging.WARNING else ""
+        say(kind + without_control_characters(record.getMessage()))
 
 
 @contextmanager

@@ -175,10 +175,8 @@ def show(run: str | None, verify: bool, save_dir: Path, as_json: bool) -> None:
 def _prediction(csv: Path) -> dict[str, Any]:
     """A prediction file, its AUROC and what that was measured on, as the record beside it says."""
     noted = saved_metrics.read(csv)
-    return {
-        "csv": str(csv),
-        **{key: noted[key] for key in ("auroc", "split", "rows", "full_rows") if key in noted},
-    }
+    shown = ("auroc", "split", "rows", "full_rows")
+    return {"csv": str(csv), **{key: noted[key] for key in shown if key in noted}}
 
 
 def _shown(value: object, key: str = "") -> str:
