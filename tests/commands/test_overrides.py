@@ -18,16 +18,13 @@ from mmf_win.runs.overrides import ANNOTATIONS, BATCH_SIZE, of_prediction
 from mmf_win.runs.request import RunRequest
 
 
-def test_names_may_come_first() -> None:
+def test_names_may_come_first_and_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
     assert split_words(("mmbt", "a=b")) == (("mmbt",), ("a=b",))
     assert split_words(("a=b", "c=d=e")) == ((), ("a=b", "c=d=e"))
     assert split_words(()) == ((), ())
     assert split_words(("a", "b", "c=d")) == (("a", "b"), ("c=d",))
     with pytest.raises(UsageError, match="b: not a KEY=VALUE"):
         split_words(("a", "b", "c=d"), names=1)
-
-
-def test_a_preset_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
     path = tmp_path / "lr=high.yaml"
     path.touch()
     assert split_words((str(path), "a=b")) == ((str(path),), ("a=b",))
@@ -133,13 +130,8 @@ def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(key: str) 
 
 
 def test_what_a_prediction_refuses_it_does_not_take_from_its_run_either() -> None:
-    overrides = [
-        "run_type=x",
-        "optimizer.params.lr=1",
-        "checkpoint.resume_file=x",
-        "evaluation.predict=False",
-    ]
-    for override in overrides:
+    refused = ["run_type=x", "optimizer.params.lr=1", "checkpoint.resume_file=x", "evaluation.predict=False"]
+    for override in refused:
         with pytest.raises(UsageError):
             require_predictable([override], {})
-    assert of_prediction(overrides) == []
+    assert of_prediction(refused) == []

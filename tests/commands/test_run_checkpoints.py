@@ -52,6 +52,11 @@ def test_each_checkpoint_is_told_with_what_is_in_it(capsys: pytest.CaptureFixtur
     assert figures["mmbt_final.pth"] == [None, None, None], "it holds weights alone"
     assert all(found[name]["problem"] is None for name in figures)
     assert found["best.ckpt"]["written"] == (run.checkpoints / "best.ckpt").stat().st_mtime
+    table, note = told(capsys, run)
+    *_, header, best, _, _, _ = table.splitlines()
+    assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
+    assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
+    assert "on disk" in note and "what is intact" not in note
 
 
 def test_bytes_with_two_names_are_counted_once(capsys: pytest.CaptureFixture[str], run: Run) -> None:
@@ -79,14 +84,6 @@ def test_a_damaged_one_is_shown_with_the_reason(capsys: pytest.CaptureFixture[st
     later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
     (later.checkpoints / "best.ckpt").write_bytes(b"cut off")
     assert "what is intact" not in told(capsys, later, "b")[1], "nothing is"
-
-
-def test_the_table_names_what_a_script_gets_too(capsys: pytest.CaptureFixture[str], run: Run) -> None:
-    table, note = told(capsys, run)
-    *_, header, best, _, _, _ = table.splitlines()
-    assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
-    assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
-    assert "on disk" in note and "what is intact" not in note
 
 
 def test_a_run_without_checkpoints_is_no_error(capsys: pytest.CaptureFixture[str], user_dir: Path) -> None:
