@@ -17,7 +17,6 @@ from mmf_win.results.metrics import AurocDifference, auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
-from mmf_win.results.report.settings import by_setting
 from mmf_win.results.report.svg import SERIES
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
@@ -164,7 +163,9 @@ def of_runs(
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": by_setting([((settings or {}).get(entry.run.path, {}), entry.best) for entry in entries]),
+        "settings": plots.by_setting(
+            [((settings or {}).get(entry.run.path, {}), entry.best) for entry in entries]
+        ),
         "plots": [
             plots.overlaid(
                 name,

@@ -1,8 +1,13 @@
-"""The plots of one run's page."""
+"""The plots of the pages."""
 
 from __future__ import annotations
 
+import math
+import statistics
+import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +20,9 @@ from mmf_win.results.report.svg import COLOURS, Plot
 
 _MOST = 400  # points of a line; more cannot be seen
 _BARS = 25
+_LABELS = 20  # that have room beside each other where they are turned
+_LETTERS = 40  # of labels that are not
+_LONGEST = 14  # letters of a label
 _BROKEN: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (4, 3))}
 
 Points = Sequence[tuple[float, float]]
@@ -123,6 +131,60 @@ def overlaid(name: str, title: str, lines: Sequence[tuple[Points, str]]) -> Plot
             _line(axes, points, role, alpha=0.85, dots=True)
         axes.set_xlabel("update")
     return plot
+
+
+def by_setting(runs: Sequence[tuple[Mapping[str, object], float | None]]) -> list[Plot]:
+    """For each setting that varies its values, in order, and above them a dot a run and a line of the means.
+
+    Args:
+        runs: the settings of each run, and its validation AUROC; without that it is left out.
+    """
+    scores: dict[str, dict[float | str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    scored = [(settings, score) for settings, score in runs if score is not None]
+    for name in dict.fromkeys(name for settings, _ in scored for name in settings):
+        for settings, score in scored:
+            scores[name][_number(settings.get(name))].append(score)
+    varying = [(name, by_value) for name, by_value in scores.items() if len(by_value) > 1]
+    return [_setting(f"setting-{n}", name, by_value) for n, (name, by_value) in enumerate(varying, 1)]
+
+
+def _setting(name: str, title: str, scores: Mapping[float | str, Sequence[float]]) -> Plot:
+    values = sorted(scores, key=lambda value: (isinstance(value, str), value))
+    dots = [(place, score) for place, value in enumerate(values) for score in scores[value]]
+    labels = [_label(value) for value in values]
+    step = math.ceil(len(labels) / _LABELS)
+    plot = Plot(name, title, f"{len(dots)} runs at {len(values)} values.")
+    with warnings.catch_warnings():
+        # Matplotlib's font lacks letters that the page's may have. Filters are of the whole process.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        with plot.drawing() as axes:
+            if len(values) < len(dots):
+                means = [statistics.mean(scores[value]) for value in values]
+                axes.plot(means, color=COLOURS["accent"], alpha=0.6)
+            axes.plot(
+                *zip(*dots, strict=True), "o", color=COLOURS["accent"], markersize=4.5, alpha=0.6, mew=0
+            )
+            axes.set_xticks(range(0, len(labels), step), labels[::step], parse_math=False)
+            axes.set(xlim=(-0.5, len(labels) - 0.5), ylabel="validation AUROC")
+            if sum(map(len, labels)) > _LETTERS:
+                axes.tick_params("x", rotation=90)
+                axes.set_position((0.17, 0.47, 0.81, 0.48))
+    return plot
+
+
+def _number(value: object) -> float | str:
+    """A finite number, also in letters, since PyYAML reads 1e-5 as a text; or the text of another value."""
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+    return "not set" if value is None else " ".join(str(value).split())
+
+
+def _label(value: float | str) -> str:
+    """A label without its middle where it is long: its end may be what tells it from others."""
+    text = value if isinstance(value, str) else f"{value:g}"
+    return text if len(text) <= _LONGEST else f"{text[:6]}…{text[-7:]}"
 
 
 def _roc(y: npt.NDArray[Any], p: npt.NDArray[Any], auroc: float) -> Plot:

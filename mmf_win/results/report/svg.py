@@ -22,8 +22,8 @@ _ROLES = ("ink", "muted", "rule", "hateful", "benign", "accent", *SERIES)
 COLOURS = {role: f"#{0xC0DE00 + n:06x}" for n, role in enumerate(_ROLES)}
 """The roles that a colour of a plot can have."""
 
-SIZE = (3.5, 2.5)
-"""Inches of a plot; about as wide as a phone, so that letters keep their size there."""
+# Inches of a plot; about as wide as a phone, so that letters keep their size there.
+_SIZE = (3.5, 2.5)
 
 # Left, bottom, width, height as shares; fixed, since measuring every letter first takes twice as long.
 _AREA = (0.15, 0.17, 0.83, 0.78)
@@ -74,11 +74,11 @@ class Plot:
     svg: str = ""
 
     @contextmanager
-    def drawing(self, area: tuple[float, float, float, float] = _AREA) -> Iterator[Axes]:
-        """Axes to draw on, which take this area; afterwards, :attr:`svg` is the drawing."""
+    def drawing(self) -> Iterator[Axes]:
+        """Axes to draw on; afterwards, :attr:`svg` is the drawing."""
         with matplotlib.rc_context(_STYLE):
-            figure = Figure(figsize=SIZE)
-            yield figure.add_axes(area)
+            figure = Figure(figsize=_SIZE)
+            yield figure.add_axes(_AREA)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg")
         self.svg = _themed(buffer.getvalue(), self.name, f"{self.title}: {self.caption}")
