@@ -63,7 +63,6 @@ def test_published_weights_are_not_averaged_with_trained_runs_of_the_preset(worl
     assert [entry.run for entry in first.entries] == trained
     assert [entry.run for entry in second.entries] == [weights]
     assert first.name != second.name
-    assert list(comparison.coloured([first, second])) == [first.name, second.name]
 
 
 def grouped(*runs: Any) -> dict[str, list[Any]]:
@@ -153,9 +152,8 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
 
 def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:
     runs = [world.run("first"), world.run("second", seed=2), world.run("third", preset="visual_bert")]
-    found = comparison.grouped([comparison.entry_of(run, None) for run in runs])
-    assert list(comparison.coloured(found)) == ["mmbt_grid", "visual_bert"]
-    assert list(comparison.coloured(found[:1])) == [runs[0].id, runs[1].id]
+    for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
+        assert list(comparison.of_runs([(run, None) for run in shown], None)["colours"]) == apart
     page = pages.of_runs(runs[:2], world.save).read_text(encoding="utf-8")
     assert page.count("--key: var(--series-2)") == 2, "in the legend and in the table"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import combinations, cycle
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -21,7 +21,6 @@ from mmf_win.results.report.svg import SERIES
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
-from mmf_win.runs.request import RunRequest
 
 BEST = len(SERIES)
 """Of how many runs of a sweep the curves and differences are shown."""
@@ -40,41 +39,28 @@ class ComparedRun:
     """One of the runs.
 
     Attributes:
-        run, request, summary, curves: what its folder says.
+        run, summary, curves: what its folder says.
+        preset: what it was trained by, or what its published weights are of.
+        published: what the paper reports of that.
         configuration: what its result depends on beside the seed, by key; see :func:`_configuration`.
-        scored: its predictions of the split that is compared; None where there are none with labels.
-        auroc, accuracy: of these predictions.
+        best, best_on: its best validation AUROC, and what that was measured on; None where there is none.
+        scored: its predictions of the split that is compared; None where there are none.
+        rows: how many rows that is; None as well.
+        auroc, accuracy: of these predictions; None where not all of them have labels.
     """
 
     run: Run
-    request: RunRequest
     summary: history.Summary
     curves: TrainingCurves
+    preset: str
+    published: Mapping[str, Any]
     configuration: Mapping[str, Any]
+    best: float | None
+    best_on: str | None
     scored: Scored | None
+    rows: str | None
     auroc: float | None
     accuracy: float | None
-
-    @property
-    def best(self) -> float | None:
-        """Its best validation AUROC."""
-        return self.summary.best_auroc
-
-    @property
-    def best_on(self) -> str | None:
-        """What that was measured on; None where there is none."""
-        return None if self.best is None else self.summary.validated_on
-
-    @property
-    def rows(self) -> str | None:
-        """How many rows of the split were predicted; None where there are no predictions."""
-        return None if self.scored is None else self.scored.coverage.amount
-
-    @property
-    def preset(self) -> str:
-        """What it was trained by, or what its published weights are of."""
-        preset = self.request.preset
-        return f"{preset}, published weights" if self.request.published_weights else preset
 
 
 @dataclass(frozen=True)
@@ -144,12 +130,12 @@ def of_runs(
     shown, contrasted = entries, predicted
     if settings is not None:
         shown, contrasted = best(entries), best(predicted)
-    chosen = {entry.run for entry in shown}
-    parts = [replace(group, entries=[e for e in group.entries if e.run in chosen]) for group in groups]
-    parts = [group for group in parts if group.entries]
-    colours = coloured(parts)
-    published_of = {group.name: group.entries[0].request.published for group in groups}
-    papers = {name: split and published(of, split, "auroc") for name, of in published_of.items()}
+    group_of = {entry.run: group.name for group in groups for entry in group.entries}
+    apart = dict.fromkeys(group_of[entry.run] for entry in shown)
+    if len(apart) == 1:
+        apart = dict.fromkeys(entry.run.id for entry in shown)
+    colours = dict(zip(apart, cycle(SERIES)))  # of the groups, or of the runs of the only one
+    papers = {g.name: split and published(g.entries[0].published, split, "auroc") for g in groups}
     curves = (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss"))
     return {
         "groups": groups,
@@ -157,24 +143,18 @@ def of_runs(
         "split": split,
         "papers": papers if any(papers.values()) else {},
         "paper": PAPER,
-        "why_none": why_none(split) if split and any(entry.request.published for entry in entries) else None,
+        "why_none": why_none(split) if split and any(entry.published for entry in entries) else None,
         "contrasts": contrasts(contrasted),
         "best": BEST,
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": plots.by_setting(
-            [((settings or {}).get(entry.run.path, {}), entry.best) for entry in entries]
-        ),
+        "settings": plots.by_setting([((settings or {}).get(e.run.path, {}), e.best) for e in entries]),
         "plots": [
             plots.overlaid(
                 name,
                 title,
-                [
-                    (entry.curves.series(key), colours.get(entry.run.id) or colours[group.name])
-                    for group in parts
-                    for entry in group.entries
-                ],
+                [(e.curves.series(key), colours.get(e.run.id) or colours[group_of[e.run]]) for e in shown],
             )
             for name, title, key in curves
             if any(e.curves.series(key) for e in shown)
@@ -190,26 +170,16 @@ def best(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
     return [entry for entry in entries if entry.run in chosen]
 
 
-def coloured(groups: Sequence[Group]) -> dict[str, str]:
-    """What colours tell apart, each with its role: the groups, or the runs where all are of one group.
-
-    There are eight colours, which then come again.
-    """
-    apart = [group.name for group in groups]
-    if len(groups) == 1:
-        apart = [entry.run.id for entry in groups[0].entries]
-    return {name: SERIES[n % len(SERIES)] for n, name in enumerate(apart)}
-
-
 def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
     """The runs with those that they may be averaged with, in the order in which they were named."""
     groups: list[list[ComparedRun]] = []
     for entry in entries:
-        group = next((group for group in groups if _differ_in_seed_alone(group, entry)), None)
-        if group is None:
-            groups.append([entry])
+        for group in groups:
+            if _differ_in_seed_alone(group, entry):
+                group.append(entry)
+                break
         else:
-            group.append(entry)
+            groups.append([entry])
     firsts = [group[0] for group in groups]
     names = [_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
     return [
@@ -286,10 +256,21 @@ def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
     Raises:
         DataError: its request cannot be read.
     """
-    auroc = accuracy = None
+    metrics = {}
     if scored is not None and scored.labels is not None:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
-        auroc, accuracy = metrics["auroc"].value, metrics["accuracy"].value
-    curves, summary = read_curves(read_events(run.events)), history.summarize(run)
-    configuration = _configuration(run, summary, curves)
-    return ComparedRun(run, run.request(), summary, curves, configuration, scored, auroc, accuracy)
+    request, summary, curves = run.request(), history.summarize(run), read_curves(read_events(run.events))
+    return ComparedRun(
+        run,
+        summary,
+        curves,
+        preset=f"{request.preset}, published weights" if request.published_weights else request.preset,
+        published=request.published,
+        configuration=_configuration(run, summary, curves),
+        best=summary.best_auroc,
+        best_on=None if summary.best_auroc is None else summary.validated_on,
+        scored=scored,
+        rows=None if scored is None else scored.coverage.amount,
+        auroc=metrics["auroc"].value if metrics else None,
+        accuracy=metrics["accuracy"].value if metrics else None,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,21 +78,6 @@ class Tile:
     about: str
     score: Score
     published: Published | None = None
-
-    @property
-    def scale(self) -> tuple[float, float]:
-        """A range in which the value, its interval and the paper's lie, in tenths."""
-        shown = [self.score.value, self.score.low, self.score.high]
-        if (paper := self.published) is not None:
-            spread = paper.spread or 0.0
-            shown += [paper.value - spread, paper.value + spread]
-        known = [value for value in shown if value is not None] or [0.0, 1.0]
-        return math.floor(min(known) * 10) / 10, math.ceil(max(known) * 10) / 10
-
-    def position(self, value: float) -> float:
-        """Where a value lies in that range, in percent."""
-        low, high = self.scale
-        return round(100 * (value - low) / (high - low or 1.0), 2)
 
 
 def of_run(run: Run, scored: Scored | None, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
