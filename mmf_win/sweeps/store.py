@@ -14,13 +14,12 @@ lives. What a dead one had claimed is queued again.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +30,6 @@ from mmf_win.locking import is_locked, locked
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.tasks import Task, key_of, told_apart
 
-_log = logging.getLogger(__name__)
-
 State = Literal["queued", "running", "success", "failed", "pruned"]
 BEAT = 10.0
 """Seconds between two marks of a driver that lives."""
@@ -40,8 +37,7 @@ BEAT = 10.0
 _LAST = 1 << 40  # the position of what is no longer asked for
 _DEAD = 180.0  # seconds without a mark, of a driver on another machine
 _RUNNING = "WHERE state = 'running'"
-_BUSY = 5.0
-_PATIENCE = 120.0  # seconds that another program may keep the file for itself
+_PATIENCE = 30.0  # seconds that another program may keep the file for itself
 _TABLE = """
 CREATE TABLE IF NOT EXISTS tasks (
     id INTEGER PRIMARY KEY,
@@ -251,20 +247,11 @@ class Store:
         change = f"state = ?, message = ?, seconds = ?, command = {command}, worker = NULL, slot = NULL"
         self._update(row, change, state, message, seconds)
 
-    def requeue_dead(self) -> list[str]:
-        """Queue the tasks of drivers that died; return their names."""
-        dead = [row for row in self._rows(_RUNNING) if self.is_dead(row)]
-        with self._open() if dead else nullcontext() as db:
-            return [
-                row.name
-                for row in dead
-                if db is not None
-                and db.execute(
-                    "UPDATE tasks SET state = 'queued', worker = NULL, slot = NULL "
-                    "WHERE id = ? AND worker = ? AND state = 'running'",
-                    (row.id, row.worker),
-                ).rowcount
-            ]
+    def requeue_dead(self) -> None:
+        """Queue the tasks of drivers that died."""
+        for row in self._rows(_RUNNING):
+            if self.is_dead(row):
+                self._update(row, "state = 'queued', worker = NULL, slot = NULL")
 
     def is_dead(self, row: StoredTask) -> bool:
         """Whether nobody works on a running task any more; what a killed driver left may still be saving.
@@ -286,17 +273,16 @@ class Store:
     def _update(self, row: StoredTask, change: str, *values: object) -> None:
         with self._open() as db:
             sql = f"UPDATE tasks SET {change} WHERE id = ? AND worker = ? AND state = 'running'"
-            db.execute(sql, (*values, row.id, self.worker))
+            db.execute(sql, (*values, row.id, row.worker))
 
     @contextmanager
     def _open(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
         """One transaction."""
         path = self.folder.state
         try:
-            db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
-            with closing(db):
+            with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as db:
                 db.row_factory = sqlite3.Row
-                _begin(db, path, "BEGIN IMMEDIATE" if write else "BEGIN")
+                db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 yield db
                 db.execute("COMMIT")
         except sqlite3.DatabaseError as error:
@@ -305,24 +291,6 @@ class Store:
             raise DataError(
                 f"{path}: {error}", hint="see who may write there, and whether it is a sweep's"
             ) from None
-
-
-def _begin(db: sqlite3.Connection, path: Path, how: str) -> None:
-    """Begin a transaction as soon as no other program keeps the file for itself."""
-    deadline, is_told = time.monotonic() + _PATIENCE, False
-    while True:
-        try:
-            db.execute(how)
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # a mere BEGIN locks nothing
-            return
-        except sqlite3.OperationalError as error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            if not is_told:
-                _log.warning("%s is locked by another program; waiting for it …", path)
-                is_told = True
 
 
 def _insert(db: sqlite3.Connection, task: Task, position: int, trial: int | None = None) -> None:
