@@ -29,12 +29,13 @@ from mmf_win.sweeps import grid, job, on_ray, slots, specification
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import SWEEPS
-from mmf_win.sweeps.search import OptunaSearch, require_optuna
+from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.store import Store, StoredTask
 from mmf_win.sweeps.table import flat, lines
 from mmf_win.sweeps.tasks import plan, task_of
+from mmf_win.upstream.install import require_packages
 
 _MOST_SEEDS = 10_000
 _SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -183,7 +184,7 @@ def run(
     places = on_cluster.slots(given, count) if on_cluster else slots.local(given, count)
     searches = asked.specification.search is not None and not (title or debug or failed)
     if searches:
-        require_optuna()  # before there is a folder
+        require_packages("optuna", extra="[search]")  # before there is a folder
     store.create()
     if force and store.others_live():
         raise UsageError(f"another driver works on {store.folder.path}, which may not run all again now")

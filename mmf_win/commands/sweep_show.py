@@ -154,12 +154,12 @@ def print_lines(
 
 def _texts(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
     cells = [None if value is None else str(value) for value in of.parameters.values()]
-    spreads = [_spread(of.metrics.get(name), len(of.tasks)) for name in metrics]
+    spreads = [_spread(of.metrics.get(name), of.runs) for name in metrics]
     ends = [
         None if of.difference is None else f"{of.difference:+.4f}",
         None if of.p is None else f"{of.p:.3g}",
     ]
-    return [*cells, len(of.tasks), *spreads, *(ends if compared else ())]
+    return [*cells, of.runs, *spreads, *(ends if compared else ())]
 
 
 def _spread(spread: Spread | None, runs: int) -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.errors import DataError, MmfError
+from mmf_win.errors import DataError
 from mmf_win.files import read_json
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
@@ -22,6 +22,7 @@ from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.overrides import key_of
 from mmf_win.runs.request import OF_ONE_COMMAND, RunRequest
 from mmf_win.upstream.config import parse_yaml
+from mmf_win.upstream.install import require_packages
 from mmf_win.upstream.overrides import leaves
 
 if TYPE_CHECKING:
@@ -209,10 +210,9 @@ def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
     Raises:
         MmfError: pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError:
-        raise MmfError("a table for notebooks needs pandas", hint="pip install pandas") from None
+    require_packages("pandas", extra="[notebook]")
+    import pandas
+
     save = Places.resolve(None, None if save_dir is None else Path(save_dir)).save_dir
     columns = [field.name for field in fields(Summary)]
     table = pandas.DataFrame([asdict(summary) for summary in summaries(save)], columns=columns)

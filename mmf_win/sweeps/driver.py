@@ -13,6 +13,7 @@ from typing import Protocol
 from mmf_win.protocol import Event
 from mmf_win.supervise import stop_requests
 from mmf_win.sweeps.job import Ending, Job, Watcher
+from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.store import BEAT, State, Store, StoredTask
 
@@ -39,19 +40,6 @@ class Display(Protocol):
 
     def stopping(self) -> None:
         """The user asked for an end."""
-
-
-class Search(Protocol):
-    """What chooses further tasks."""
-
-    def propose(self) -> StoredTask | None:
-        """Queue one more task; None where there are enough."""
-
-    def is_hopeless(self, row: StoredTask, event: Event) -> bool:
-        """Whether a task is to be stopped after what its training wrote."""
-
-    def tell(self, row: StoredTask, state: State) -> None:
-        """Learn how a task ended."""
 
 
 @dataclass
@@ -83,7 +71,7 @@ class Driver:
     job_of: Callable[[StoredTask, Slot], Job]
     execute: Execute
     display: Display
-    search: Search | None = None
+    search: OptunaSearch | None = None
     _wanted: set[int] = field(default_factory=set)
     _running: dict[int, _Running] = field(default_factory=dict)
     _news: SimpleQueue[tuple[Slot, Event | str] | None] = field(default_factory=SimpleQueue)

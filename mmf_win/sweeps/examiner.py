@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.threads import result_of
+from mmf_win.upstream.install import require_packages
 
 if TYPE_CHECKING:
     import pandas
@@ -110,10 +111,9 @@ class Examiner:
         Raises:
             MmfError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise MmfError("a table for notebooks needs pandas", hint="pip install pandas") from None
+        require_packages("pandas", extra="[notebook]")
+        import pandas
+
         experiments = self.experiments.values()
         values: dict[str, set[Hashable]] = {}
         for experiment in experiments:

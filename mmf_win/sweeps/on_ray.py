@@ -35,7 +35,7 @@ from mmf_win.sweeps.folder import TaskFolder
 from mmf_win.sweeps.job import Ending, Job, Resume, Watcher
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import CPU
-from mmf_win.upstream.install import pip_hint
+from mmf_win.upstream.install import require_packages
 
 _log = logging.getLogger(__name__)
 
@@ -78,15 +78,14 @@ def connected(address: str) -> Iterator[Cluster]:
     if named.startswith("ray://") and ":" not in named.removeprefix("ray://"):
         named = f"{named}:{_PORT}"
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or a call after the connection was lost may start a cluster
-    try:
-        import ray
+    require_packages("ray", extra="[ray]")
+    import ray
 
+    try:
         _knock(named)
         with warnings.catch_warnings():  # of how later versions of Ray will differ
             warnings.simplefilter("ignore")
             ray.init(named, log_to_driver=False, logging_level=logging.ERROR)
-    except ImportError:
-        raise MmfError("Ray is not installed", hint=pip_hint("[ray]")) from None
     except (OSError, RuntimeError, ValueError) as error:
         if named == "auto":
             hint = "`ray start --head` starts one, and `ray start --address=HOST:6379` adds a machine to it"
@@ -185,7 +184,7 @@ class Cluster:
         # Beside the task's folder, where it can take its place.
         with TemporaryDirectory(prefix=".ray-", dir=job.output, ignore_cleanup_errors=True) as ours:
             try:
-                _, shared = self._answer(runner.see.remote(ours), is_placed)
+                shared = self._answer(runner.sees.remote(ours), is_placed)
                 ask(runner.take, job, shared=shared)
                 if not shared:
                     _send(job.folder, runner, ask)
@@ -195,7 +194,7 @@ class Cluster:
                 while ending is None:
                     notes, ending = ask(runner.news, known, stops())
                     known += len(notes)
-                    for name, arguments, options in notes:
+                    for name, arguments in notes:
                         if name == "begins" and arguments[1] is not None:
                             job.began[arguments[0]] = {"script": arguments[1]}
                         if name == "trains":
@@ -205,7 +204,7 @@ class Cluster:
                             continue  # not before its files are here
                         if name == "finished":
                             job.templates.pop(arguments[0])
-                        getattr(watcher, name)(*arguments, **options)
+                        getattr(watcher, name)(*arguments)
                 if not shared and stops() < 2:
                     _bring(job.folder.path, runner, ask, Path(ours), resumable=ending.state != "success")
                     for command in finished:

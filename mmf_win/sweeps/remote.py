@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from mmf_win.protocol import Event
 from mmf_win.sweeps import job
 from mmf_win.sweeps.folder import TaskFolder
 
-Note = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""A method of a watcher, and what to call it with."""
+Note = tuple[str, tuple[Any, ...]]
+"""A method of a watcher, and its arguments."""
 
 _WAIT = 0.5  # seconds for which the driver is kept waiting when there is no news
 _PIECE = 16 << 20  # bytes
@@ -40,9 +39,9 @@ class Runner(job.Watcher):
         self._temporary: TemporaryDirectory[str] | None = None
         self._folder = TaskFolder(Path())
 
-    def see(self, sight: str) -> tuple[str, bool]:
-        """The name of this machine, and whether it sees a folder that the driver has just made."""
-        return socket.gethostname(), Path(sight).is_dir()
+    def sees(self, sight: str) -> bool:
+        """Whether this machine sees a folder that the driver has just made."""
+        return Path(sight).is_dir()
 
     def take(self, task: job.Job, *, shared: bool) -> None:
         """Get ready to run a task, in a temporary folder unless the sweep's is ``shared``."""
@@ -103,24 +102,24 @@ class Runner(job.Watcher):
     def begins(self, command: str, script: str | None) -> None:
         """Note it, and wait until the driver has: it looks later for a training begun since it knew."""
         with self._change:
-            number = self._tell(("begins", (command, script), {}))
+            number = self._tell(("begins", (command, script)))
             self._change.wait_for(lambda: self._forgotten >= number)
 
     def trains(self, command: str, run: str) -> None:
         """Note it."""
-        self._tell(("trains", (command, run), {}))
+        self._tell(("trains", (command, run)))
 
     def finished(self, command: str) -> None:
         """Note it."""
-        self._tell(("finished", (command,), {}))
+        self._tell(("finished", (command,)))
 
     def event(self, event: Event) -> None:
         """Note it."""
-        self._tell(("event", (event,), {}))
+        self._tell(("event", (event,)))
 
     def output(self, text: str) -> None:
         """Note it."""
-        self._tell(("output", (text,), {}))
+        self._tell(("output", (text,)))
 
     def _run(self, result: Future[job.Ending], resume: job.Resume) -> None:
         try:

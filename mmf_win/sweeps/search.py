@@ -5,30 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from mmf_win.errors import MmfError, OtherSweep
+from mmf_win.errors import OtherSweep
 from mmf_win.protocol import Event
 from mmf_win.sweeps.specification import Specification
 from mmf_win.sweeps.store import State, Store, StoredTask
 from mmf_win.sweeps.table import objective, validation
 from mmf_win.sweeps.tasks import task_of
-from mmf_win.upstream.install import pip_hint
 
 _log = logging.getLogger(__name__)
 
 _REPETITIONS = 50  # of known combinations, one after the other, that end a search
 _REPEATS = "repeats"  # marks a trial that is one
-
-
-def require_optuna() -> None:
-    """See to it that a search can be made.
-
-    Raises:
-        MmfError: Optuna is not installed.
-    """
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise MmfError("a search needs Optuna", hint=pip_hint("[search]")) from None
 
 
 class OptunaSearch:
@@ -39,12 +26,10 @@ class OptunaSearch:
         store: where its tasks are queued.
 
     Raises:
-        MmfError: Optuna is not installed.
         OtherSweep: the folder has the study of another search.
     """
 
     def __init__(self, specification: Specification, store: Store) -> None:
-        require_optuna()
         import optuna
         from sqlalchemy import URL
 
@@ -95,10 +80,9 @@ class OptunaSearch:
             if same is None and self._count() <= self._asked.trials:  # no other driver was faster
                 return self._store.add_trial(task, trial.number)
             trial.set_user_attr(_REPEATS, True)
-            if same is not None and same.state in ("success", "pruned", "failed"):
-                self._tell(
-                    trial.number, same.state, objective(self._asked, self._store.folder.task(same.name))
-                )
+            if same is not None and same.state in ("success", "pruned"):
+                score = objective(self._asked, self._store.folder.task(same.name))
+                self._tell(trial.number, same.state, score)
             else:
                 self._tell(trial.number, "failed", None)
         return None  # there is hardly a combination left

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.history import tested, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.specification import Search, parse, read_text
 from mmf_win.sweeps.store import Store, StoredTask
-from mmf_win.upstream.install import pip_hint
+from mmf_win.upstream.install import require_packages
 
 if TYPE_CHECKING:
     import pandas
@@ -50,14 +51,14 @@ class Line:
 
     Attributes:
         parameters: those that differ within the sweep, but for the seed.
-        tasks: the names of its tasks that ended well, and of those whose commands so far led to a score.
+        runs: how many of its tasks ended well, or have a score so far.
         metrics: by their names; those of the validation with the best AUROC, and ``test_auroc``.
         difference: of the mean metric from the baseline's, over the seeds that both have.
         p: two-sided p-value of a paired t-test of that; None with fewer than two seeds in common.
     """
 
     parameters: dict[str, Any]
-    tasks: list[str]
+    runs: int
     metrics: dict[str, Spread] = field(default_factory=dict)
     difference: float | None = None
     p: float | None = None
@@ -85,12 +86,12 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
         )
     done = [row for row in Store(folder).rows() if row.done and row.state in ("success", "queued")]
     differing = differing_parameters(done)
-    groups: dict[str, list[StoredTask]] = {}
+    groups: dict[str, list[StoredTask]] = defaultdict(list)
     for row in done:
         shown = {name: row.values.get(name) for name in differing}
-        groups.setdefault(json.dumps(shown, default=str), []).append(row)
+        groups[json.dumps(shown, default=str)].append(row)
     found = [_line(folder, rows, differing, search) for rows in groups.values()]
-    found = [line for line in found if line.tasks]
+    found = [line for line in found if line.runs]
     known = {name for line in found for name in line.metrics}
     if known and metric not in known:
         raise UsageError(f"there is no metric {metric}", hint=f"there are {', '.join(sorted(known))}")
@@ -99,12 +100,9 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     minimized = "loss" in metric or "entropy" in metric
     if search is not None and metric == searched:
         minimized = search.direction == "minimize"
-    sign = 1 if minimized else -1
-
-    def rank(line: Line) -> tuple[bool, float]:
-        return metric not in line.metrics, sign * line.metrics[metric].mean if metric in line.metrics else 0.0
-
-    return sorted(found, key=rank)
+    with_it = [line for line in found if metric in line.metrics]
+    ranked = sorted(with_it, key=lambda line: line.metrics[metric].mean, reverse=not minimized)
+    return ranked + [line for line in found if metric not in line.metrics]
 
 
 def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()) -> pandas.DataFrame:
@@ -117,17 +115,16 @@ def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()
     Raises:
         MmfError: pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError:
-        raise MmfError("a table for notebooks needs pandas", hint="pip install pandas") from None
+    require_packages("pandas", extra="[notebook]")
+    import pandas
+
     found = lines(SweepFolder(Path(sweep)), metric=metric, baseline=baseline)
     return pandas.DataFrame([flat(line, compared=bool(baseline)) for line in found])
 
 
 def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
     """A line's values by the names of columns."""
-    columns: dict[str, Any] = {**line.parameters, "runs": len(line.tasks)}
+    columns: dict[str, Any] = {**line.parameters, "runs": line.runs}
     for name, spread in line.metrics.items():
         columns |= {name: spread.mean, f"{name}_sd": spread.sd}
     return columns | ({"difference": line.difference, "p": line.p} if compared else {})
@@ -192,18 +189,17 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
 def _line(
     folder: SweepFolder, rows: Sequence[StoredTask], differing: Sequence[str], search: Search | None
 ) -> Line:
-    measured: dict[str, dict[str, float]] = {}
-    tasks = []
+    measured: dict[str, dict[str, float]] = defaultdict(dict)
+    runs = 0
     for row in rows:
         seed = " ".join(str(row.values[name]) for name in SEEDS if name in row.values) or row.name
         found = metrics_of(folder.task(row.name))
         if search is not None and search.metric not in found:
             value = objective(search, folder.task(row.name))
             found |= {} if value is None else {search.metric: value}
-        if found or row.state == "success":
-            tasks.append(row.name)
+        runs += bool(found) or row.state == "success"
         for name, value in found.items():
-            measured.setdefault(name, {})[seed] = value
+            measured[name][seed] = value
     metrics = {
         name: Spread(
             statistics.mean(values.values()),
@@ -213,7 +209,7 @@ def _line(
         for name, values in measured.items()
     }
     parameters = {name: rows[0].values.get(name) for name in differing}
-    return Line(parameters, tasks, metrics)
+    return Line(parameters, runs, metrics)
 
 
 def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:
@@ -233,13 +229,10 @@ def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> li
 
 
 def _against(line: Line, base: Line, metric: str) -> Line:
-    if metric not in line.metrics or metric not in base.metrics:
+    ours, theirs = (one.metrics[metric].values if metric in one.metrics else {} for one in (line, base))
+    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if not differences:
         return line
-    ours, theirs = line.metrics[metric].values, base.metrics[metric].values
-    common = [seed for seed in ours if seed in theirs]
-    if not common:
-        return line
-    differences = [ours[seed] - theirs[seed] for seed in common]
     return replace(line, difference=statistics.mean(differences), p=_paired_p(differences))
 
 
@@ -247,8 +240,7 @@ def _paired_p(differences: Sequence[float]) -> float | None:
     """The p-value of a paired t-test; None where there is nothing to tell it from."""
     if len(differences) < 2 or len(set(differences)) == 1:
         return None
-    try:
-        from scipy.stats import ttest_1samp
-    except ImportError:
-        raise MmfError("a paired test needs SciPy", hint=pip_hint("[report]")) from None
+    require_packages("scipy", extra="[report]")
+    from scipy.stats import ttest_1samp
+
     return float(ttest_1samp(differences, 0.0).pvalue)

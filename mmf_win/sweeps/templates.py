@@ -48,36 +48,27 @@ def words(template: str, values: Mapping[str, Any]) -> list[str]:
     """
     filled: list[str] = []
     for word in _split(template):
-        alone = _PLACE.fullmatch(word)
-        if alone and alone[2]:
-            filled += _option(alone[2], values)
+        if alone := _PLACE.fullmatch(word):
+            filled += _filled(alone, values)
         else:
-            filled.append(_PLACE.sub(lambda found: _inside(found, values), word))
+            filled.append(_PLACE.sub(lambda found: " ".join(_filled(found, values)), word))
     return filled
 
 
 def line(template: str, values: Mapping[str, Any]) -> str:
     """The line for a shell; arguments as for :func:`words`."""
-
-    def fill(found: re.Match[str]) -> str:
-        return shell_line(*([_text(values[found[1]])] if found[1] else _option(found[2], values)))
-
-    return _PLACE.sub(fill, re.sub(r"\s*\n\s*", " ", template)).strip()
+    joined = re.sub(r"\s*\n\s*", " ", template)
+    return _PLACE.sub(lambda found: shell_line(*_filled(found, values)), joined).strip()
 
 
-def _inside(found: re.Match[str], values: Mapping[str, Any]) -> str:
-    return _text(values[found[1]]) if found[1] else " ".join(_option(found[2], values))
-
-
-def _option(name: str, values: Mapping[str, Any]) -> list[str]:
-    value = values[name]
+def _filled(found: re.Match[str], values: Mapping[str, Any]) -> list[str]:
+    """The words that take the place of a placeholder."""
+    value = values[found[1] or found[2]]
+    if found[1]:
+        return [str(value)]
     if isinstance(value, bool):
-        return [f"--{name}"] if value else []
-    return [f"--{name}", _text(value)]
-
-
-def _text(value: Any) -> str:
-    return str(value)
+        return [f"--{found[2]}"] if value else []
+    return [f"--{found[2]}", str(value)]
 
 
 @cache

@@ -84,15 +84,15 @@ def usable_mmf() -> Installed:
     return find_mmf()
 
 
-def require_packages(*packages: str) -> None:
-    """Make sure that packages are installed, importing none of them.
+def require_packages(*packages: str, extra: str = "[train]") -> None:
+    """Make sure that packages, of an ``extra`` of mmfw, are installed, importing none of them.
 
     Raises:
         MmfError: some are not.
     """
     missing = [package for package in packages if find_spec(_MODULES.get(package, package)) is None]
     if missing:
-        raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=pip_hint("[train]"))
+        raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=pip_hint(extra))
 
 
 def text_in_package(package: str, *parts: str) -> str:

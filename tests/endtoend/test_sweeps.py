@@ -20,6 +20,7 @@ from mmf_win.runs.lookup import all_runs
 from mmf_win.sweeps import job
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.slots import Slot, local
 from mmf_win.sweeps.store import State, Store, StoredTask
 from mmf_win.sweeps.tasks import plan
@@ -115,7 +116,7 @@ def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
     assert begun == [0, 2]
 
 
-class _PrunesAtOnce:
+class _PrunesAtOnce(OptunaSearch):
     """A search, for this test, that stops a task at its first validation."""
 
     def __init__(self) -> None:

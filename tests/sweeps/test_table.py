@@ -55,7 +55,7 @@ def test_a_task_counts_once_it_has_a_score(sweep: SweepFolder) -> None:
     shutil.rmtree(sweep.task(queued.name).path)
     with sqlite3.connect(sweep.state) as table:  # as where a driver ran some of their commands alone
         table.execute("UPDATE tasks SET state = 'queued' WHERE id IN (?, ?)", [queued.id, scored.id])
-    runs = {line.parameters["lr"]: len(line.tasks) for line in lines(sweep)}
+    runs = {line.parameters["lr"]: line.runs for line in lines(sweep)}
     assert runs == {0.1: 3, 0.5: 3, 0.9: 3} | {queued.values["lr"]: 2}
 
 
