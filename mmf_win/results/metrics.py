@@ -119,7 +119,7 @@ def found_above(y: Integers, p: Floats) -> tuple[Integers, Integers]:
     return np.cumsum(y[order])[last_of_equal_ones], last_of_equal_ones + 1
 
 
-def calibration_error(y: Integers, p: Floats, bins: int = CALIBRATION_BINS) -> float:
+def calibration_error(y: Integers, p: Floats) -> float:
     """The expected calibration error of the probability of the hateful class.
 
     The rows are put into bins of equal width by their probability; in each, the mean probability is compared
@@ -128,12 +128,12 @@ def calibration_error(y: Integers, p: Floats, bins: int = CALIBRATION_BINS) -> f
     in C. Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017). That is Σ over bins of
     |Σ (y − p)| / rows, with the bins' counts cancelled.
     """
-    return float(np.abs(np.bincount(calibration_bins(p, bins), y - p)).sum() / len(y))
+    return float(np.abs(np.bincount(calibration_bins(p), y - p)).sum() / len(y))
 
 
-def calibration_bins(p: Floats, bins: int = CALIBRATION_BINS) -> Integers:
+def calibration_bins(p: Floats) -> Integers:
     """The bin of each probability, which holds its upper edge, as in Guo et al."""
-    return np.clip(np.ceil(p * bins).astype(np.int64) - 1, 0, bins - 1)
+    return np.clip(np.ceil(p * CALIBRATION_BINS).astype(np.int64) - 1, 0, CALIBRATION_BINS - 1)
 
 
 def _auroc(y: Integers, p: Floats) -> Score:

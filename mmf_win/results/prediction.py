@@ -113,11 +113,8 @@ def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str
         UsageError: there is no such run, or one is named twice.
         CheckpointError: there is no such checkpoint, or it is broken.
     """
-    members: list[RunCheckpoint] = []
     names: Sequence[str | None] = runs or [None]
-    for name in names:
-        for which in wanted:
-            members.append(_choose(save_dir, name, which))
+    members = [_choose(save_dir, name, which) for name in names for which in wanted]
     twice = next((member for member in members if members.count(member) > 1), None)
     if twice is not None:
         raise UsageError(f"{twice.name} is named twice")
@@ -172,8 +169,8 @@ def predict_one(
     team = _Team(members, save_dir, options)
     with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
         target = Target.of_image(image, text, Path(scratch))
-        csvs = [team.csv(m, target, Path(scratch, f"{n}.csv")) for n, m in enumerate(members)]
-        probas = [read_predictions(csv)[0].proba for csv in csvs]
+        made = [team.predicted(m, target, Path(scratch, f"{n}.csv")) for n, m in enumerate(members)]
+        probas = [read_predictions(each.csv)[0].proba for each in made]
     return probas if options.kind is None else probabilities.blend(options.kind, [[p] for p in probas])
 
 
@@ -220,7 +217,7 @@ class _Team:
         blended = self._threshold(self.members, None if alone else validation)
         for member in self.members:
             threshold = self._threshold([member], validation if alone else None)
-            yield self._finished(self.csv(member, target), [member], target, *threshold)
+            yield self._finished(self.predicted(member, target).csv, [member], target, *threshold)
         if not alone:
             yield self._finished(self._blended_csv(target), self.members, target, *blended)
 
@@ -274,11 +271,8 @@ class _Team:
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
         return Result(csv, members[0].run if len(members) == 1 else None, names, target.title, facts)
 
-    def csv(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Path:
+    def predicted(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Predicted:
         """The member's predictions; made when they are first asked for, as ``report`` or in its run."""
-        return self._predicted(member, target, report).csv
-
-    def _predicted(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Predicted:
         if (member, target.name) not in self._made:
             _log.info("predicting %s with %s", target.title, member.name)
             self._made[member, target.name] = predicting.predict(
@@ -306,13 +300,13 @@ class _Team:
         return csv
 
     def _probas(self, members: Sequence[RunCheckpoint], target: Target) -> list[float]:
-        columns = [[row.proba for row in read_predictions(self.csv(m, target))] for m in members]
+        columns = [[row.proba for row in read_predictions(self.predicted(m, target).csv)] for m in members]
         return columns[0] if self.options.kind is None else probabilities.blend(self.options.kind, columns)
 
     def _began_with(self, member: RunCheckpoint, target: Target) -> Event:
         """What the worker that predicted said as it began: its versions and precision."""
         kinds = ("run_started", "predict_started")
-        events = self._predicted(member, target).events
+        events = self.predicted(member, target).events
         return {key: value for event in events if event["kind"] in kinds for key, value in event.items()}
 
     def _places(self, member: RunCheckpoint) -> Places:
@@ -333,7 +327,5 @@ class _Team:
 
 def _versions(began: Event) -> dict[str, str]:
     """What predicted; the members are all predicted with the same."""
-    known: dict[str, str] = {
-        key: str(began[key]) for key in ("python", "torch", "transformers") if key in began
-    }
+    known = {str(key): str(began[key]) for key in ("python", "torch", "transformers") if key in began}
     return {"mmfw": __version__, "mmf": usable_mmf().version, **known}

@@ -109,8 +109,5 @@ def cost(sweep: SweepFolder, rows: Sequence[StoredTask], preset: str | None, sav
         sizes = [size_of(Run(sweep.task(row.name).path)) for row in done[:_SAMPLE]]
         return Cost(len(done), statistics.mean(row.seconds for row in done), statistics.mean(sizes))
     runs = summaries(save_dir, preset=preset, state="done") if preset else []
-    if not runs:
-        return None
-    return Cost(
-        len(runs), statistics.mean(run.seconds for run in runs), statistics.mean(run.size for run in runs)
-    )
+    seconds, sizes = [run.seconds for run in runs], [run.size for run in runs]
+    return Cost(len(runs), statistics.mean(seconds), statistics.mean(sizes)) if runs else None

@@ -130,11 +130,13 @@ def parse(text: str, path: Path) -> Specification:
     alias = {
         name: {
             case: _values(values, f"{path}: 'alias', case {case!r} of {name}", empty=False)
-            for case, values in _nonempty(cases, f"{path}: 'alias' {name}").items()
+            for case, values in _of_any_key(cases, f"{path}: 'alias' {name}").items()
         }
         for name, cases in _mapping(head.get("alias") or {}, f"{path}: 'alias'").items()
     }
     _require_alike(alias, path)
+    if not isinstance(head.get("shell", False), bool):
+        raise _wrong(f"{path}: 'shell' must be true or false")
     search = head.get("search")
     choices = tuple(_choice(document, n, template, path) for n, document in enumerate(rest, 2))
     if not choices and search is None:
@@ -146,7 +148,7 @@ def parse(text: str, path: Path) -> Specification:
         default=_values(head.get("default") or {}, f"{path}: 'default'"),
         alias=alias,
         resource=None if resource is None else tuple(str(entry) for entry in resource),
-        shell=_bool(head.get("shell", False), path),
+        shell=head.get("shell", False),
         search=None if search is None else _search(search, path),
     )
 
@@ -287,20 +289,12 @@ def _require_scalar(value: Any, where: str) -> None:
 
 
 def _mapping(value: Any, where: str, *, empty: bool = True) -> dict[str, Any]:
-    if empty and value == {}:
-        return {}
-    return {str(key): entry for key, entry in _nonempty(value, where).items()}
+    return {str(key): entry for key, entry in _of_any_key(value, where, empty=empty).items()}
 
 
-def _nonempty(value: Any, where: str) -> dict[Hashable, Any]:
-    if not isinstance(value, dict) or not value:
+def _of_any_key(value: Any, where: str, *, empty: bool = False) -> dict[Hashable, Any]:
+    if not isinstance(value, dict) or not (value or empty):
         raise _wrong(f"{where} must be a mapping of keys")
-    return value
-
-
-def _bool(value: Any, path: Path) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(f"{path}: 'shell' must be true or false")
     return value
 
 

@@ -226,19 +226,6 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
     assert sweep.run("-o", sweep.folder / "other") == 0
 
 
-def test_a_choice_of_commands_is_not_the_whole_of_a_task(sweep: Sweep) -> None:
-    program = python(sweep.folder, "print(1)", "{a}")
-    sweep.file.write_text(
-        f"template: {{t: {json.dumps(program)}, u: {json.dumps(program)}}}\n---\na: [1, 2]\n",
-        encoding="utf-8",
-    )
-    assert sweep.run("-c", "t") == 0
-    assert "2 success" in sweep.err
-    assert sweep.run() == 0
-    assert {row.state for row in rows(sweep.output).values()} == {"success"}
-    assert {row.starts for row in rows(sweep.output).values()} == {2}
-
-
 def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)"), "a: 1")
     assert sweep.run() == 0

@@ -40,11 +40,6 @@ def test_a_case_computed_by_hand() -> None:
     assert scores["calibration_error"].value == pytest.approx((0.1 + (0.65 - 0.4) + 0.2) / 4)
 
 
-def test_calibration_compares_the_means_of_a_bin() -> None:
-    error = metrics.calibration_error(np.array([1, 0, 1, 1]), np.array([0.91, 0.92, 0.93, 0.05]), bins=2)
-    assert error == pytest.approx(3 / 4 * abs(2 / 3 - 0.92) + 1 / 4 * abs(1 - 0.05))
-
-
 def test_the_edges_of_probability_have_bins() -> None:
     for labels, error in (([0, 1], 0), ([1, 0], 1)):
         assert metrics.measure(labels, [0.0, 1.0])["calibration_error"].value == error

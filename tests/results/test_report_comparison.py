@@ -18,7 +18,6 @@ from mmf_win.cli import main  # noqa: E402
 from mmf_win.errors import UsageError  # noqa: E402
 from mmf_win.files import json_bytes  # noqa: E402
 from mmf_win.protocol import Exit  # noqa: E402
-from mmf_win.results.report.scored import predictions_of, read_scored  # noqa: E402
 from tests.worlds import report_world  # noqa: E402
 from tests.worlds.report_world import World, left_out, text_of  # noqa: E402
 
@@ -29,13 +28,8 @@ def world(user_dir: Path) -> World:
     return report_world.make(user_dir)
 
 
-def newest(run: Any) -> tuple[Path, str]:
-    ((split, csv),) = predictions_of(run)
-    return csv, split
-
-
-def entries(world: World, runs: list[Any]) -> list[Any]:
-    return [comparison.entry_of(run, read_scored(*newest(run), world.dataset)) for run in runs]
+def entries(runs: list[Any]) -> list[Any]:
+    return [comparison.entry_of(run, pages._scored(run, report_world.SPLIT, None)) for run in runs]
 
 
 def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
@@ -44,7 +38,7 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
         world.predict(run)
     other = world.run("visual_bert", preset="visual_bert", published={})
     world.predict(other)
-    first, second = comparison.grouped(entries(world, [*runs, other]))
+    first, second = comparison.grouped(entries([*runs, other]))
     aurocs = [entry.auroc for entry in first.entries]
     assert first.spread("auroc") == pytest.approx((statistics.mean(aurocs), statistics.stdev(aurocs), 3))
     assert second.spread("auroc") == (second.entries[0].auroc, None, 1), "one run has no deviation"
@@ -52,17 +46,6 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
     assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f} n = 3" in page
     assert "Published AUROC on test_seen" in page
     assert "0.6792 on 1,000 rows: not comparable" in page, "with 32"
-
-
-def test_published_weights_are_not_averaged_with_trained_runs_of_the_preset(world: World) -> None:
-    trained = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2)]
-    weights = world.run("mmbt_grid-published", published_weights="mmbt.hateful_memes.images", seed=None)
-    for run in (*trained, weights):
-        world.predict(run)
-    first, second = comparison.grouped(entries(world, [trained[0], weights, trained[1]]))
-    assert [entry.run for entry in first.entries] == trained
-    assert [entry.run for entry in second.entries] == [weights]
-    assert first.name != second.name
 
 
 def grouped(*runs: Any) -> dict[str, list[Any]]:
@@ -79,6 +62,7 @@ UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
     "batch size": ({"batch_size": 8}, ", batch_size=8"),
     "start": ({"start": "elsewhere/current.ckpt"}, ", start=elsewhere/current.ckpt"),
     "init": ({"init": "mmbt.hateful_memes.images"}, ", init=mmbt.hateful_memes.images"),
+    "published weights": ({"published_weights": "mmbt.images", "seed": None}, ", published weights"),
     "the same seed": ({"seed": 1}, " (mmbt_grid/2026-01-03T00-00-00)"),
 }
 
@@ -162,7 +146,7 @@ def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
     good, bad = world.run("good"), world.run("bad")
     world.predict(good, skill=1.5)
     csv = world.predict(bad, skill=0.0)
-    (contrast,) = comparison.contrasts(entries(world, [bad, good]))
+    (contrast,) = comparison.contrasts(entries([bad, good]))
     assert (contrast.first.run, contrast.second.run, contrast.memes) == (good, bad, 32)
     assert contrast.difference.value == pytest.approx(contrast.first.auroc - contrast.second.auroc)
     assert contrast.difference.low <= contrast.difference.value <= contrast.difference.high
@@ -175,7 +159,7 @@ def test_a_run_beside_itself_does_not_differ(world: World) -> None:
     csv = world.predict(run)
     twin = world.run("b")
     (twin.reports / csv.name.replace("_a_", "_b_")).write_bytes(csv.read_bytes())
-    (contrast,) = comparison.contrasts(entries(world, [run, twin]))
+    (contrast,) = comparison.contrasts(entries([run, twin]))
     assert (contrast.difference.value, contrast.difference.p) == (0.0, None)
     page = text_of(pages.of_runs([run, twin], world.save).read_text(encoding="utf-8"))
     assert "+0.0000 – – 32" in page, "neither an interval nor a p-value"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from mmf_win.errors import DataError, UsageError  # noqa: E402
 from mmf_win.files import write_json  # noqa: E402
 from mmf_win.locking import locked  # noqa: E402
 from tests.worlds import report_world  # noqa: E402
-from tests.worlds.report_world import SPLIT, World, attempt, text_of  # noqa: E402
+from tests.worlds.report_world import SPLIT, World, attempt, left_out, text_of  # noqa: E402
 
 
 @pytest.fixture
@@ -42,14 +43,15 @@ def test_it_says_what_the_numbers_depend_on(world: World) -> None:
     run = world.run()
     csv = world.predict(run)
     member = {"run": run.id, "checkpoint": "x/best.ckpt", "checkpoint_sha256": "ab" * 32}
-    write_json(csv.with_suffix(".metrics.json"), {"members": [member], "threshold": 0.5})
+    told = {"members": [member], "threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}
+    write_json(csv.with_suffix(".metrics.json"), told)
     page = pages.of_run(run).read_text(encoding="utf-8")
-    import hashlib
-
     assert hashlib.sha256(world.dataset.split(SPLIT).read_bytes()).hexdigest() in page
     assert "ab" * 32 in page
     for fact in ("mmbt_grid", "1.0.0rc10", "2.13.0", "cuda:0", f"{SPLIT}, 32 memes", "120 of 120"):
         assert fact in text_of(page), fact
+    assert "Threshold 0.375, best accuracy on dev_unseen" in text_of(page)
+    assert "The broken line is the threshold, 0.375" in text_of(page)
 
 
 def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(world: World) -> None:
@@ -62,15 +64,6 @@ def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(
         assert page == meant.with_suffix(".html")
         text = text_of(page.read_text(encoding="utf-8"))
         assert meant.name in text and other.name not in text
-
-
-def test_a_threshold_that_was_chosen_is_shown_and_says_where(world: World) -> None:
-    run = world.run()
-    told = {"threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}
-    write_json(world.predict(run).with_suffix(".metrics.json"), told)
-    page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
-    assert "Threshold 0.375, best accuracy on dev_unseen" in page
-    assert "The broken line is the threshold, 0.375" in page
 
 
 def ensemble(world: World, kind: str, **told: Any) -> Path:
@@ -96,6 +89,12 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Worl
         assert word in text_of(page), word
     assert "cd" * 32 in page and 'id="roc"' in page
     assert 'id="loss"' not in page and "No published baseline" not in page
+
+
+def test_the_page_of_an_ensemble_says_what_was_left_out(world: World) -> None:
+    left_out(world, SPLIT, 8)
+    page = text_of(pages.of_ensemble(ensemble(world, "mean")).read_text(encoding="utf-8"))
+    assert f"These predictions cover 32 of 40 rows of {SPLIT}" in page and "Published" not in page
 
 
 def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: World) -> None:

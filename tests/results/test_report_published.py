@@ -12,7 +12,6 @@ import pytest
 pytestmark = pytest.mark.torch
 pages = pytest.importorskip("mmf_win.results.report.pages")
 
-from mmf_win.files import write_json  # noqa: E402
 from tests.worlds import report_world  # noqa: E402
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, text_of  # noqa: E402
 
@@ -96,14 +95,3 @@ def test_of_a_whole_split_nothing_is_said_to_be_left_out(world: World) -> None:
     world.predict(run)
     page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
     assert f"Split {SPLIT}, 32 memes" in page and "These predictions cover" not in page
-
-
-def test_the_page_of_an_ensemble_says_what_was_left_out(world: World) -> None:
-    left_out(world, SPLIT, 8)
-    csv = world.save / "ensembles" / "2026-01-01T00-00-00" / f"hateful_memes_mean_{SPLIT}.csv"
-    csv.parent.mkdir(parents=True)
-    world.predict(world.run()).rename(csv)
-    told = {"split": SPLIT, "annotations": str(world.dataset.split(SPLIT)), "ensemble": "mean"}
-    write_json(csv.with_suffix(".metrics.json"), told)
-    page = text_of(pages.of_ensemble(csv).read_text(encoding="utf-8"))
-    assert f"These predictions cover 32 of 40 rows of {SPLIT}" in page and "Published" not in page

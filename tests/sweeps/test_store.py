@@ -215,8 +215,3 @@ def test_a_file_that_is_something_else_is_named(store: Store) -> None:
         store.rows()
     with pytest.raises(DataError, match=r"sweep\.sqlite"):
         store.create()
-
-
-def test_ten_thousand_tasks_are_entered_and_listed(store: Store) -> None:
-    asked = _asked(str(list(range(10_000))))
-    assert len(_entered(store, asked)) == len(_entered(store, asked)) == len(store.rows()) == 10_000

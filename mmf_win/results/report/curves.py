@@ -89,21 +89,18 @@ class TrainingCurves:
     undone: tuple[Sample, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def series(self, name: str) -> list[tuple[int, float]]:
+    def series(self, name: str, *, undone: bool = False) -> list[tuple[int, float]]:
         """Pairs of update and value of ``loss``, ``lr``, ``speed`` (updates a second), ``memory`` (MiB),
-        ``val_loss``, ``auroc`` or ``accuracy``.
+        ``val_loss``, ``auroc`` or ``accuracy``; or of what is ``undone``.
         """
-        return [(sample.update, sample.values[name]) for sample in self.samples if name in sample.values]
+        samples = self.undone if undone else self.samples
+        return [(sample.update, sample.values[name]) for sample in samples if name in sample.values]
 
     @property
     def best_validation(self) -> Sample | None:
         """The validation with the highest AUROC, the first of equal ones."""
         validations = [sample for sample in self.samples if "auroc" in sample.values]
         return max(validations, key=lambda sample: sample.values["auroc"], default=None)
-
-    def lost(self, name: str) -> list[tuple[int, float]]:
-        """The same of what a later attempt did once more."""
-        return [(sample.update, sample.values[name]) for sample in self.undone if name in sample.values]
 
     def over_time(self, name: str) -> list[tuple[float, float]]:
         """Pairs of seconds spent in training and value, of everything that was done."""

@@ -37,7 +37,7 @@ def training(curves: TrainingCurves) -> list[Plot]:
         legend = {"training": "series-1", **({"validation": "series-2"} if validation else {})}
         plots.append(Plot("loss", "Loss", caption, legend))
         with plots[-1].drawing() as axes:
-            _line(axes, curves.lost("loss"), "muted", alpha=0.5)
+            _line(axes, curves.series("loss", undone=True), "muted", alpha=0.5)
             _line(axes, losses, "series-1")
             _line(axes, validation, "series-2", dots=True)
             _over_updates(axes, curves)
