@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -115,11 +116,11 @@ class Examiner:
         import pandas
 
         experiments = self.experiments.values()
-        values: dict[str, set[Hashable]] = {}
+        values: dict[str, list[Any]] = defaultdict(list)
         for experiment in experiments:
             for name, value in experiment.param.items():
-                if not name.startswith("_"):
-                    values.setdefault(name, set()).add(_hashable(value))
+                if not name.startswith("_") and value not in values[name]:
+                    values[name].append(value)
         params = sorted(name for name, different in values.items() if len(different) > 1 or not concise)
         metrics = sorted({name for experiment in experiments for name in experiment.metric})
         rows = [
@@ -187,12 +188,3 @@ def _params(file: Path) -> dict[str, Any] | None:
     if params is not None and not isinstance(params, dict):
         raise DataError(f"{file}: it has no parameters but {params!r:.60}")
     return params if params is None else {str(name): value for name, value in params.items()}
-
-
-def _hashable(value: Any) -> Hashable:
-    """What is equal for equal values; lists and mappings cannot be in a set."""
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return value  # type: ignore[no-any-return]

@@ -204,22 +204,15 @@ def test_what_cannot_be_compared_is_an_error(world: World) -> None:
         pages.of_runs([run, other], world.save, split="dev_seen")
 
 
-def test_no_published_number_stands_beside_another_split(world: World) -> None:
-    lines = world.dataset.split(report_world.SPLIT).read_bytes()
-    world.dataset.split("test_unseen").write_bytes(lines)
-    runs = [world.run("a"), world.run("b")]
+@pytest.mark.parametrize("asked", [{}, {"published": {}}], ids=["a preset of the paper", "another"])
+def test_no_published_number_stands_beside_another_split(world: World, asked: dict[str, Any]) -> None:
+    world.dataset.split("test_unseen").write_bytes(world.dataset.split(report_world.SPLIT).read_bytes())
+    runs = [world.run("a", **asked), world.run("b", **asked)]
     for run in runs:
         world.predict(run, "test_unseen")
     page = text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
     assert "0.6792" not in page and "Published" not in page
-    assert "The paper reports dev_seen and test_seen, not test_unseen." in page
-
-
-def test_runs_of_no_preset_of_the_paper_are_not_told_what_it_reports(world: World) -> None:
-    runs = [world.run("a", published={}), world.run("b", published={})]
-    for run in runs:
-        world.predict(run)
-    assert "aper reports" not in text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
+    assert ("The paper reports dev_seen and test_seen, not test_unseen." in page) == (not asked)
 
 
 def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
