@@ -17,9 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmf_win.files import read_json, write_json
-from mmf_win.paths import tool_home
-from mmf_win.worker.compat.patch import Edit, Patch, has
+from mmf_win.worker.compat.patch import Edit, Patch, has, kept
 
 _STRUCTURE = "transformers.utils.import_utils"
 _METRICS = "from sklearn.metrics import "
@@ -105,23 +103,7 @@ def remember_structure(module: ModuleType) -> None:
         of = _installed(folder) if folder.name == "models" else None  # that of one model is a few files
         if of is None:
             return define(module_path, prefix)
-        kept = tool_home() / "imports" / f"{prefix or 'all'}.json"
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            known = read_json(kept)
-            if known["of"] == of:
-                return {
-                    frozenset(backends): {file: set(names) for file, names in files.items()}
-                    for backends, files in known["found"]
-                }
-        found = define(module_path, prefix)
-        plain = [
-            [sorted(backends), {file: sorted(names) for file, names in files.items()}]
-            for backends, files in found.items()
-        ]
-        with suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_json(kept, {"of": of, "found": plain})
-        return found
+        return kept("imports", (of, prefix), lambda: define(module_path, prefix))
 
     module.define_import_structure = found_once  # type: ignore[attr-defined]
 

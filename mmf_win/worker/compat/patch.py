@@ -23,6 +23,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import MAGIC_NUMBER, decode_source, find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from mmf_win.files import write_bytes
 from mmf_win.paths import tool_home
@@ -140,6 +141,29 @@ def after_import(module: str, callback: Callback) -> None:
         _finder.callbacks.setdefault(module, []).append(callback)
 
 
+def kept(kind: str, of: object, make: Callable[[], Any]) -> Any:
+    """What ``make`` returned when it was called last with the same ``of``, by this Python; else it is called.
+
+    Args:
+        kind: the folder that keeps it, in mmfw's own.
+        of: all that it depends on.
+        make: returns code, or a plain value that ``marshal`` can store.
+    """
+    depends = repr((MAGIC_NUMBER, sys.flags.optimize, of)).encode()
+    path = tool_home() / kind / hashlib.sha256(depends).hexdigest()[:32]
+    with suppress(OSError):
+        content = path.read_bytes()
+        digest, found = content[:_DIGEST], content[_DIGEST:]
+        if hashlib.sha256(found).digest() == digest:
+            return marshal.loads(found)
+    made = make()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = marshal.dumps(made)
+        write_bytes(path, hashlib.sha256(content).digest() + content)
+    return made
+
+
 def source_path(module: str, root: Path) -> Path | None:
     """The source file of a module, found without importing anything; None where there is none.
 
@@ -173,23 +197,8 @@ class _ChangingLoader(SourceFileLoader):
         text = decode_source(self.get_data(path))
         for change in self._edits:
             text = text.replace(change.old, change.new)
-        return self._compiled(text.encode(), path)
-
-    def _compiled(self, text: bytes, path: str) -> CodeType:
-        """What Python keeps of a file as it is in ``__pycache__``, we keep of one that was changed."""
-        of = [MAGIC_NUMBER, bytes([sys.flags.optimize]), path.encode(errors="surrogatepass"), text]
-        kept = tool_home() / "bytecode" / hashlib.sha256(b"\0".join(of)).hexdigest()[:32]
-        with suppress(OSError):
-            content = kept.read_bytes()
-            digest, code = content[:_DIGEST], content[_DIGEST:]
-            if hashlib.sha256(code).digest() == digest:
-                found: CodeType = marshal.loads(code)
-                return found
-        made: CodeType = self.source_to_code(text, path)
-        with suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            code = marshal.dumps(made)
-            write_bytes(kept, hashlib.sha256(code).digest() + code)
+        # What Python keeps of a file as it is in ``__pycache__``, we keep of one that was changed.
+        made: CodeType = kept("bytecode", (path, text), lambda: self.source_to_code(text, path))
         return made
 
     def exec_module(self, module: ModuleType) -> None:

@@ -137,13 +137,6 @@ class TestStructure:
         self.module([]).define_import_structure(one)
         assert not (tmp_path / "home").exists()
 
-    @pytest.mark.parametrize("content", [b"", b"[]", b'{"of": 1}', b'{"of": [], "found": 1}', b"\xff"])
-    def test_a_damaged_note_is_made_again(self, models: Path, tmp_path: Path, content: bytes) -> None:
-        self.module([]).define_import_structure(models)
-        [kept] = (tmp_path / "home" / "imports").iterdir()
-        kept.write_bytes(content)
-        assert self.module([]).define_import_structure(models) == FOUND
-
     def test_where_nothing_can_be_written_it_is_found_out_each_time(
         self, models: Path, tmp_path: Path
     ) -> None:
