@@ -135,16 +135,10 @@ def stop_requests() -> Iterator[Callable[[], int]]:
         nonlocal presses
         presses += 1
 
-    with _signals_to(press), window_closed(press):
-        yield lambda: presses
-
-
-@contextmanager
-def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let ``handler`` have the signals that ask for an end, and restore the old ones afterwards."""
-    before = {number: signal.signal(number, handler) for number in stop_signals()}
+    before = {number: signal.signal(number, press) for number in stop_signals()}
     try:
-        yield
+        with window_closed(press):
+            yield lambda: presses
     finally:
         for number, old in before.items():
             signal.signal(number, old)
