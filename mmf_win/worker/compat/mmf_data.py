@@ -25,23 +25,11 @@ _OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 def load_jsonl(self: Any, path: str) -> None:
     """In the place of ``AnnotationDatabase._load_jsonl``."""
-    self.data, self.start_idx = objects_for_mmf(Path(path)), 0
+    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
 
 
 def _replace_load_jsonl(module: ModuleType) -> None:
     module.AnnotationDatabase._load_jsonl = load_jsonl
-
-
-def _remember_annotation_file(module: ModuleType) -> None:
-    database: Any = module.AnnotationDatabase
-    init = database.__init__
-
-    @wraps(init)
-    def with_file(self: Any, config: Any, path: str, *args: Any, **kwargs: Any) -> None:
-        self.mmfw_file = path
-        init(self, config, path, *args, **kwargs)
-
-    database.__init__ = with_file
 
 
 def _keep_suffixes(module: ModuleType) -> None:
@@ -86,7 +74,7 @@ def _name_files_and_rows(module: ModuleType) -> None:
         except UnreadableImage as error:
             row = self.annotation_db[index]
             meme = row.get("own_id", row.get("id"))
-            where = f"row {index + 1} of {self.annotation_db.mmfw_file}"
+            where = f"row {index + 1} of {getattr(self.annotation_db, 'mmfw_file', 'the annotations')}"
             raise UnreadableImage(f"{error}; it is that of meme {meme}, in {where}") from None
 
     database.open_image, database.__getitem__ = named, with_row
@@ -152,7 +140,7 @@ PATCHES = (
     Patch(
         name="image-errors",
         problem="ImageDatabase: an error about a picture names neither its file nor the meme",
-        after_import={_IMAGES: _name_files_and_rows, _ANNOTATIONS: _remember_annotation_file},
+        after_import={_IMAGES: _name_files_and_rows},
     ),
     Patch(
         name="lmdb-handles",
