@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, missing
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
 
 _OPERATORS = "torchvision._meta_registrations"
 _CUDA_CALLERS = ("mmf.models.visual_bert", "mmf.models.vilbert", "mmf.modules.embeddings")
@@ -56,7 +56,7 @@ PATCHES = (
         name="torchaudio",
         problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
         mmf=RC12,
-        library="torchaudio not installed",
+        library="torchaudio",
         edits=(
             Edit(
                 "mmf.datasets.processors.image_processors",
@@ -64,7 +64,6 @@ PATCHES = (
                 "torchaudio_transforms = None",
             ),
         ),
-        needed=missing("torchaudio"),
     ),
     Patch(
         name="torchtext",
@@ -82,7 +81,7 @@ PATCHES = (
         name="lightning",
         problem="base_model, base_dataset_builder, ...: import pytorch_lightning to inherit from two classes",
         mmf=RC12,
-        library="pytorch_lightning not installed",
+        library="pytorch_lightning",
         edits=tuple(
             Edit(
                 module,
@@ -91,7 +90,6 @@ PATCHES = (
             )
             for module in _LIGHTNING_USERS
         ),
-        needed=missing("pytorch_lightning"),
     ),
     Patch(
         name="anomaly",
