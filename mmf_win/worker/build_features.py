@@ -1,6 +1,10 @@
-"""Builds an LMDB of region features in a process of its own, for ``mmfw features add``.
+"""Builds an LMDB from what MMF's extraction scripts write, ``NAME.npy`` and ``NAME_info.npy``.
 
-Run as ``python -m mmf_win.worker.build_features TARGET FOLDER ... OUTPUT``. The file ``OUTPUT`` is JSON: what
+The first holds an array of regions × numbers, the second a pickled dictionary with the boxes and what was
+seen in them (``tools/scripts/features`` of MMF's repository).
+
+For ``mmfw features add``, in a process of its own:
+``python -m mmf_win.worker.build_features TARGET FOLDER ... OUTPUT``. The file ``OUTPUT`` is JSON: what
 :func:`build` returns, or under ``error`` what is wrong, with its ``hint`` and its ``kind``, a class of
 :mod:`mmf_win.errors`.
 """
@@ -9,18 +13,24 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import lmdb
+import numpy as np
 
 from mmf_win.console import Progress
-from mmf_win.errors import DatasetError, Interrupted, MmfwError, ResourceError
+from mmf_win.errors import DatasetError, Interrupted, MmfwError, NoFeatureFiles, ResourceError
 from mmf_win.files import write_json
 from mmf_win.unpacking.staging import require_space
 from mmf_win.worker import feature_lmdb
-from mmf_win.worker.feature_files import find_pairs, info_of, read_record, regions_of
+
+_INFO = "_info.npy"
+_OF_INFO = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox")
+_LONGEST_KEY = 511  # of LMDB, in bytes
 
 
 def main(target: str, *folders_and_output: str) -> int:
@@ -50,7 +60,7 @@ def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
         ResourceError: there is not enough room; nothing was written.
     """
     pairs = find_pairs(folders)
-    files = [file for path in pairs.values() for file in (path, info_of(path)) if file.is_file()]
+    files = [file for path in pairs.values() for file in (path, _info_of(path)) if file.is_file()]
     size = feature_lmdb.least_map(len(pairs), sum(file.stat().st_size for file in files))
     require_space(target, size)
     numbers: dict[int, Path] = {}
@@ -67,7 +77,7 @@ def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
                     "features of one detector",
                     hint="build one of each folder",
                 )
-            regions.add(regions_of(record["features"]))
+            regions.add(_regions_of(record["features"]))
             yield key, pickle.dumps(record)
             bar.advance(1)
 
@@ -77,8 +87,92 @@ def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
         "keys": keys,
         "numbers": next(iter(numbers)),
         "regions": (min(regions), max(regions)),
-        "without_info": [key for key, path in pairs.items() if not info_of(path).is_file()],
+        "without_info": [key for key, path in pairs.items() if not _info_of(path).is_file()],
     }
+
+
+def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
+    """The features below folders: key → ``NAME.npy``. MMF's converter makes the key from the path.
+
+    Args:
+        folders: what to look through. Hidden files are left out, as by MMF's converter.
+
+    Raises:
+        NoFeatureFiles: there are none.
+        DatasetError: two have the same key, or one cannot be a key.
+    """
+    pairs: dict[str, Path] = {}
+    for folder in folders:
+        for name in sorted(glob("**/*.npy", root_dir=folder, recursive=True)):  # noqa: PTH207 – see Args
+            if name.endswith(_INFO):
+                continue
+            path, key = folder / name, Path(name).as_posix().removesuffix(".npy")
+            if key == "keys" or len(key.encode()) > _LONGEST_KEY:  # MMF lists all keys under "keys"
+                raise DatasetError(
+                    f"{path}: an LMDB for MMF cannot have this name as a key", hint="rename it"
+                )
+            if key in pairs:
+                raise DatasetError(f"{path}: {pairs[key]} is of the same image", hint="take one of them away")
+            pairs[key] = path
+    if not pairs:
+        raise NoFeatureFiles(f"{', '.join(map(str, folders))}: there is no .npy file with features")
+    return pairs
+
+
+def read_record(path: Path, key: str) -> dict[str, Any]:
+    """The dictionary that MMF's ``lmdb_conversion.py`` stores for ``NAME.npy`` and its ``NAME_info.npy``.
+
+    Raises:
+        DatasetError: a file cannot be read, would run code, or does not hold what MMF can use.
+    """
+    features: Any = _read(path, partial(np.lib.format.read_array, allow_pickle=False))
+    is_float = np.issubdtype(features.dtype, np.floating)
+    if features.ndim < 2 or not features.size or not is_float or not np.isfinite(features).all():
+        raise DatasetError(
+            f"{path}: features are finite floating-point numbers, regions × numbers; this is an array of "
+            f"{features.dtype} with the shape {features.shape}"
+        )
+    record = {"feature_path": key, "features": features}
+    info = _info_of(path)
+    if info.is_file():
+        record |= _read(info, _read_info)
+        # The script for Faster R-CNN may store more features than boxes, and says how many boxes.
+        allowed = _regions_of(features), record["num_boxes"]
+        for name in ("bbox", "objects", "cls_prob"):
+            value = record[name]
+            rows = len(value) if isinstance(value, np.ndarray) and value.ndim else "no"
+            if value is not None and rows not in allowed:
+                raise DatasetError(f"{info}: {name} has {rows} rows for {allowed[0]} regions")
+    return record
+
+
+def _read(path: Path, read: Callable[[BinaryIO], Any]) -> Any:
+    try:
+        with path.open("rb") as file:
+            return read(file)
+    except Exception as error:  # whatever a damaged file leads to
+        raise DatasetError(
+            f"{path}: it cannot be read: {error or type(error).__name__}",
+            hint="extract the features of this image again, or take the file away; "
+            "save a tensor as an array, by .numpy()",
+        ) from error
+
+
+def _read_info(file: BinaryIO) -> dict[str, Any]:
+    np.lib.format.read_magic(file)
+    np.lib.format.read_array_header_1_0(file)
+    found = feature_lmdb.NumpyOnly(file).load().item()
+    return {name: found.get(name) for name in _OF_INFO}
+
+
+def _info_of(path: Path) -> Path:
+    """The file that belongs to ``NAME.npy``; it need not exist."""
+    return path.with_name(path.stem + _INFO)
+
+
+def _regions_of(features: Any) -> int:
+    """How many regions MMF reads; of a grid, each cell is one."""
+    return int(features.size // features.shape[-1])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ that is in it. Every record is read, since MMF unpickles whatever it finds.
 
 from __future__ import annotations
 
+import io
 import mmap
 import pickle
 import sys
@@ -24,7 +25,28 @@ import lmdb
 
 from mmf_win.console import Progress
 from mmf_win.files import write_json
-from mmf_win.worker.feature_files import Refused, unpickled
+
+_NUMPY = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+
+
+class Refused(pickle.UnpicklingError):
+    """A pickle names something that is not numpy's, and to load it could run any code."""
+
+
+class NumpyOnly(pickle.Unpickler):
+    """Loads plain values and numpy's arrays, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Allow what rebuilds arrays; refuse everything else."""
+        if (module.replace("numpy._core", "numpy.core"), name) in _NUMPY:  # numpy 2 has moved them
+            return super().find_class(module, name)
+        raise Refused(f"it names {module}.{name}, and only numpy's classes are loaded")
 
 
 def least_map(count: int, total: int) -> int:
@@ -61,20 +83,19 @@ def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list
     return keys
 
 
-def read_keys(folder: Path, *, walk: bool) -> list[str]:
-    """The keys of the images in an LMDB, as MMF's ``LMDBFeatureReader`` finds them.
+def read_keys(folder: Path) -> list[str]:
+    """The keys of the images in an LMDB, as MMF's ``LMDBFeatureReader`` finds them; reads every record.
 
     Args:
         folder: holds ``data.mdb``; or that file itself.
-        walk: read every record, too, and load it as nothing but numpy's arrays and plain values.
 
     Raises:
         lmdb.Error: this is no LMDB, or its pages are inconsistent.
-        ValueError: it is truncated, lacks the list of its keys, or holds a record that cannot be read.
+        ValueError, TypeError: it is truncated, lacks the list of its keys, or holds what cannot be read.
         Refused: a record would run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
-    options = {"readonly": True, "lock": False, "readahead": walk, "subdir": folder.is_dir()}
+    options = {"readonly": True, "lock": False, "subdir": folder.is_dir()}
     with lmdb.open(str(folder), **options) as environment:
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if (there := data.stat().st_size) < needed:
@@ -83,46 +104,34 @@ def read_keys(folder: Path, *, walk: bool) -> list[str]:
             listed = transaction.get(b"keys")
             if listed is None:
                 raise ValueError("the list of its keys is missing")
-            keys = _keys(listed)
-            if walk:
-                with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
-                    for key, value in transaction.cursor():
-                        _require_plain(bytes(key).decode("utf-8", "replace"), value)
-                        progress.advance(1)
+            plain = _loaded("the list of its keys", listed)
+            keys: list[str] = [key.decode() if isinstance(key, bytes) else key for key in plain]
+            with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
+                for key, value in transaction.cursor():
+                    _loaded(f"the record {bytes(key).decode('utf-8', 'replace')}", value)
+                    progress.advance(1)
             absent = next((key for key in keys if transaction.get(key.encode()) is None), None)
             if absent is not None:
                 raise ValueError(f"the record {absent} is listed and missing")
     return keys
 
 
-def _require_plain(key: str, value: memoryview) -> None:
+def _loaded(what: str, pickled: memoryview) -> Any:
     try:
-        unpickled(value)
+        return NumpyOnly(io.BytesIO(pickled)).load()
     except Refused as error:
-        raise Refused(f"the record {key}: {error}") from error
+        raise Refused(f"{what}: {error}") from error
     except Exception as error:  # whatever a damaged pickle leads to
-        raise ValueError(f"the record {key} cannot be read: {error}") from error
-
-
-def _keys(pickled: memoryview) -> list[str]:
-    try:
-        listed = [key.decode() if isinstance(key, bytes) else key for key in unpickled(pickled)]
-    except Refused as error:
-        raise Refused(f"the list of its keys: {error}") from error
-    except Exception as error:  # whatever a damaged pickle leads to
-        raise ValueError(f"the list of its keys cannot be read: {error}") from error
-    if not all(isinstance(key, str) for key in listed):
-        raise ValueError("the list of its keys holds something else")
-    return listed
+        raise ValueError(f"{what} cannot be read: {error}") from error
 
 
 def main(folder: Path, output: Path) -> int:
     """Write what was found, and return the exit code."""
     try:
-        found: dict[str, Any] = {"keys": read_keys(folder, walk=True)}
+        found: dict[str, Any] = {"keys": read_keys(folder)}
     except Refused as error:
         found = {"problem": str(error), "refused": True}
-    except (lmdb.Error, ValueError) as error:
+    except (lmdb.Error, ValueError, TypeError, AttributeError) as error:
         found = {"problem": f"{type(error).__name__}: {error}", "refused": False}
     write_json(output, found)
     return 0
