@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import wraps
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import resolve_name
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from mmf_win.worker.compat.patch import Edit, Patch, has, kept
+from mmf_win.worker.compat.patch import Edit, Patch, kept
 
-_STRUCTURE = "transformers.utils.import_utils"
 _METRICS = "from sklearn.metrics import "
 _TENSOR_PARALLEL = """from .integrations.tensor_parallel import (
     _get_parameter_tp_plan,
@@ -88,24 +85,16 @@ def later(importer: str, statement: str) -> Edit:
     return Edit(importer, statement, indent + made + lines, {"Late": Late})
 
 
-def remember_structure(module: ModuleType) -> None:
-    """Let transformers find out only once what its 2,600 files define, and not at each start.
+def structure(find: Callable[[Any], Any], module_path: Any) -> Any:
+    """What ``find`` finds in the files of transformers: only once in its 2,600 files, and not at each start.
 
-    What it found is kept for the version and folder in which pip has installed it. One whose files may change
-    under the same version, such as a checkout, is read each time.
+    It is kept for the version and folder in which pip has installed it. One whose files may change under the
+    same version, such as a checkout, is read each time.
     """
-    define: Any = module.define_import_structure
-
-    @wraps(define)
-    def found_once(module_path: Any, prefix: str | None = None) -> Any:
-        path = Path(module_path)
-        folder = path.parent if path.suffix else path
-        of = _installed(folder) if folder.name == "models" else None  # that of one model is a few files
-        if of is None:
-            return define(module_path, prefix)
-        return kept("imports", (of, prefix), lambda: define(module_path, prefix))
-
-    module.define_import_structure = found_once  # type: ignore[attr-defined]
+    path = Path(module_path)
+    folder = path.parent if path.suffix else path
+    of = _installed(folder) if folder.name == "models" else None  # that of one model is a few files
+    return find(module_path) if of is None else kept("imports", of, lambda: find(module_path))
 
 
 def _installed(models: Path) -> list[Any] | None:
@@ -224,8 +213,14 @@ PATCHES = (
         name="import-structure",
         problem="transformers: reads all of its 2,600 files at each start",
         library="transformers >= 4.46",
-        after_import={_STRUCTURE: remember_structure},
-        needed=has(_STRUCTURE, "def define_import_structure("),
+        edits=(
+            Edit(
+                "transformers.utils.import_utils",
+                "import_structure = create_import_structure_from_path(module_path)",
+                "import_structure = structure(create_import_structure_from_path, module_path)",
+                {"structure": structure},
+            ),
+        ),
         speed=True,
     ),
 )

@@ -107,11 +107,6 @@ class Patch:
         return list(filter(applies, self.edits))
 
 
-def has(module: str, text: str) -> Callable[[], bool]:
-    """Needed where the source of a library's ``module`` contains ``text``."""
-    return lambda: not lacks(module, text)()
-
-
 def _root_of(module: str, mmf_root: Path) -> Path:
     """The folder that holds a module's top package: MMF's, or a library's."""
     top = module.partition(".")[0]
@@ -121,11 +116,7 @@ def _root_of(module: str, mmf_root: Path) -> Path:
 
 def lacks(module: str, text: str) -> Callable[[], bool]:
     """Needed where the source of a library's ``module`` no longer contains ``text``."""
-
-    def needed() -> bool:
-        return text not in source(module, _root_of(module, Path()))
-
-    return needed
+    return lambda: text not in source(module, _root_of(module, Path()))
 
 
 def after_import(module: str, callback: Callback) -> None:

@@ -6,7 +6,7 @@ import copy
 import os
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,7 +67,7 @@ class TestLater:
         assert edit.new.startswith(" ") == statement.startswith(" ")
 
 
-FOUND = {frozenset({"torch"}): {"bert.modeling_bert": {"BertModel"}}, frozenset(): {"bert": {"a", "b"}}}
+FOUND = {"bert": {frozenset({"torch"}): {"modeling_bert": {"BertModel"}}, frozenset(): {"a": {"b"}}}}
 
 
 class TestStructure:
@@ -77,71 +77,52 @@ class TestStructure:
         monkeypatch.setenv("MMFW_HOME", str(tmp_path / "home"))
         monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
         folder = tmp_path / "transformers" / "models"
-        info = tmp_path / "transformers-4.57.6.dist-info"
-        info.mkdir()
-        info.joinpath("METADATA").write_text("Name: transformers\nVersion: 4.57.6\n", encoding="utf-8")
         folder.mkdir(parents=True)
         for path in (folder, folder.parent):
             path.joinpath("__init__.py").write_text("", encoding="utf-8")
+        self.install(folder, "4.57.6")
         return folder
 
-    def module(self, calls: list[Any]) -> Any:
-        """What has ``define_import_structure``."""
+    def install(self, models: Path, version: str) -> None:
+        info = models.parents[1] / "transformers-4.57.6.dist-info"
+        info.mkdir(exist_ok=True)
+        info.joinpath("METADATA").write_text(f"Name: transformers\nVersion: {version}\n", encoding="utf-8")
 
-        def define(module_path: Any, prefix: str | None = None) -> Any:
-            calls.append((module_path, prefix))
-            return {backends: {**files} for backends, files in FOUND.items()}
-
-        module: Any = ModuleType("import_utils")
-        module.define_import_structure = define
-        late.remember_structure(module)
-        return module
+    def is_read(self, path: Path) -> bool:
+        """Whether the files are read to find what they define."""
+        calls: list[Path] = []
+        found = late.structure(lambda path: calls.append(path) or copy.deepcopy(FOUND), path)
+        assert found == FOUND
+        found["mine"] = {}  # as transformers may change what it got
+        return len(calls) == 1
 
     def test_is_found_out_once(self, models: Path) -> None:
-        calls: list[Any] = []
-        for _ in range(2):
-            module = self.module(calls)
-            found = module.define_import_structure(models / "__init__.py")
-            assert found == FOUND
-            found[frozenset()]["mine"] = {"c"}  # as transformers changes what it got
-            assert module.define_import_structure(models, prefix="models") == FOUND
-        assert len(calls) == 2
+        assert self.is_read(models / "__init__.py")
+        assert not self.is_read(models) and not self.is_read(models)
 
-    def test_of_another_installation_is_found_out_again(self, models: Path) -> None:
-        calls: list[Any] = []
-        self.module(calls).define_import_structure(models)
+    def test_of_another_installation_or_version_is_found_out_again(self, models: Path) -> None:
+        self.is_read(models)
         models.joinpath("new").mkdir()
-        self.module(calls).define_import_structure(models)
-        assert len(calls) == 2
-
-    def test_of_another_version_is_found_out_again(self, models: Path) -> None:
-        calls: list[Any] = []
-        self.module(calls).define_import_structure(models)
+        assert self.is_read(models)
         times = models.stat()
-        [info] = models.parents[1].glob("*.dist-info")
-        info.joinpath("METADATA").write_text("Name: transformers\nVersion: 4.58\n", encoding="utf-8")
+        self.install(models, "4.58")
         os.utime(models, ns=(times.st_atime_ns, times.st_mtime_ns))
-        self.module(calls).define_import_structure(models)
-        assert len(calls) == 2
+        assert self.is_read(models)
 
-    def test_of_a_checkout_is_found_out_each_time(self, models: Path, tmp_path: Path) -> None:
-        """Its files change under the same version."""
-        checkout = tmp_path / "checkout" / "transformers" / "models"
-        checkout.mkdir(parents=True)
-        self.module([]).define_import_structure(checkout)
-        assert not (tmp_path / "home").exists()
-
-    def test_of_one_model_is_not_kept(self, models: Path, tmp_path: Path) -> None:
-        one = models / "bert"
-        one.mkdir()
-        self.module([]).define_import_structure(one)
+    @pytest.mark.parametrize("folder", ["checkout/transformers/models", "transformers/models/bert"])
+    def test_of_a_checkout_and_of_one_model_is_found_out_each_time(
+        self, models: Path, tmp_path: Path, folder: str
+    ) -> None:
+        """The files of a checkout change under the same version."""
+        (tmp_path / folder).mkdir(parents=True)
+        assert self.is_read(tmp_path / folder) and self.is_read(tmp_path / folder)
         assert not (tmp_path / "home").exists()
 
     def test_where_nothing_can_be_written_it_is_found_out_each_time(
         self, models: Path, tmp_path: Path
     ) -> None:
         (tmp_path / "home").write_text("a file", encoding="utf-8")
-        assert self.module([]).define_import_structure(models) == FOUND
+        assert self.is_read(models) and self.is_read(models)
 
 
 def test_the_compiler_is_told_only_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
