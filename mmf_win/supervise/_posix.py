@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 assert sys.platform != "win32"
 
@@ -41,7 +41,7 @@ class Tree:
         grace: seconds that it has for that.
         output: gets what it prints.
         held: descriptors that stay open until it has ended.
-        options: more arguments for Popen.
+        env: its environment.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Tree:
         stop_file: Path,
         grace: float,
         output: IO[bytes],
-        held: Sequence[int] = (),
-        **options: Any,
+        held: Sequence[int],
+        env: Mapping[str, str],
     ) -> None:
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(stop_file), str(grace)]
         with ExitStack() as undo:
@@ -66,7 +66,7 @@ class Tree:
                     stderr=output,
                     start_new_session=True,
                     pass_fds=held,
-                    **options,
+                    env=env,
                 )
             undo.pop_all()
 

@@ -6,10 +6,9 @@ import ctypes
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from ctypes import wintypes
-from pathlib import Path
 from threading import Event
 from typing import IO, Any
 
@@ -103,25 +102,16 @@ class Tree:
 
     Args:
         command: the program and its arguments.
-        stop_file: not needed here, where the job ends the program as soon as this process is gone.
-        grace: not needed here.
         output: gets what it prints.
-        held: not needed here.
-        options: more arguments for Popen.
+        env: its environment.
+        unneeded: what it takes on Linux, where no job ends the program as soon as this process is gone.
 
     Raises:
         OSError: Windows refuses to start the process, or to hold it in the job; it is gone then.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        stop_file: Path,
-        grace: float,
-        output: IO[bytes],
-        held: Sequence[int] = (),
-        **options: Any,
+        self, command: Sequence[str], *, output: IO[bytes], env: Mapping[str, str], **unneeded: object
     ) -> None:
         self._job = _kill_on_close_job()
         with ExitStack() as undo:
@@ -134,7 +124,7 @@ class Tree:
                 creationflags=subprocess.CREATE_NO_WINDOW
                 | subprocess.CREATE_NEW_PROCESS_GROUP
                 | _CREATE_SUSPENDED,
-                **options,
+                env=env,
             )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)  # suspended as it is, it would never end by itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_a_child_is_not_left_behind_suspended_when_windows_fake_refuses(
     monkeypatch.setattr(subprocess.Popen, "__init__", remember)
     monkeypatch.setattr(library, function, lambda *_: answer)
     with (tmp_path / "log.txt").open("wb") as output, pytest.raises(OSError):
-        _windows.Tree([sys.executable, "-c", "pass"], stop_file=tmp_path / "stop", grace=1, output=output)
+        _windows.Tree([sys.executable, "-c", "pass"], output=output, env=os.environ)
     (child,) = started
     assert child.returncode is not None
 
