@@ -61,7 +61,10 @@ class Waiting:
         """
         if self.waited < _LEAST_WAITING:  # to get a batch from another process would take about as long
             return None
-        most = self.processors if self.mostly_idle else self._spare
+        # Those that hinder the threads of a training on a few processors cost more than they bring.
+        shared = self.processors // 2 if self.processors > 2 else 0
+        spare = max(self.processors - self.threads, shared)
+        most = self.processors if self.mostly_idle else spare
         computing = self.update - self.waited
         making = self.making if not self.workers else self.workers * self.update
         work = (making if self.cpu is None else self.cpu) + computing * min(self.threads, self.processors)
@@ -73,15 +76,6 @@ class Waiting:
         if best > _WORTH * self.update:
             return None
         return next(count for count, seconds in expected.items() if seconds <= _AS_GOOD * best)
-
-    @property
-    def _spare(self) -> int:
-        """How many workers find a processor.
-
-        Those that hinder the threads of a training on a few processors cost more than they bring.
-        """
-        shared = self.processors // 2 if self.processors > 2 else 0
-        return max(self.processors - self.threads, shared)
 
     def __str__(self) -> str:
         return f"the model waits for data {100 * self.share:.0f} % of the time"
