@@ -44,7 +44,7 @@ NEEDED = tuple(patch for patch in PATCHES if not patch.speed)
 """Those without which MMF fails, for comparisons with MMF alone."""
 
 
-def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES) -> list[Patch]:
+def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES) -> None:
     """Make ``import mmf`` find the MMF in ``mmf_root`` and work.
 
     Call it once in every process that imports MMF, children of a ``spawn`` among them, before it does.
@@ -54,9 +54,6 @@ def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES
         mmf_version: as :func:`mmf_win.upstream.versions.read_version` reads it.
         patches: to choose from.
 
-    Returns:
-        the patches that were applied.
-
     Raises:
         RuntimeError: this process has imported MMF already.
     """
@@ -65,12 +62,9 @@ def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES
     root = mmf_root.resolve()
     sys.path.insert(0, str(root))
     activate()
-    applied = []
     for patch in patches:
         if patch.active(root, mmf_version):
             patch.apply(root)
-            applied.append(patch)
-    return applied
 
 
 def survey(mmf_root: Path, mmf_version: str) -> list[tuple[Patch, bool]]:

@@ -107,12 +107,6 @@ def _installed(models: Path) -> list[Any] | None:
     return None
 
 
-def graph_break() -> None:
-    """In the place of ``torch._dynamo.graph_break``."""
-    if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].graph_break()
-
-
 def _metrics() -> Iterator[Edit]:
     yield later("mmf.modules.metrics", _METRICS + "average_precision_score, f1_score, roc_auc_score")
     several = (
@@ -155,8 +149,8 @@ PATCHES = (
             Edit(
                 "torch.optim.optimizer",
                 "torch._dynamo.graph_break()",
-                "graph_break()",
-                {"graph_break": graph_break},
+                '"torch._dynamo" in sys.modules and torch._dynamo.graph_break()',
+                {"sys": sys},
             ),
             Edit("transformers.modeling_utils", "@torch._dynamo.allow_in_graph", "@torch._disable_dynamo"),
             later("torchvision.ops.roi_align", "from torch._dynamo.utils import is_compile_supported"),

@@ -6,7 +6,6 @@ import copy
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,12 +122,3 @@ class TestStructure:
     ) -> None:
         (tmp_path / "home").write_text("a file", encoding="utf-8")
         assert self.is_read(models) and self.is_read(models)
-
-
-def test_the_compiler_is_told_only_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    late.graph_break()
-    calls: list[int] = []
-    fake = SimpleNamespace(graph_break=lambda: calls.append(1))
-    monkeypatch.setitem(sys.modules, "torch._dynamo", fake)  # type: ignore[arg-type]
-    late.graph_break()
-    assert calls == [1]
