@@ -10,13 +10,11 @@ Newer versions of torch refuse unknown classes by default, older ones do not; he
 from __future__ import annotations
 
 import os
-import pickle
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from zipfile import is_zipfile
 
 import torch
@@ -52,19 +50,17 @@ def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
             file, kwargs = name, {**kwargs, "mmap": True, "map_location": "cpu"}
         try:
             return _load(file, *args, **{**kwargs, "weights_only": not trust})
-        except pickle.UnpicklingError as error:
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # whatever a truncated file leads to, or a class that is gone
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in _DAMAGED):
+                raise
             if not trust and (refused := _REFUSED.search(str(error))):
                 raise UntrustedCheckpoint(
                     f"{name} holds {refused[1]}, and loading that could run any code"
                 ) from error
-            _refuse(name, error)
-        # A class that is gone or has changed, or a truncated file.
-        except (ImportError, AttributeError, TypeError, LookupError, EOFError, struct.error) as error:
-            _refuse(name, error)
-        except RuntimeError as error:
-            if not any(words in str(error) for words in _DAMAGED):
-                raise
-            _refuse(name, error)
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise CheckpointError(f"{name} cannot be loaded ({reason.splitlines()[0]})") from error
 
     with replaced(torch, "load", load):
         yield
@@ -79,11 +75,6 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-def _refuse(name: str, error: Exception) -> NoReturn:
-    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    raise CheckpointError(f"{name} cannot be loaded ({reason.splitlines()[0]})") from error
 
 
 class SingleWrite:
