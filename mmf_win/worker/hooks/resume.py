@@ -118,10 +118,8 @@ class RowOrder(Sampler[int]):
         self._sampler = sampler
         self._batch_size = batch_size
         self._trainer = trainer
-        self._drawn_from: torch.Tensor | None = None
-        self._rows_before = 0
+        self._began: Saved | None = None
         self._batches_before = 0
-        self._epoch = 0
         self._next: Saved | None = None
         self.random: Saved | None = None
 
@@ -132,12 +130,15 @@ class RowOrder(Sampler[int]):
         position, self._next = self._next, None
         if position is not None:
             torch.set_rng_state(position["drawn_from"].cpu())
-        self._drawn_from = torch.get_rng_state()
-        self._rows_before = position["rows"] if position else 0
+        self._began = {
+            "epoch": self._trainer.current_epoch,
+            "drawn_from": torch.get_rng_state(),
+            "rows": position["rows"] if position else 0,
+            "of": len(self),
+        }
         self._batches_before = self._trainer.current_iteration
-        self._epoch = self._trainer.current_epoch
         rows = iter(self._sampler)
-        for _ in islice(rows, self._rows_before):
+        for _ in islice(rows, self._began["rows"]):
             pass
         if position is not None and self.random is not None:
             set_random_state(self.random)
@@ -145,17 +146,10 @@ class RowOrder(Sampler[int]):
 
     def position(self) -> Saved | None:
         """Where training is; None before the first row."""
-        if self._next is not None:
+        if self._next is not None or self._began is None:
             return self._next
-        if self._drawn_from is None:
-            return None
         batches = self._trainer.current_iteration - self._batches_before
-        return {
-            "epoch": self._epoch,
-            "drawn_from": self._drawn_from,
-            "rows": min(self._rows_before + batches * self._batch_size, len(self)),
-            "of": len(self),
-        }
+        return {**self._began, "rows": min(self._began["rows"] + batches * self._batch_size, len(self))}
 
     def resume(self, position: Saved) -> bool:
         """Start the next pass at ``position``, which is one of :meth:`position`.
