@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -36,7 +36,6 @@ def meter_of(device: torch.device) -> Meter | None:
     return Meter(device) if device.type == "cuda" else None
 
 
-@dataclass
 class LargestFit:
     """Finds the most rows that fit, from the peaks of two ordinary updates.
 
@@ -49,35 +48,30 @@ class LargestFit:
 
     Attributes:
         rows: micro-batch of the next update.
-        peaks: bytes, by rows.
     """
 
-    batch: int
-    meter: Meter
-    rows: int = field(init=False)
-    peaks: dict[int, int] = field(default_factory=dict)
-    _warm: bool = False
-
-    def __post_init__(self) -> None:
-        self.rows = max(1, self.batch // 8)
+    def __init__(self, batch: int, meter: Meter) -> None:
+        self.rows = max(1, batch // 8)
+        self._batch, self._meter, self._warm = batch, meter, False
+        self._peaks: dict[int, int] = {}  # bytes, by rows
 
     def update_begins(self) -> None:
         """Measure from here."""
-        self.meter.restart()
+        self._meter.restart()
 
     def update_ends(self) -> bool:
         """Measure to here; True when it is found."""
         if not self._warm:
             self._warm = True
-            return self.batch == 1
-        self.peaks[self.rows] = self.meter.peak()
-        self.rows = self.rows * 2 if len(self.peaks) == 1 else self._most()
-        return len(self.peaks) == 2
+            return self._batch == 1
+        self._peaks[self.rows] = self._meter.peak()
+        self.rows = self.rows * 2 if len(self._peaks) == 1 else self._most()
+        return len(self._peaks) == 2
 
     def _most(self) -> int:
-        (few, low), (many, high) = self.peaks.items()
+        (few, low), (many, high) = self._peaks.items()
         a_row = (high - low) / (many - few)
-        usable = self.meter.limit() * _USABLE
+        usable = self._meter.limit() * _USABLE
         # A batch is cut into parts that are as equal as can be, and the largest has to fit.
-        largest = {math.ceil(self.batch / parts) for parts in range(1, self.batch + 1)}
+        largest = {math.ceil(self._batch / parts) for parts in range(1, self._batch + 1)}
         return max((rows for rows in largest if low + (rows - few) * a_row <= usable), default=1)
