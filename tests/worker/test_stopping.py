@@ -36,15 +36,15 @@ def _train(rank: int, folder: str, asked: int) -> None:
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=_RANKS)
     stop = Stop(root / f"stop-of-{rank}")
     observer = Observer(AttemptRequest("train", "m", "mmf", str(root / "attempts" / "1")), stop)
-    trainer = SimpleNamespace(num_updates=0, device="cpu", model=torch.nn.Linear(1, 1))
-    trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1))
+    trainer = SimpleNamespace(num_updates=0, current_iteration=0, device="cpu", model=torch.nn.Linear(1, 1))
+    trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1, max_updates=None))
     micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
 
-    def save() -> None:
+    def save(update: int, iteration: int, update_best: bool) -> None:
         if rank == 0:  # as MMF does
-            (root / "saved").write_text(str(trainer.num_updates), encoding="utf-8")
+            (root / "saved").write_text(str(update), encoding="utf-8")
 
-    observer.training_started(trainer, None, micro, save, "fp32")
+    observer.training_started(trainer, SimpleNamespace(save=save), micro, "fp32")
     try:
         while True:
             trainer.num_updates += 1

@@ -61,9 +61,8 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins."""
-        precision, most = self._precision.name, self.training_config.max_updates
-        self._micro = MicroBatch(self._observer.request, self.trainer, precision)
-        self._observer.training_started(self.trainer, most, self._micro, self._save, precision)
+        self._micro = MicroBatch(self._observer.request, self.trainer, self._precision.name)
+        self._observer.training_started(self.trainer, self._checkpoint, self._micro, self._precision.name)
         self._continue()
 
     def on_prediction_start(self, **kwargs: Any) -> None:
@@ -79,7 +78,7 @@ class Watch(Callback):  # type: ignore[misc]
         if self._micro.update_ends():
             self._observer.micro_batch_changed(self._micro)
         if kwargs["should_log"]:
-            self._observer.trained(self.trainer, self.trainer.max_updates, kwargs["meter"].get_scalar_dict())
+            self._observer.trained(kwargs["meter"].get_scalar_dict())
         self._observer.updated()
 
     def on_validation_end(self, **kwargs: Any) -> None:
@@ -140,6 +139,3 @@ class Watch(Callback):  # type: ignore[misc]
     def _load_scaler(self) -> None:
         """In the place of MMF's way to make its own."""
         self.trainer.scaler = self._precision.scaler
-
-    def _save(self) -> None:
-        self._checkpoint.save(self.trainer.num_updates, self.trainer.current_iteration, update_best=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -49,7 +49,7 @@ class Observer:
         self.clock = Clock()
         self._measured: WaitWatch | Profiler | None = None
         self._trainer: Any = None
-        self._save: Callable[[], None] | None = None
+        self._checkpoint: Any = None
         self._since = time.monotonic()
         self._first_update = self._last_update = 0
         self._next_heartbeat = time.monotonic()
@@ -65,29 +65,23 @@ class Observer:
             self._log.write(kind, **values)
             self._curves.write(kind, values)
 
-    def training_started(
-        self,
-        trainer: Any,
-        max_updates: float | None,
-        micro: MicroBatch,
-        save: Callable[[], None],
-        precision: str,
-    ) -> None:
-        """Training is about to start or resume; ``save`` is called before it is left."""
-        self._trainer, self._save = trainer, None if self.request.profile else save
+    def training_started(self, trainer: Any, checkpoint: Any, micro: MicroBatch, precision: str) -> None:
+        """Training is about to start or resume; MMF's ``checkpoint`` is saved before it is left."""
+        self._trainer, self._checkpoint = trainer, None if self.request.profile else checkpoint
+        training = trainer.config.training
         self._first_update = self._last_update = trainer.num_updates
         self._since = time.monotonic()
         self.event(
             "train_started",
             update=trainer.num_updates,
-            max_updates=_finite(max_updates),
+            max_updates=_finite(training.max_updates),
             device=str(trainer.device),
             precision=precision,
             batch=micro.batch,
             micro_batch=micro.rows,
             searching=micro.finder is not None,
-            workers=trainer.config.training.num_workers,
-            seed=trainer.config.training.seed,
+            workers=training.num_workers,
+            seed=training.seed,
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             known_fit=micro.is_known_fit,
             fit=micro.fit,
@@ -118,7 +112,7 @@ class Observer:
 
     def training_ended(self) -> None:
         """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
-        self._save = None
+        self._checkpoint = None
         if isinstance(self._measured, Profiler):
             self.event("profiled", **self._measured.ended())
         self._stop.release()
@@ -129,24 +123,18 @@ class Observer:
 
     def prediction_started(self, trainer: Any, batch: int, precision: str) -> None:
         """The model is loaded, and predicting starts, with ``batch`` rows in one pass unless set lower."""
-        training = trainer.config.training
-        self.event(
-            "predict_started",
-            device=str(trainer.device),
-            precision=precision,
-            batch=batch,
-            workers=training.num_workers,
-        )
+        device, workers = str(trainer.device), trainer.config.training.num_workers
+        self.event("predict_started", device=device, precision=precision, batch=batch, workers=workers)
 
-    def trained(self, trainer: Any, max_updates: float, scalars: dict[str, Any]) -> None:
+    def trained(self, scalars: dict[str, Any]) -> None:
         """An update whose figures MMF collected is done."""
-        now = time.monotonic()
+        now, trainer = time.monotonic(), self._trainer
         done = trainer.num_updates - self._last_update
         cuda = torch.cuda.is_available()
         self.event(
             "train",
             update=trainer.num_updates,
-            max_updates=_finite(max_updates),
+            max_updates=_finite(trainer.max_updates),
             epoch=trainer.current_epoch,
             loss=_number(scalars.get("train/total_loss")),
             lr=_number(trainer.optimizer.param_groups[0]["lr"]),
@@ -204,13 +192,14 @@ class Observer:
 
     def _leave(self) -> NoReturn:
         self._stop.defer_stop()
-        if self._save is None:
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is None:
             raise StopRequested("stopped")
-        save, self._save = self._save, None
-        save()
+        update = self._trainer.num_updates
+        checkpoint.save(update, self._trainer.current_iteration, update_best=False)
         if ranks() > 1:  # one that left before the first has saved would end them all
             torch.distributed.barrier()
-        raise StopRequested(f"stopped at update {self._trainer.num_updates}, which is saved")
+        raise StopRequested(f"stopped at update {update}, which is saved")
 
 
 class Curves:

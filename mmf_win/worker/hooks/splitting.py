@@ -9,8 +9,8 @@ rows one by one. (Batch normalization does not: while it trains, it sees the par
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -87,16 +87,6 @@ def _add_to_report(report: Any, part: Any, fields: Iterable[str]) -> None:
     for key, loss in part.losses.items():
         report.losses[key] = report.losses[key] + loss if key in report.losses else loss
     report.batch_size += part.batch_size
-
-
-@contextmanager
-def gradients_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """``optimizer.zero_grad`` does nothing meanwhile."""
-    optimizer.zero_grad = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del optimizer.zero_grad
 
 
 def evaluate_in_parts(model: nn.Module, limit: int) -> None:

@@ -14,6 +14,7 @@ from mmf.utils.general import get_batch_size
 from mmf.utils.timer import Timer
 
 from mmf_win.worker.hooks import checkpoints, fast, splitting
+from mmf_win.worker.hooks.checkpoint_io import replaced
 from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
@@ -74,9 +75,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
             self._micro = MicroBatch(self._observer.request, self, self._precision.name)
-            self._observer.training_started(
-                self, self.max_updates, self._micro, self._save, self._precision.name
-            )
+            self._observer.training_started(self, self.checkpoint, self._micro, self._precision.name)
             torch.autograd.set_detect_anomaly(self._observer.request.detect_anomaly)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
@@ -134,7 +133,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _backward(self, loss: Any) -> None:
         self.scaler.unscale_(self.optimizer)  # before MMF clips the gradients
-        with splitting.gradients_kept(self.optimizer), stepped_by(self.scaler, self.optimizer):
+        kept = replaced(self.optimizer, "zero_grad", lambda *_, **__: None)  # they were made before
+        with kept, stepped_by(self.scaler, self.optimizer):
             super()._backward(loss)
         if self._micro.update_ends():
             self._observer.micro_batch_changed(self._micro)
@@ -152,14 +152,11 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
                 self.checkpoint.resume_state.validated, meter, final=self._after_training
             )
         elif should_print is True:
-            self._observer.trained(self, self.max_updates, scalars)
+            self._observer.trained(scalars)
 
     def _calculate_time_left(self) -> str:
         # With max_epochs MMF counts to infinity, and cannot say when that will be.
         return "" if math.isinf(self.max_updates) else str(super()._calculate_time_left())
-
-    def _save(self) -> None:
-        self.checkpoint.save(self.num_updates, self.current_iteration, update_best=False)
 
 
 def _on_cpu(report: Any) -> Any:

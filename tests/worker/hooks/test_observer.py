@@ -24,7 +24,7 @@ def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Obse
     attempt.mkdir(parents=True)
     request = AttemptRequest("train", "m", "mmf", str(attempt), checkpoint=checkpoint)
     observer = Observer(request, Stop(attempt / "stop"))
-    training = SimpleNamespace(num_workers=0, seed=1)
+    training = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(
         num_updates=began,
         device="cpu",
@@ -32,7 +32,7 @@ def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Obse
         config=SimpleNamespace(training=training),
     )
     micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
-    observer.training_started(trainer, 4, micro, lambda: None, "fp32")
+    observer.training_started(trainer, None, micro, "fp32")
     trainer.num_updates += began < 4
     return observer
 
