@@ -104,14 +104,10 @@ def perform(request: AttemptRequest, stop: Stop) -> Exit:
 
         traceback.print_exc()
         end = classify(error, prepared=prepared)
-        return end if end.outcome == "interrupted" else _cause_in_helper(request, end)
+        # What a helper recorded before it died; this process only sees that it is gone.
+        cause = None if end.outcome == "interrupted" else Exit.load(request.attempt.helper_exit)
+        return end if cause is None else replace(cause, validating=end.validating)
     return Exit("ok")
-
-
-def _cause_in_helper(request: AttemptRequest, end: Exit) -> Exit:
-    """The error that a helper recorded before it died, if any; this process only sees that it is gone."""
-    cause = Exit.load(request.attempt.helper_exit)
-    return replace(cause, validating=end.validating) if cause else end
 
 
 def prepare(request: AttemptRequest, stop: Stop) -> None:
