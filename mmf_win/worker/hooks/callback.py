@@ -52,7 +52,8 @@ class Watch(Callback):  # type: ignore[misc]
         self._micro: MicroBatch
         self._mmf_step = trainer.run_training_batch
         trainer.run_training_batch = self._in_parts
-        trainer._check_nan_losses = self._check_losses
+        # MMF's own check does not know the update.
+        trainer._check_nan_losses = lambda report: check_losses(report.losses, trainer.num_updates + 1)
 
     def on_init_end(self, **kwargs: Any) -> None:
         """The model is spread over the GPUs; it may have to score a batch in parts."""
@@ -131,10 +132,6 @@ class Watch(Callback):  # type: ignore[misc]
 
         required = self.trainer.metrics.required_params
         return splitting.step_through(self.trainer.model, parts, step, required)
-
-    def _check_losses(self, report: Any) -> None:
-        """In the place of MMF's check, which does not know the update."""
-        check_losses(report.losses, self.trainer.num_updates + 1)
 
     def _load_scaler(self) -> None:
         """In the place of MMF's way to make its own."""

@@ -32,13 +32,15 @@ class ResumeState:
     Attributes:
         validated: the update that was validated last. The trainer's own is that of the best checkpoint
             once early stopping has put it back.
+        batches_left: how many batches the next pass over the rows has.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         loaders = trainer.train_loader.loaders  # one, as there is one dataset
-        self._loader = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-        self._order = track_row_order(self._loader, trainer)
+        loader = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
+        self._order = RowOrder(loader, trainer)
+        self.batches_left = self._order.batches_left
         self.validated: int | None = None
         self._before_validation: Saved | None = None
 
@@ -65,10 +67,6 @@ class ResumeState:
         if scaler := state["scaler"]:  # none is in a checkpoint of another precision
             self._trainer.scaler.load_state_dict(scaler)
         return self._order.resume(state["position"])
-
-    def batches_left(self) -> int:
-        """How many batches the next pass over the rows has."""
-        return len(self._loader) - self._order.batches_skipped()
 
     @contextmanager
     def validating(self) -> Iterator[None]:
@@ -100,24 +98,23 @@ class ResumeState:
 
 
 class RowOrder(Sampler[int]):
-    """Wraps a sampler and knows how far training has come in its pass over the rows.
+    """Wraps the sampler of a DataLoader, and knows how far training has come in its pass over the rows.
 
     A sampler draws the order of a pass when it begins, from torch's generator. So that generator's state at
     that moment and the number of rows since then are the position.
 
     Args:
-        sampler: draws the order.
-        batch_size: rows a batch.
+        loader: gets this in the place of its sampler.
         trainer: counts ``current_iteration``, the batches of all passes, and ``current_epoch``.
 
     Attributes:
         random: the state of the generators with which the first row is loaded after resuming.
     """
 
-    def __init__(self, sampler: Any, batch_size: int, trainer: Any) -> None:
-        self._sampler = sampler
-        self._batch_size = batch_size
-        self._trainer = trainer
+    def __init__(self, loader: Any, trainer: Any) -> None:
+        self._loader, self._trainer = loader, trainer
+        self._sampler = loader.batch_sampler.sampler
+        loader.batch_sampler.sampler = self
         self._began: Saved | None = None
         self._batches_before = 0
         self._next: Saved | None = None
@@ -149,7 +146,8 @@ class RowOrder(Sampler[int]):
         if self._next is not None or self._began is None:
             return self._next
         batches = self._trainer.current_iteration - self._batches_before
-        return {**self._began, "rows": min(self._began["rows"] + batches * self._batch_size, len(self))}
+        rows = self._began["rows"] + batches * self._loader.batch_size
+        return {**self._began, "rows": min(rows, len(self))}
 
     def resume(self, position: Saved) -> bool:
         """Start the next pass at ``position``, which is one of :meth:`position`.
@@ -163,16 +161,10 @@ class RowOrder(Sampler[int]):
         self._trainer.current_epoch = position["epoch"] - 1  # MMF adds one as it begins
         return True
 
-    def batches_skipped(self) -> int:
-        """How many batches the next pass leaves out, as training has had them."""
-        return math.ceil(self._next["rows"] / self._batch_size) if self._next else 0
-
-
-def track_row_order(loader: Any, trainer: Any) -> RowOrder:
-    """Put a :class:`RowOrder` into a DataLoader."""
-    order = RowOrder(loader.batch_sampler.sampler, loader.batch_size, trainer)
-    loader.batch_sampler.sampler = order
-    return order
+    def batches_left(self) -> int:
+        """How many batches the next pass has, without those that training has had."""
+        skipped = math.ceil(self._next["rows"] / self._loader.batch_size) if self._next else 0
+        return len(self._loader) - skipped
 
 
 def random_state() -> Saved:

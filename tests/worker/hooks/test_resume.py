@@ -39,11 +39,11 @@ def trained(order: Any, trainer: Any, batches: Any, count: int | None = None) ->
 def begin(seed: int, loader: Any, iteration: int = 0) -> tuple[Any, Any]:
     import torch
 
-    from mmf_win.worker.hooks.resume import track_row_order
+    from mmf_win.worker.hooks.resume import RowOrder
 
     torch.manual_seed(seed)
     trainer = SimpleNamespace(current_iteration=iteration, current_epoch=0)
-    return track_row_order(loader, trainer), trainer
+    return RowOrder(loader, trainer), trainer
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(4, 0), (4, 2), (3, 0)])
