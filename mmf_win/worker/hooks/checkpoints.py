@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,18 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         """Load what the configuration names, and restore what MMF leaves out."""
         self._starting = True
         mapped = self._observer.request.action == "predict"
-        with loading(trust=self._observer.request.trust, mapped=mapped), self._named():
-            super().load_state_dict()
+        try:
+            with loading(trust=self._observer.request.trust, mapped=mapped):
+                super().load_state_dict()
+        except WeightsMissing as error:
+            raise WeightsMissing(f"{self._file}: {error}", hint=error.hint) from error
+        except RuntimeError as error:  # torch's own, such as that of a size mismatch
+            if "state_dict" not in str(error):
+                raise
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{self._file}: it does not fit the model: {reason}", hint="name weights of this very model"
+            ) from error
         self._starting = False
         loaded, self._loaded = self._loaded, {}
         counted = self.trainer.num_updates
@@ -109,21 +119,6 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             loaded = {key: value for key, value in loaded.items() if key != _SCALER}
         self._loaded = loaded
         return loaded
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Name the file in errors about the model's weights."""
-        try:
-            yield
-        except WeightsMissing as error:
-            raise WeightsMissing(f"{self._file}: {error}", hint=error.hint) from error
-        except RuntimeError as error:  # torch's own, such as that of a size mismatch
-            if "state_dict" not in str(error):
-                raise
-            reason = " ".join(str(error).split())
-            raise CheckpointError(
-                f"{self._file}: it does not fit the model: {reason}", hint="name weights of this very model"
-            ) from error
 
     def _restore_best(self) -> None:
         """Restore the best validation from the best checkpoint; without one, the next is the best."""
@@ -160,9 +155,7 @@ def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
 
     1.0.0rc12 opens the file before it saves, which would truncate an existing file of that name.
     """
-    with ExitStack() as stack:
-        stack.enter_context(replaced(torch, "save", lambda value, target: write(value, Path(target))))
-        if hasattr(checkpoint, "open_if_main"):
-            opened = replaced(checkpoint, "open_if_main", lambda path, mode: nullcontext(path))
-            stack.enter_context(opened)
+    saved = replaced(torch, "save", lambda value, target: write(value, Path(target)))
+    opened = replaced(checkpoint, "open_if_main", lambda path, mode: nullcontext(path))
+    with saved, opened if hasattr(checkpoint, "open_if_main") else nullcontext():
         yield
