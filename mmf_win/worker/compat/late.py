@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
@@ -18,6 +18,13 @@ from typing import Any
 from mmf_win.worker.compat.patch import Edit, Patch, kept
 
 _METRICS = "from sklearn.metrics import "
+_METRICS_OF_RC12 = """from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    precision_recall_curve,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)"""
 _TENSOR_PARALLEL = """from .integrations.tensor_parallel import (
     _get_parameter_tp_plan,
     distribute_model,
@@ -107,19 +114,6 @@ def _installed(models: Path) -> list[Any] | None:
     return None
 
 
-def _metrics() -> Iterator[Edit]:
-    yield later("mmf.modules.metrics", _METRICS + "average_precision_score, f1_score, roc_auc_score")
-    several = (
-        "average_precision_score",
-        "f1_score",
-        "precision_recall_curve",
-        "precision_recall_fscore_support",
-        "roc_auc_score",
-    )
-    yield later("mmf.modules.metrics", _METRICS + "(\n" + "".join(f"    {name},\n" for name in several) + ")")
-    yield later("transformers.generation.candidate_generator", "    " + _METRICS + "roc_curve")
-
-
 PATCHES = (
     Patch(
         name="late-compiler",
@@ -193,7 +187,9 @@ PATCHES = (
         problem="metrics: scikit-learn, SciPy and pandas take 2 s, and the first validation needs them",
         library="scikit-learn",
         edits=(
-            *_metrics(),
+            later("mmf.modules.metrics", _METRICS + "average_precision_score, f1_score, roc_auc_score"),
+            later("mmf.modules.metrics", _METRICS_OF_RC12),
+            later("transformers.generation.candidate_generator", "    " + _METRICS + "roc_curve"),
             *(
                 later(
                     f"transformers.loss.loss_{name}", "    from scipy.optimize import linear_sum_assignment"

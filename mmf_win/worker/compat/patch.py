@@ -101,10 +101,7 @@ class Patch:
             after_import(module, change)
 
     def _edits_for(self, mmf_root: Path) -> list[Edit]:
-        def applies(edit: Edit) -> bool:
-            return edit.old in source(edit.module, _root_of(edit.module, mmf_root))
-
-        return list(filter(applies, self.edits))
+        return [e for e in self.edits if e.old in source(e.module, _root_of(e.module, mmf_root))]
 
 
 def _root_of(module: str, mmf_root: Path) -> Path:
