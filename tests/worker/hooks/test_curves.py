@@ -25,20 +25,20 @@ def trained(curves: Curves, first: int, last: int, loss: float) -> None:
     curves.write("alive", {})
 
 
-def test_each_update_has_its_figures(tmp_path: Path) -> None:
-    trained(Curves(tmp_path), 0, 3, loss=0.5)
-    assert steps(tmp_path, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.5}
-    assert steps(tmp_path, "train/lr") == pytest.approx({1: 1e-5, 2: 1e-5, 3: 1e-5})
-    assert steps(tmp_path, "val/roc_auc") == {1: 0.5, 2: 0.5, 3: 0.5}, "the final validation is of no update"
-    assert all(is_portable(path.name) for path in tmp_path.iterdir())
+def test_each_update_has_its_figures(user_dir: Path) -> None:
+    trained(Curves(user_dir), 0, 3, loss=0.5)
+    assert steps(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.5}
+    assert steps(user_dir, "train/lr") == pytest.approx({1: 1e-5, 2: 1e-5, 3: 1e-5})
+    assert steps(user_dir, "val/roc_auc") == {1: 0.5, 2: 0.5, 3: 0.5}, "the final validation is of no update"
+    assert all(is_portable(path.name) for path in user_dir.iterdir())
 
 
-def test_a_run_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint(tmp_path: Path) -> None:
-    trained(Curves(tmp_path), 0, 4, loss=0.5)
-    trained(Curves(tmp_path), 2, 5, loss=0.25)
-    assert steps(tmp_path, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
+def test_a_run_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint(user_dir: Path) -> None:
+    trained(Curves(user_dir), 0, 4, loss=0.5)
+    trained(Curves(user_dir), 2, 5, loss=0.25)
+    assert steps(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
 
 
-def test_a_prediction_has_no_curves(tmp_path: Path) -> None:
-    Curves(tmp_path).write("predict", {"done": 1, "total": 2})
-    assert not list(tmp_path.iterdir())
+def test_a_prediction_has_no_curves(user_dir: Path) -> None:
+    Curves(user_dir).write("predict", {"done": 1, "total": 2})
+    assert not list(user_dir.iterdir())
