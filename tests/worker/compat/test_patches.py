@@ -25,6 +25,7 @@ def test_every_patch_says_what_it_is_for(each: Patch) -> None:
     assert each.library
     assert len(each.problem) > 30, "a sentence: what breaks, and where"
     assert len(each.problem) < 110, "one line of a table"
+    assert all(edit.old.count("\n") == edit.new.count("\n") for edit in each.edits), "lines stay the same"
 
 
 def test_the_table_has_every_patch_once() -> None:
