@@ -137,14 +137,10 @@ def _outcomes(
     trace: str,
     places: set[tuple[str, str]],
 ) -> Iterator[Outcome]:
-    """The outcomes that an error of ``kind`` may mean, the most certain first.
+    """The outcomes that an error may mean, the most certain first.
 
-    Args:
-        error: what left MMF; ``kind`` and ``message`` are its own, or those that another process passed on.
-        kind: its class.
-        message: on one line.
-        trace: the whole traceback.
-        places: the files and functions in it.
+    Its ``kind`` and ``message`` are its own, or those that another process passed on; ``places`` are the
+    files and functions of ``trace``.
     """
     yield from (outcome for outcome, of in _OF_CLASS if issubclass(kind, of))
     if getattr(error, "signal_name", None) == "SIGKILL":  # a rank that could not say anything
