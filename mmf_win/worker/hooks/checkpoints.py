@@ -122,7 +122,8 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
     def _restore_best(self) -> None:
         """Restore the best validation from the best checkpoint; without one, the next is the best."""
-        stopping = early_stopping(self.trainer)
+        callback = getattr(self.trainer, "early_stop_callback", None)  # of 1.0.0rc12
+        stopping = self.trainer.early_stopping if callback is None else callback.early_stopping
         best = self._folder / f"{self.ckpt_prefix}best.ckpt"
         known = counts(best) if torch_file.problem(best) is None else None
         worst = math.inf if stopping.minimize else -math.inf
@@ -141,12 +142,6 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         """Remove files that a killed worker was writing; only one process trains a run."""
         for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
             remove(partial)
-
-
-def early_stopping(trainer: Any) -> Any:
-    """The object that knows the best validation so far; each version of MMF keeps it elsewhere."""
-    callback = getattr(trainer, "early_stop_callback", None)
-    return trainer.early_stopping if callback is None else callback.early_stopping
 
 
 @contextmanager
