@@ -14,12 +14,11 @@ from mmf.trainers.core.evaluation_loop import TrainerEvaluationLoopMixin
 from mmf.trainers.core.training_loop import TrainerTrainingLoopMixin
 from mmf.utils.general import get_batch_size
 
-from mmf_win.worker.hooks import checkpoints, fast, splitting
+from mmf_win.worker.hooks import checkpoints, fast, precision, splitting
 from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.precision import Precision
 
 checkpoint.Checkpoint = checkpoints.Checkpoint
 
@@ -43,7 +42,7 @@ class Watch(Callback):  # type: ignore[misc]
         super().__init__(config, trainer)
         self._observer = Observer.current
         require_all_weights(trainer.model)
-        self._precision = Precision(self._observer, trainer)
+        self._precision, self._scaler = precision.choose(self._observer, trainer)
         if self._observer.request.precision is not None:
             trainer.load_fp16_scaler = self._load_scaler
         if self._observer.request.fast:
@@ -62,13 +61,13 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins."""
-        self._micro = MicroBatch(self._observer.request, self.trainer, self._precision.name)
-        self._observer.training_started(self.trainer, self._checkpoint, self._micro, self._precision.name)
+        self._micro = MicroBatch(self._observer.request, self.trainer, self._precision)
+        self._observer.training_started(self.trainer, self._checkpoint, self._micro, self._precision)
         self._continue()
 
     def on_prediction_start(self, **kwargs: Any) -> None:
         """Say that prediction begins."""
-        self._observer.prediction_started(self.trainer, get_batch_size(), self._precision.name)
+        self._observer.prediction_started(self.trainer, get_batch_size(), self._precision)
 
     def on_update_start(self, **kwargs: Any) -> None:
         """Measure the update that begins."""
@@ -135,4 +134,4 @@ class Watch(Callback):  # type: ignore[misc]
 
     def _load_scaler(self) -> None:
         """In the place of MMF's way to make its own."""
-        self.trainer.scaler = self._precision.scaler
+        self.trainer.scaler = self._scaler

@@ -22,31 +22,24 @@ from mmf_win.worker.hooks.observer import Observer
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Precision:
-    """What a model calculates with.
+def choose(observer: Observer, trainer: Any) -> tuple[str, Scaler]:
+    """Let the model of MMF's trainer calculate with what the request wants.
 
-    Args:
-        observer: of this process, with the request.
-        trainer: MMF's, with its configuration, device and model.
-
-    Attributes:
-        name: what it is; ``fp32`` on a device that cannot do what is wanted, which the observer is told.
-        scaler: keeps small gradients of fp16 from becoming zero; it does nothing otherwise.
+    Returns:
+        what it calculates with; ``fp32`` on a device that cannot do what is wanted, which the observer is
+        told. And the scaler: it keeps small gradients of fp16 from becoming zero, and does nothing otherwise.
     """
-
-    def __init__(self, observer: Observer, trainer: Any) -> None:
-        wanted, device = observer.request.precision, trainer.device
+    wanted, device = observer.request.precision, trainer.device
+    if wanted is None:
         by_mmf = "fp16" if OmegaConf.select(trainer.config, "training.fp16") else "fp32"
-        self.name: str = wanted or by_mmf
-        if wanted is not None and not can(wanted, device):
-            self.name = "fp32"
-            name = (
-                torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
-            )
-            observer.event("note", text=f"{name} does not calculate in {wanted}; it goes on in fp32")
-        self.scaler = Scaler(device, enabled=wanted is not None and self.name == "fp16")
-        if wanted is not None and self.name in _HALVES:
-            calculate_in(_HALVES[self.name], type(trainer.model), device.type)
+        return by_mmf, Scaler(device, enabled=False)
+    if not can(wanted, device):
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
+        observer.event("note", text=f"{name} does not calculate in {wanted}; it goes on in fp32")
+        wanted = "fp32"
+    if wanted in _HALVES:
+        calculate_in(_HALVES[wanted], type(trainer.model), device.type)
+    return wanted, Scaler(device, enabled=wanted == "fp16")
 
 
 def can(precision: str, device: torch.device) -> bool:

@@ -13,13 +13,12 @@ from mmf.trainers.base_trainer import BaseTrainer
 from mmf.utils.general import get_batch_size
 from mmf.utils.timer import Timer
 
-from mmf_win.worker.hooks import checkpoints, fast, splitting
+from mmf_win.worker.hooks import checkpoints, fast, precision, splitting
 from mmf_win.worker.hooks.checkpoint_io import replaced
 from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.precision import Precision, stepped_by
 
 base_trainer.Checkpoint = checkpoints.Checkpoint
 
@@ -54,7 +53,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def predict(self, dataset_type: str) -> None:
         """Report that prediction starts, and predict."""
-        self._observer.prediction_started(self, get_batch_size(), self._precision.name)
+        self._observer.prediction_started(self, get_batch_size(), self._precision)
         super().predict(dataset_type)
 
     def load_extras(self) -> None:
@@ -63,8 +62,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         MMF restarts the schedule, and so makes one update at its first rate.
         """
         require_all_weights(self.model)
-        self._precision = Precision(self._observer, self)
-        self.scaler = self._precision.scaler
+        self._precision, self.scaler = precision.choose(self._observer, self)
         if self._observer.request.fast:
             fast.prepare(self.model, self._observer)
         super().load_extras()
@@ -74,8 +72,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def train(self) -> None:
         """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
-            self._micro = MicroBatch(self._observer.request, self, self._precision.name)
-            self._observer.training_started(self, self.checkpoint, self._micro, self._precision.name)
+            self._micro = MicroBatch(self._observer.request, self, self._precision)
+            self._observer.training_started(self, self.checkpoint, self._micro, self._precision)
             torch.autograd.set_detect_anomaly(self._observer.request.detect_anomaly)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
@@ -134,7 +132,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def _backward(self, loss: Any) -> None:
         self.scaler.unscale_(self.optimizer)  # before MMF clips the gradients
         kept = replaced(self.optimizer, "zero_grad", lambda *_, **__: None)  # they were made before
-        with kept, stepped_by(self.scaler, self.optimizer):
+        with kept, precision.stepped_by(self.scaler, self.optimizer):
             super()._backward(loss)
         if self._micro.update_ends():
             self._observer.micro_batch_changed(self._micro)
