@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
 from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -71,28 +69,22 @@ class ThreadGroup(Generic[T]):
                 running: Iterable[Future[object]] = futures
                 while running:
                     _, running = wait(running, _TICK, FIRST_EXCEPTION)
-                    yield from self._news(progress)
+                    if amount := sum(self._advanced.popleft() for _ in range(len(self._advanced))):
+                        progress(amount)
+                    while self._results:
+                        yield self._results.popleft()
                     for future in futures:
                         if future.done():
                             future.result()
             finally:
                 self._stopped = True
 
-    def _news(self, progress: Advance) -> Iterator[T]:
-        amount = sum(self._advanced.popleft() for _ in range(len(self._advanced)))
-        if amount:
-            progress(amount)
-        while self._results:
-            yield self._results.popleft()
-
 
 def result_of(future: Future[T]) -> T:
     """What a future returns or raises, waited for so that Ctrl+C works meanwhile."""
-    while True:
-        with suppress(FutureTimeout):
-            return future.result(_TICK)
-        if future.done():  # it is the job that raised this
-            return future.result()
+    while not wait([future], _TICK).done:
+        pass
+    return future.result()
 
 
 def worker_count() -> int:
