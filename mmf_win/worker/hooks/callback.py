@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,9 +43,9 @@ class Watch(Callback):  # type: ignore[misc]
         super().__init__(config, trainer)
         self._observer = Observer.current
         require_all_weights(trainer.model)
-        self._precision, self._scaler = precision.choose(self._observer, trainer)
+        self._precision, scaler = precision.choose(self._observer, trainer)
         if self._observer.request.precision is not None:
-            trainer.load_fp16_scaler = self._load_scaler
+            trainer.load_fp16_scaler = partial(setattr, trainer, "scaler", scaler)  # MMF makes its own
         if self._observer.request.fast:
             fast.prepare(trainer.model, self._observer)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
@@ -131,7 +132,3 @@ class Watch(Callback):  # type: ignore[misc]
 
         required = self.trainer.metrics.required_params
         return splitting.step_through(self.trainer.model, parts, step, required)
-
-    def _load_scaler(self) -> None:
-        """In the place of MMF's way to make its own."""
-        self.trainer.scaler = self._scaler
