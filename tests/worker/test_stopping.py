@@ -36,7 +36,8 @@ def _train(rank: int, folder: str, asked: int) -> None:
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=_RANKS)
     stop = Stop(root / f"stop-of-{rank}")
     observer = Observer(AttemptRequest("train", "m", "mmf", str(root / "attempts" / "1")), stop)
-    trainer = SimpleNamespace(num_updates=0, current_iteration=0, device="cpu", model=torch.nn.Linear(1, 1))
+    trainer = SimpleNamespace(num_updates=0, current_iteration=0, model=torch.nn.Linear(1, 1))
+    trainer.device = torch.device("cpu")
     trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1, max_updates=None))
     micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
 

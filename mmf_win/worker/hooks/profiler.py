@@ -19,7 +19,7 @@ import torch
 from mmf_win.errors import UsageError
 from mmf_win.protocol import AttemptRequest
 from mmf_win.worker.hooks.clock import ASIDE, Clock, Lap
-from mmf_win.worker.hooks.waiting import WARM_UP, decodes_once, is_on_gpu, waiting_in
+from mmf_win.worker.hooks.waiting import WARM_UP, decodes_once, waiting_in
 
 
 class Profiler:
@@ -36,7 +36,7 @@ class Profiler:
         self._request, self._trainer, self._clock, self._batch = request, trainer, clock, batch
         self._few = min(WARM_UP, request.profile // 6)
         self._traced = request.profile - 1 - self._few
-        self._on_gpu = is_on_gpu(trainer)
+        self._on_gpu = trainer.device.type == "cuda"
         self._laps: list[Lap] = []
         self._trace: Any = None
         self._now = clock.now

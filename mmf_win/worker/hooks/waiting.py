@@ -83,7 +83,7 @@ class WaitWatch:
     def __init__(self, trainer: Any, clock: Clock, ranks: int) -> None:
         self._trainer, self._ranks = trainer, ranks
         event = partial(torch.cuda.Event, enable_timing=True)
-        self._idle = GpuIdle(clock, event) if is_on_gpu(trainer) else None
+        self._idle = GpuIdle(clock, event) if trainer.device.type == "cuda" else None
         if self._idle is not None:
             self._idle.watch()
         self._laps: list[Lap] = []
@@ -115,16 +115,11 @@ def waiting_in(laps: Sequence[Lap], trainer: Any, ranks: int) -> Waiting:
         waited=making,
         update=fmean(sum(lap.of_update.values()) for lap in laps),
         workers=workers,
-        threads=1 if is_on_gpu(trainer) else torch.get_num_threads(),
+        threads=1 if trainer.device.type == "cuda" else torch.get_num_threads(),
         processors=max(1, processors() // ranks),
         making=making,
         cpu=None if workers else fmean(lap.cpu["data"] for lap in laps),
     )
-
-
-def is_on_gpu(trainer: Any) -> bool:
-    """Whether the model is."""
-    return "cuda" in str(trainer.device)
 
 
 def decodes_once(request: AttemptRequest, trainer: Any) -> bool:

@@ -11,9 +11,10 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.protocol import AttemptRequest
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
-from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.stopping import Stop
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.worker.hooks.observer import Observer  # noqa: E402
+from mmf_win.worker.stopping import Stop  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -27,7 +28,7 @@ def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Obse
     training = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(
         num_updates=began,
-        device="cpu",
+        device=torch.device("cpu"),
         model=SimpleNamespace(parameters=list),
         config=SimpleNamespace(training=training),
     )
