@@ -25,8 +25,12 @@ _READ_PADDING = {"lxmert"}  # MMF gives it the segments as the mask
 
 
 def prepare(model: nn.Module, observer: Observer) -> None:
-    """Make a model ready, and say so where its texts keep their padding."""
-    order_channels_last(model)
+    """Let a model's ResNets read all channels of a pixel together, and say if its texts keep their padding."""
+    from mmf.modules.encoders import ResNet152ImageEncoder
+
+    for module in model.modules():
+        if isinstance(module, ResNet152ImageEncoder):
+            module.to(memory_format=torch.channels_last)
     if (reason := why_padded(observer.request)) is not None:
         observer.event("note", text=reason)
 
@@ -76,12 +80,3 @@ def shortened(batch: Any) -> Any:
         if torch.is_tensor(value) and value.shape == mask.shape:
             batch[name] = value[:, :length].contiguous()
     return batch
-
-
-def order_channels_last(model: nn.Module) -> None:
-    """Let the ResNets in a model read all channels of a pixel together."""
-    from mmf.modules.encoders import ResNet152ImageEncoder
-
-    for module in model.modules():
-        if isinstance(module, ResNet152ImageEncoder):
-            module.to(memory_format=torch.channels_last)
