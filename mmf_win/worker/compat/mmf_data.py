@@ -64,7 +64,8 @@ def _name_files_and_rows(module: ModuleType) -> None:
             if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
                 raise
             missing = isinstance(error, FileNotFoundError)
-            what = "there is no such picture" if missing else f"the picture cannot be read ({_reason(error)})"
+            reason = " ".join(str(error).split()) or type(error).__name__
+            what = "there is no such picture" if missing else f"the picture cannot be read ({reason})"
             raise UnreadableImage(f"{path}: {what}") from None
 
     @wraps(item)
@@ -78,10 +79,6 @@ def _name_files_and_rows(module: ModuleType) -> None:
             raise UnreadableImage(f"{error}; it is that of meme {meme}, in {where}") from None
 
     database.open_image, database.__getitem__ = named, with_row
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _share_environments(module: ModuleType) -> None:
