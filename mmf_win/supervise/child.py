@@ -20,7 +20,6 @@ else:
     from mmf_win.supervise._posix import Tree, stop_signals, window_closed
 
 _POLL = 0.2
-_FAREWELL = 10.0
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
 # Every kill since the system started, https://docs.kernel.org/filesystems/proc.html
 _COUNTERS = Path("/proc/vmstat")
@@ -51,7 +50,7 @@ def run_child(
     watch: Callable[[], bool],
     on_stop: Callable[[], None],
     patience: float,
-    farewell: float = _FAREWELL,
+    farewell: float = 10.0,
     orphaned: float | None = None,
     terminate: float | None = None,
     held: Sequence[int] = (),
