@@ -25,7 +25,7 @@ _READ_PADDING = {"lxmert"}  # MMF gives it the segments as the mask
 
 
 def prepare(model: nn.Module, observer: Observer) -> None:
-    """Let a model's ResNets read all channels of a pixel together, and say if its texts keep their padding."""
+    """Let a model's ResNets read all channels of a pixel together, and say if texts keep their padding."""
     from mmf.modules.encoders import ResNet152ImageEncoder
 
     for module in model.modules():
