@@ -61,7 +61,7 @@ KINDS: dict[str, tuple[Callable[[Column], Column], Callable[[float], float]]] = 
 result is no probability then; ``logit`` the log-odds, which lets a sure member say more.
 """
 
-NO_PROBABILITIES = frozenset({"rank"})
+NO_PROBABILITIES = ("rank",)
 """The kinds whose result is none."""
 
 

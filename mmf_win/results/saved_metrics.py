@@ -22,13 +22,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from mmf_win.dataset.annotations import Row, labels_of
 from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
-from mmf_win.protocol import is_a
 from mmf_win.results.probabilities import NO_PROBABILITIES
 
 METRICS = {
@@ -41,15 +42,6 @@ METRICS = {
 }
 """Their names for people, in the order of their weight in the challenge."""
 
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys((*METRICS, "threshold"), float | None),
-    **dict.fromkeys(("rows", "labelled", "hateful", "full_rows"), int | None),
-    **dict.fromkeys(("threshold_from", "split", "annotations", "ensemble"), str | None),
-    "intervals": dict[str, list[float]],
-    "members": list[dict[str, str]],
-    "versions": dict[str, str],
-}
-
 
 def path_beside(csv: Path) -> Path:
     """Where the record of a prediction file lies."""
@@ -58,16 +50,14 @@ def path_beside(csv: Path) -> Path:
 
 def read(csv: Path) -> dict[str, Any]:
     """The record beside a prediction file; empty where there is none that can be read."""
-    try:
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         record = read_json(path_beside(csv))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict) or not all(
-        is_a(record[key], _TYPES[key]) for key in record.keys() & _TYPES
-    ):
-        return {}
-    of_members = {"run", "checkpoint", "checkpoint_sha256"}
-    return record if all(of_members <= member.keys() for member in record.get("members", ())) else {}
+        numbers = [record[name] for name in (*METRICS, "threshold") if record.get(name) is not None]
+        named = ("run", "checkpoint", "checkpoint_sha256")
+        members = [{key: str(member[key]) for key in named} for member in record.get("members", ())]
+        if all(map(isfinite, numbers)):
+            return {**record, "members": members, "versions": dict(record.get("versions", {}))}
+    return {}
 
 
 def scores(
