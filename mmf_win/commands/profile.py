@@ -67,7 +67,7 @@ def command(
     Trains some updates of a preset, or of a run from its beginning, validates and saves as MMF does, and
     measures each phase. The run stays as it is, and what was trained is removed. The result is a folder
     with profile.html, a page, and trace.json, a few updates for chrome://tracing; checkpoints are written
-    there while they are timed. KEY=VALUE words are overrides, as of mmfw train, so that a setting can be
+    beside it while they are timed. KEY=VALUE words are overrides, as of mmfw train, so that a setting can be
     tried at once.
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mmf_win.errors import Interrupted, MmfwError, UnknownPreset, UsageError
-from mmf_win.files import remove_tree
 from mmf_win.paths import Places, new_folder
 from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
@@ -18,8 +16,6 @@ from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.folder import Run
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
-
-_SCRATCH = "training"
 
 
 @dataclass(frozen=True)
@@ -94,10 +90,26 @@ def profile(
     ]
     short = replace(asked, updates=updates, overrides=overrides)
     request, places = training.asked_of(short, run, data_dir, save_dir)
-    with _new_folder(output, places.save_dir / "profiles") as folder:
-        here = replace(places, save_dir=folder / _SCRATCH)
-        trained = training.profile(request, here, asked.overrides, updates, display=display)
+    place = output.expanduser().absolute() if output else places.save_dir / "profiles"
+    if output and place.exists():
+        raise UsageError(f"{place} is there already", hint="name a new folder")
+    disk = next(each for each in (place, *place.parents) if each.exists())
+    with TemporaryDirectory(prefix=".mmfw-profile-", dir=disk, ignore_cleanup_errors=True) as scratch:
+        here = replace(places, save_dir=Path(scratch))
+        try:
+            trained = training.train(
+                None, None, request, here, None, display, asked.overrides, profile=updates
+            )
+        except (Interrupted, KeyboardInterrupt):
+            raise Interrupted("interrupted; nothing is kept") from None
+        except MmfwError as error:
+            if error.log is not None and error.log.is_file():
+                kept = Path(shutil.move(error.log, _new_folder(place, output)))
+                error.hint = error.hint and error.hint.replace(str(error.log), str(kept))
+                error.action, error.log = "profile", kept
+            raise
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
+        folder = _new_folder(place, output)
         shutil.move(AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace, folder)
     name = run.id if run else request.preset
     measured = known_fields(Profile, {**profiled, "waiting": Waiting(**profiled["waiting"])})
@@ -129,33 +141,9 @@ def _intervals(request: RunRequest, places: Places, typed: list[str]) -> tuple[i
     return config["checkpoint_interval"], config["evaluation_interval"], total
 
 
-@contextmanager
-def _new_folder(output: Path | None, parent: Path) -> Iterator[Path]:
-    """The new folder ``output``, else one in ``parent``; the training in it is removed in the end.
-
-    So is the folder, if it is empty then. Of a training that fails, the log stays in it.
-    """
-    place = output.expanduser().absolute() if output else parent
-    if output and place.exists():
-        raise UsageError(f"{place} is there already", hint="name a new folder")
-    missing = [each for each in (place, *place.parents) if not each.exists()]
-    if output:
-        place.mkdir(parents=True)
-    folder = place if output else new_folder(place)
-    scratch = folder / _SCRATCH
-    scratch.mkdir()
-    try:
-        yield folder
-    except (Interrupted, KeyboardInterrupt):
-        raise Interrupted("interrupted; nothing is kept") from None
-    except MmfwError as error:
-        if error.log is not None and error.log.is_file():
-            kept = Path(shutil.move(error.log, folder))
-            error.hint = error.hint and error.hint.replace(str(error.log), str(kept))
-            error.action, error.log = "profile", kept
-        raise
-    finally:
-        remove_tree(scratch)
-        for each in dict.fromkeys([folder, *missing]):
-            with suppress(OSError):  # something is in it
-                each.rmdir()
+def _new_folder(place: Path, output: Path | None) -> Path:
+    """The folder of the result: ``place`` itself where the user named it, else one in it."""
+    if output is None:
+        return new_folder(place)
+    place.mkdir(parents=True)
+    return place

@@ -65,7 +65,7 @@ def start(
     elif init is not None:
         weights = checkpoints.checked(Path(init).expanduser().absolute())
         request = replace(request, init=str(weights))
-    return _train(
+    return train(
         None, name, request, places, weights, display, asked.overrides, weights_alone=weights is not None
     )
 
@@ -82,24 +82,6 @@ def asked_of(
     if run is None:
         return _of_preset(asked, places), places
     return _with_data(asked.over(run.request()), data_dir, places)
-
-
-def profile(
-    request: RunRequest, places: Places, typed: Sequence[str], updates: int, *, display: Display = silent
-) -> Run:
-    """Train a new run that measures its updates; see :mod:`mmf_win.worker.hooks.profiler`.
-
-    Args:
-        request: what to train, for so many updates.
-        places: MMF's folders.
-        typed: the overrides that the user typed now.
-        updates: how many.
-        display: shows each attempt while it runs.
-
-    Raises:
-        MmfwError: the class says how it ended.
-    """
-    return _train(None, None, request, places, None, display, typed, profile=updates)
 
 
 def check(asked: RunRequest, places: Places) -> None:
@@ -158,7 +140,7 @@ def resume(
         if before is not None and asked.precision not in (None, before):
             _log.info("this run goes on in %s; so far it was %s", asked.precision, before)
         request, places = _with_data(asked.over(run.request()), data_dir, places)
-        return _train(run, None, request, places, checkpoint, display, asked.overrides)
+        return train(run, None, request, places, checkpoint, display, asked.overrides)
     checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
     owner = lookup.owner(checkpoint)
     if owner is not None:
@@ -173,7 +155,7 @@ def resume(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known"
         )
     request = replace(request, start=str(checkpoint))
-    return _train(None, name, request, places, checkpoint, display, asked.overrides)
+    return train(None, name, request, places, checkpoint, display, asked.overrides)
 
 
 def precision_of(run: Run) -> str | None:
@@ -225,7 +207,7 @@ def _require_dataset(places: Places) -> None:
         raise NoDataset(message, data_dir=places.data_dir, nearby=nearby)
 
 
-def _train(
+def train(
     run: Run | None,
     name: str | None,
     request: RunRequest,
@@ -239,7 +221,11 @@ def _train(
 ) -> Run:
     """Train to the end of ``run``; without one, of a new run named ``name`` or after its preset.
 
-    ``typed`` are the overrides of this command, which ``request`` has, too.
+    ``typed`` are the overrides of this command, which ``request`` has, too. A run that measures ``profile``
+    updates is of no other use; see :mod:`mmf_win.worker.hooks.profiler`.
+
+    Raises:
+        MmfwError: the class says how it ended.
     """
     with ExitStack() as stack:
         lock = stack.enter_context(training_alone(run)) if run is not None else None
