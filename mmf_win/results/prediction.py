@@ -27,7 +27,6 @@ from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, labe
 from mmf_win.runs import checkpoints, lookup, predicting
 from mmf_win.runs.attempts import Display, silent
 from mmf_win.runs.folder import Run
-from mmf_win.runs.predicting import Predicted
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
@@ -170,7 +169,7 @@ def predict_one(
     with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
         target = Target.of_image(image, text, Path(scratch))
         made = [team.predicted(m, target, Path(scratch, f"{n}.csv")) for n, m in enumerate(members)]
-        probas = [read_predictions(each.csv)[0].proba for each in made]
+        probas = [read_predictions(csv)[0].proba for csv, _ in made]
     return probas if options.kind is None else probabilities.blend(options.kind, [[p] for p in probas])
 
 
@@ -185,7 +184,7 @@ class _Team:
     members: Sequence[RunCheckpoint]
     save_dir: Path
     options: PredictionOptions
-    _made: dict[tuple[RunCheckpoint, str], Predicted] = field(default_factory=dict)
+    _made: dict[tuple[RunCheckpoint, str], tuple[Path, list[Event]]] = field(default_factory=dict)
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -217,7 +216,8 @@ class _Team:
         blended = self._threshold(self.members, None if alone else validation)
         for member in self.members:
             threshold = self._threshold([member], validation if alone else None)
-            yield self._finished(self.predicted(member, target).csv, [member], target, *threshold)
+            csv, _ = self.predicted(member, target)
+            yield self._finished(csv, [member], target, *threshold)
         if not alone:
             yield self._finished(self._blended_csv(target), self.members, target, *blended)
 
@@ -271,8 +271,14 @@ class _Team:
         names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
         return Result(csv, members[0].run if len(members) == 1 else None, names, target.title, facts)
 
-    def predicted(self, member: RunCheckpoint, target: Target, report: Path | None = None) -> Predicted:
-        """The member's predictions; made when they are first asked for, as ``report`` or in its run."""
+    def predicted(
+        self, member: RunCheckpoint, target: Target, report: Path | None = None
+    ) -> tuple[Path, list[Event]]:
+        """The member's predictions, made when they are first asked for, as ``report`` or in its run.
+
+        Returns:
+            the file, and what the worker said while it made it.
+        """
         if (member, target.name) not in self._made:
             _log.info("predicting %s with %s", target.title, member.name)
             self._made[member, target.name] = predicting.predict(
@@ -300,13 +306,14 @@ class _Team:
         return csv
 
     def _probas(self, members: Sequence[RunCheckpoint], target: Target) -> list[float]:
-        columns = [[row.proba for row in read_predictions(self.predicted(m, target).csv)] for m in members]
+        made = [self.predicted(member, target) for member in members]
+        columns = [[row.proba for row in read_predictions(csv)] for csv, _ in made]
         return columns[0] if self.options.kind is None else probabilities.blend(self.options.kind, columns)
 
     def _began_with(self, member: RunCheckpoint, target: Target) -> Event:
         """What the worker that predicted said as it began: its versions and precision."""
         kinds = ("run_started", "predict_started")
-        events = self.predicted(member, target).events
+        _, events = self.predicted(member, target)
         return {key: value for event in events if event["kind"] in kinds for key, value in event.items()}
 
     def _places(self, member: RunCheckpoint) -> Places:

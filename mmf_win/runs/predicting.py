@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.errors import DataError
@@ -18,19 +18,6 @@ from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import reading
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """A prediction that was made.
-
-    Attributes:
-        csv: the file.
-        events: what the worker said while it made it.
-    """
-
-    csv: Path
-    events: list[Event]
-
-
 def predict(
     run: Run,
     places: Places,
@@ -42,7 +29,7 @@ def predict(
     report: Path | None = None,
     folder: Path | None = None,
     display: Display = silent,
-) -> Predicted:
+) -> tuple[Path, list[Event]]:
     """Predict memes with a checkpoint of a run.
 
     Args:
@@ -55,6 +42,9 @@ def predict(
         report: where the predictions go; None for a new file.
         folder: where that is made; None for the run's folder of reports.
         display: shows each attempt while it runs.
+
+    Returns:
+        The file, and what the worker said while it made it.
 
     Raises:
         MmfwError: the class says how it ended.
@@ -78,4 +68,4 @@ def predict(
             if target.is_own:  # MMF read annotations that were made of the user's file
                 error.args = (str(error).replace(str(target.annotations), str(target.source)),)
             raise
-    return Predicted(csv, events_of_attempt(done))
+    return csv, events_of_attempt(done)
