@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from mmf_win.console import first_few
@@ -40,30 +41,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """An annotation file of which a run reads only a part.
-
-    Attributes:
-        path: the file.
-        kept: the rows that stay.
-    """
-
-    path: Path
-    kept: list[Row]
-
-
-@dataclass(frozen=True)
 class Inputs:
     """What a run reads, verified.
 
     Attributes:
-        left_out: MMF's name of a split → what is read of its annotations, where that is not all.
+        left_out: MMF's name of a split → its annotation file and the rows that stay, where some do not.
         read: MMF's name of a split → how much of it is read, for those with one annotation file.
         digests: MMF's name of a split → the SHA-256 of that file.
         asks_hub: the run may have to ask the Hugging Face Hub for models.
     """
 
-    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    left_out: Mapping[str, tuple[Path, list[Row]]] = field(default_factory=dict)
     read: Mapping[str, Coverage] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     asks_hub: bool = True
@@ -83,10 +71,10 @@ class Inputs:
             return {}
         folder.mkdir(parents=True, exist_ok=True)
         annotations = {}
-        for slot, part in self.left_out.items():
-            shorter = folder / part.path.name
-            shorter.write_bytes(part.path.read_bytes())
-            keep_rows(shorter, part.kept)
+        for slot, (path, rows) in self.left_out.items():
+            shorter = folder / path.name
+            shorter.write_bytes(path.read_bytes())
+            keep_rows(shorter, rows)
             annotations[slot] = [str(shorter)]
         return {"dataset_config": {DATASET: {"annotations": annotations}}}
 
@@ -98,7 +86,6 @@ def check(
     *,
     slots: Sequence[str],
     allow_missing: bool = False,
-    may_leave_out: bool = True,
     offline: bool = False,
     hint_words: Sequence[str] = (),
 ) -> Inputs:
@@ -109,8 +96,7 @@ def check(
         places: MMF's folders.
         config: as :func:`mmf_win.upstream.config.resolve` gives it.
         slots: which of ``train``, ``val`` and ``test`` it reads.
-        allow_missing: leave out the rows whose features or images are missing.
-        may_leave_out: whether that may be allowed: who predicts needs every row.
+        allow_missing: leave out the rows whose features or images are missing; who predicts needs every row.
         offline: nothing can be downloaded.
         hint_words: the preset and the overrides that make the run read these files.
 
@@ -133,9 +119,9 @@ def check(
     rows = {slot: read_rows(path) for slot, path in files.items()}
     for slot in rows.keys() - {"test"}:
         _require_labels(files[slot], rows[slot])
-    kept = _rows_left(needs, dataset, files, rows, allow_missing=allow_missing, may=may_leave_out)
+    kept = _rows_left(needs, dataset, files, rows, predicts="train" not in slots, allow_missing=allow_missing)
     return Inputs(
-        {slot: LeftOut(files[slot], some) for slot, some in kept.items()},
+        {slot: (files[slot], some) for slot, some in kept.items()},
         {s: _coverage(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
         {slot: file_digest(file).hex() for slot, file in files.items()},
         asks_hub(config, needs),
@@ -230,8 +216,8 @@ def _rows_left(
     files: Mapping[str, Path],
     rows: Mapping[str, Sequence[Row]],
     *,
+    predicts: bool,
     allow_missing: bool,
-    may: bool,
 ) -> dict[str, list[Row]]:
     """Compare the rows with what there is of them; return those that are left where some are missing."""
     features = {need.files[0].parent for need in needs if need.kind == "features"}
@@ -252,7 +238,7 @@ def _rows_left(
         for slot, gone in absent.items()
     )
     message = f"{'region features' if features else 'images'} are missing: {counts}"
-    hint = None if may else "a prediction needs every row: get complete ones"
+    hint = "a prediction needs every row: get complete ones" if predicts else None
     images = [row.img for gone in absent.values() for row in gone]
     if not features:
         folders = paths_of(dataset, "images", list(rows))
@@ -295,17 +281,17 @@ def _require_labels(path: Path, rows: Sequence[Row]) -> None:
 
 def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:
     """The rows whose image is in none of the folders, by their listings: a look at each file is slow."""
-    listings: dict[str, set[str]] = {}
+
+    @cache
+    def names_in(folder: str) -> set[str]:
+        try:
+            return set(os.listdir(folder))  # noqa: PTH208 – only names are wanted
+        except OSError:
+            return set()
 
     def is_there(folder: str, image: str) -> bool:
         below, _, name = image.rpartition("/")
-        parent = os.path.join(folder, below)  # noqa: PTH118 – many, and an absolute path stays one
-        if parent not in listings:
-            try:
-                listings[parent] = set(os.listdir(parent))  # noqa: PTH208 – only names are wanted
-            except OSError:
-                listings[parent] = set()
-        return name in listings[parent]
+        return name in names_in(os.path.join(folder, below))  # noqa: PTH118 – many, some of them absolute
 
     roots = [str(folder) for folder in folders]
     return [row for row in rows if roots and not any(is_there(root, row.img) for root in roots)]

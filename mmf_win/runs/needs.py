@@ -152,7 +152,6 @@ def check_prediction(
         places,
         config,
         slots=("test",),
-        may_leave_out=False,
         offline=request.offline,
         hint_words=_hint_words(request, asked.overrides),
     )

@@ -156,7 +156,7 @@ def test_rows_left_out_at_conversion_and_now_are_counted_together(
 def test_a_prediction_is_never_made_without_some_of_its_rows(dataset: Dataset) -> None:
     dataset.features_without(dataset.rows("test")[1])
     with pytest.raises(DatasetError, match="test 1 of 2") as raised:
-        dataset.check("test", may_leave_out=False, allow_missing=True)
+        dataset.check("test", allow_missing=True)
     assert "a prediction needs every row" in str(hint_for(raised.value))
 
 
