@@ -48,6 +48,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
+from mmf_win.errors import DataError
 from mmf_win.files import json_bytes, naming, read_json, require_end, write_json
 from mmf_win.paths import Inside
 
@@ -258,11 +259,17 @@ class Exit:
 
     @classmethod
     def load(cls, path: Path) -> Exit | None:
-        """Read an exit, skipping fields of later versions; None where there is none that can be read."""
+        """Read an exit, skipping fields of later versions; None where there is none.
+
+        Raises:
+            DataError: it does not say how the attempt ended.
+        """
         try:
             return cls(**known_fields(cls, read_json(path)))
-        except (OSError, ValueError, TypeError, AttributeError):
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError, TypeError):
+            raise DataError(f"{path}: it does not say how training or a prediction ended") from None
 
 
 def known_fields(kind: type, values: Any) -> dict[str, Any]:

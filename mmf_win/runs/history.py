@@ -302,10 +302,6 @@ def state(run: Run) -> str:
     if is_locked(run.lock):
         return "running"
     end = Exit.load(run.exit_file)
-    if end is None and run.exit_file.exists():
-        end = Exit.load(run.exit_file)  # it may have been written just now
-        if end is None:
-            raise DataError(f"{run.exit_file}: it does not say how training ended")
     if end is None:
         return "killed"
     return {"ok": "done", "interrupted": "interrupted"}.get(end.outcome, f"failed: {end.outcome}")
