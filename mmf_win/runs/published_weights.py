@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,8 @@ from mmf_win.files import share
 from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need, zoo_weights
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, name_part
-from mmf_win.runs import checkpoints, presets
+from mmf_win.runs import checkpoints, lookup, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.presets import Preset
@@ -102,14 +102,12 @@ def run_of(
         splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     splits |= splits_of_paper(places.dataset)
     weights = fetch(preset, places, source)
-    sha256 = _sha256(weights)
+    sha256 = file_digest(weights).hex()
     request = replace(
-        presets.request(preset, splits, places),
-        published_weights=preset.zoo,
-        published_sha256=sha256,
+        presets.request(preset, splits, places), published_weights=preset.zoo, published_sha256=sha256
     )
     name = name_part(preset.name, "-published")
-    run = _earlier(places.save_dir / name, request) or Run.create(places.save_dir, name)
+    run = _earlier(places.save_dir, name, request) or Run.create(places.save_dir, name)
     best = run.checkpoints / "best.ckpt"
     if not best.is_file() or (not best.samefile(weights) and file_digest(best).hex() != sha256):
         run.checkpoints.mkdir(exist_ok=True)
@@ -141,20 +139,10 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
         )
 
 
-def _earlier(folder: Path, request: RunRequest) -> Run | None:
+def _earlier(save_dir: Path, name: str, request: RunRequest) -> Run | None:
     """The newest run of the same weights, configuration and data."""
-    for file in sorted(folder.glob("*/request.json"), reverse=True):
-        try:
-            known = Run(file.parent).request()
-        except DataError:
-            continue
-        if replace(known, created=request.created) == request:
-            return Run(file.parent)
+    for run in lookup.named(save_dir, name):
+        with suppress(DataError):
+            if replace(run.request(), created=request.created) == request:
+                return run
     return None
-
-
-def _sha256(weights: Path) -> str:
-    """The hash of a file that was verified just now, which its manifest has if there could be one."""
-    manifest = Manifest.load(weights.parent)
-    entry = manifest.files.get(weights.name) if manifest else None
-    return entry.sha256 if entry else file_digest(weights).hex()
