@@ -25,7 +25,7 @@ from mmf_win.protocol import Event
 from mmf_win.results import probabilities, saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
 from mmf_win.runs import checkpoints, lookup, predicting
-from mmf_win.runs.attempts import Display, silent
+from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
@@ -76,6 +76,7 @@ class PredictionOptions:
     """What the user chose.
 
     Attributes:
+        display: shows each attempt while it runs.
         splits: annotation files' stems; none for the test split of the first run.
         memes: a table of own memes to predict instead of splits.
         features: an LMDB of region features to read instead of the dataset's.
@@ -85,9 +86,9 @@ class PredictionOptions:
         best_threshold: choose the threshold on the validation split.
         data_dir: MMF's data folder; None for each run's own.
         asked: batch size, overrides and the like; they win over those of each run.
-        display: shows each attempt while it runs.
     """
 
+    display: Display
     splits: Sequence[str] = ()
     memes: Path | None = None
     features: Path | None = None
@@ -96,7 +97,6 @@ class PredictionOptions:
     best_threshold: bool = False
     data_dir: Path | None = None
     asked: RunRequest = field(default_factory=RunRequest)
-    display: Display = silent
 
 
 def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str]) -> list[RunCheckpoint]:

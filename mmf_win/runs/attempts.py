@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,11 +38,6 @@ _SHRINKING = {
 
 Display = Callable[[Run], AbstractContextManager[Callable[[Event], None]]]
 """Makes what shows an attempt's events while it runs; it is entered when the worker starts."""
-
-
-def silent(run: Run) -> AbstractContextManager[Callable[[Event], None]]:
-    """A display that shows nothing."""
-    return nullcontext(lambda event: None)
 
 
 def until_it_fits(

@@ -10,7 +10,7 @@ from mmf_win.errors import DataError
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Event, Exit
 from mmf_win.runs import needs, plan
-from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, silent, until_it_fits
+from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
@@ -25,10 +25,10 @@ def predict(
     *,
     checkpoint: Path,
     target: Target,
-    features: Path | None = None,
-    report: Path | None = None,
-    folder: Path | None = None,
-    display: Display = silent,
+    features: Path | None,
+    report: Path | None,
+    folder: Path | None,
+    display: Display,
 ) -> tuple[Path, list[Event]]:
     """Predict memes with a checkpoint of a run.
 

@@ -12,7 +12,7 @@ from mmf_win.paths import Places, new_folder
 from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
 from mmf_win.runs import lookup, needs, plan, presets, training
-from mmf_win.runs.attempts import Display, silent
+from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
 from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
@@ -59,7 +59,7 @@ def profile(
     data_dir: Path | None,
     save_dir: Path | None,
     *,
-    display: Display = silent,
+    display: Display,
 ) -> Profile:
     """Train some updates as a preset or a run would, and measure them.
 

@@ -14,7 +14,7 @@ from mmf_win.errors import NoDataset, UnknownConfiguration, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights
-from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, silent, until_it_fits
+from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
 from mmf_win.runs.history import changed_splits, events_of
 from mmf_win.runs.overrides import without
@@ -39,7 +39,7 @@ def start(
     *,
     init: str | None = None,
     source: str | None = None,
-    display: Display = silent,
+    display: Display,
 ) -> Run:
     """Train a preset from update 0.
 
@@ -108,7 +108,7 @@ def resume(
     data_dir: Path | None,
     save_dir: Path | None,
     *,
-    display: Display = silent,
+    display: Display,
 ) -> Run:
     """Resume a run.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.commands.progress import RunDisplay
 from mmf_win.errors import DatasetError
 from mmf_win.results import prediction
 from mmf_win.results.prediction import RunCheckpoint
@@ -17,4 +18,5 @@ def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
     world.annotate([], "nobody")
     member = RunCheckpoint(world.run(), tmp_path / "best.ckpt")
     with pytest.raises(DatasetError, match=r"nobody\.jsonl: there are no memes in it"):
-        list(prediction.predict([member], world.save, prediction.PredictionOptions(splits=["nobody"])))
+        options = prediction.PredictionOptions(RunDisplay, splits=["nobody"])
+        list(prediction.predict([member], world.save, options))
