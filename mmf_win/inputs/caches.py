@@ -5,8 +5,8 @@ the SHA-256 of a large file and git's id of a small one
 (https://huggingface.co/docs/huggingface_hub/guides/manage-cache). PyTorch Hub puts the first eight digits of
 the SHA-256 at the end of the name.
 
-Windows without developer mode has no links, and a snapshot holds the files themselves. So the hashes that the
-Hub told when mmfw fetched them are kept beside, in ``models--<name>/mmfw-hashes.json``.
+Windows without developer mode has only hard links, and the library moves its files into a snapshot. mmfw then
+gives them their names among the blobs, too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from mmf_win.errors import MmfError
-from mmf_win.files import read_json, replacing, share, write_json
+from mmf_win.files import read_json, replacing, share
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.git_tree import file_blob_id
-from mmf_win.upstream.install import require_packages, text_in_package
+from mmf_win.upstream.install import require_packages
 
 BERT_FILES = (
     *("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json"),
@@ -34,12 +35,12 @@ BERT_FILES = (
 BERT_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """What transformers looks for, in this order."""
 
-# For a torchvision that cannot be looked into: what pretrained=True has meant since 0.13.
-_RESNET152 = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
+RESNET152 = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
+"""From where torchvision has got the weights that MMF asks for, by pretrained=True, since 0.13."""
+
 _BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
 _GIT_ID = 40
 _NO_COMMIT = "0" * _GIT_ID  # of a copy, which nobody knows the version of
-_HASHES = "mmfw-hashes.json"
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.[a-z]+$")
 
 
@@ -132,16 +133,8 @@ def copy_model(source: Path, name: str) -> None:
     for path in bert_in(source, weights=True):
         with replacing(target / path.name) as temporary:
             shutil.copyfile(path, temporary)
-        _remember_hash(target / path.name, None)
     with replacing(cached / "refs" / "main") as temporary:
         temporary.write_text(target.name, encoding="utf-8")
-
-
-def resnet152_url() -> str:
-    """From where the installed torchvision gets the weights of ResNet-152 that MMF asks for."""
-    text = text_in_package("torchvision", "models", "resnet.py")
-    found = re.search(r"https://\S+/resnet152-[0-9a-f]{8}\.pth", text)
-    return found[0] if found else _RESNET152
 
 
 def torch_checkpoints() -> Path:
@@ -151,16 +144,12 @@ def torch_checkpoints() -> Path:
 
 
 def hash_in_name(path: Path) -> str | None:
-    """What a file's SHA-256, or its id in git, begins with by its name or that of the blob it links to."""
-    blob = path.resolve().name if path.is_symlink() else ""
-    found = _BLOB.fullmatch(blob) or _HASH_IN_NAME.search(path.name)
+    """What a file's SHA-256, or its id in git, begins with by its name, or by that of the blob it is linked to."""
+    names = [path.resolve().name]
+    if path.is_file() and not path.is_symlink():
+        names = [blob.name for blob in (path.parent.parent.parent / "blobs").glob("*") if blob.samefile(path)]
+    found = next(filter(None, map(_BLOB.fullmatch, names)), None) or _HASH_IN_NAME.search(path.name)
     return found[1] if found else None
-
-
-def known_hash(path: Path) -> str | None:
-    """As :func:`hash_in_name`; where the name says nothing, what the Hub told when mmfw fetched the file."""
-    told = hash_in_name(path) or _remembered_hashes(path).get(_in_snapshots(path))
-    return told if isinstance(told, str) and told else None
 
 
 def contradicts_hash(path: Path, sha256: str) -> bool:
@@ -169,36 +158,11 @@ def contradicts_hash(path: Path, sha256: str) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    known = known_hash(path)
+    known = hash_in_name(path)
     if known is None:
         return False
     content = file_blob_id(path.resolve()) if len(known) == _GIT_ID else sha256
     return not content.startswith(known)
-
-
-def _remembered_hashes(path: Path) -> dict[str, object]:
-    """The hashes kept beside the snapshot that ``path`` lies in; none where it lies in no snapshot."""
-    if path.parent.parent.name != "snapshots":
-        return {}
-    try:
-        kept = read_json(path.parents[2] / _HASHES)
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
-
-
-def _in_snapshots(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
-
-
-def _remember_hash(path: Path, told: str | None) -> None:
-    """Keep the hash of a file of a snapshot; None forgets it."""
-    before = _remembered_hashes(path)
-    hashes = {name: value for name, value in before.items() if name != _in_snapshots(path)}
-    if told is not None:
-        hashes[_in_snapshots(path)] = told
-    if hashes != before:
-        write_json(path.parents[2] / _HASHES, hashes)
 
 
 def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) -> None:
@@ -229,7 +193,7 @@ def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) ->
             path = Path(hf_hub_download(name, file, cache_dir=hub_cache(), force_download=file in replaced))
             if not path.is_symlink():
                 url = hf_hub_url(name, file, revision=path.parent.name)
-                _keep_without_link(path, get_hf_file_metadata(url).etag)
+                _link_to_blob(path, get_hf_file_metadata(url).etag)
         except LocalEntryNotFoundError:  # nobody answered; it counts as not found, too
             raise
         except EntryNotFoundError:
@@ -253,8 +217,8 @@ def download_model(name: str, *, weights: bool, damaged: Iterable[Path] = ()) ->
         raise MmfError(f"{name}: the Hugging Face Hub has no configuration or vocabulary of it")
 
 
-def _keep_without_link(path: Path, told: str | None) -> None:
-    """Finish the download of a file of a snapshot where there are no links, and remember its hash.
+def _link_to_blob(path: Path, told: str | None) -> None:
+    """Finish the download of a file of a snapshot where there are no symbolic links, by a hard link.
 
     Args:
         path: the file. Where there was one before, it is still that one: the library replaces only links, and
@@ -263,7 +227,9 @@ def _keep_without_link(path: Path, told: str | None) -> None:
     """
     if told is None or not _BLOB.fullmatch(told):
         return
-    _remember_hash(path, told)
     blob = path.parents[2] / "blobs" / told
-    if blob.is_file() and contradicts_hash(path, file_digest(path).hex()):
+    if blob.is_file():
         share(blob, path)
+    else:
+        with suppress(OSError):  # FAT has none of these links either
+            blob.hardlink_to(path)

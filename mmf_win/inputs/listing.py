@@ -206,7 +206,7 @@ def _encoders(zoo: Zoo, model: Tree) -> Iterator[Need]:
 
 def resnet152(folder: Path) -> Need:
     """The weights that torchvision would download, in a folder of PyTorch Hub's."""
-    url = caches.resnet152_url()
+    url = caches.RESNET152
     return Need("resnet", "ResNet-152", folder, (url.rpartition("/")[2],), url=url, library="torchvision")
 
 

@@ -19,7 +19,7 @@ from mmf_win.console import Progress
 from mmf_win.dataset.features import built_version
 from mmf_win.errors import ArchiveError, DamagedFeatures, DataError, HostileFeatures
 from mmf_win.files import read_json, write_json
-from mmf_win.inputs.caches import contradicts_hash, hash_in_name, known_hash
+from mmf_win.inputs.caches import contradicts_hash, hash_in_name
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.integrity import torch_file
@@ -118,9 +118,9 @@ def _listed_names(need: Need) -> Sequence[str]:
 
 
 def _against(need: Need, manifest: Manifest) -> str:
-    if need.has_manifest or not all(map(known_hash, need.files)):
+    if need.has_manifest or not all(map(hash_in_name, need.files)):
         return manifest.verified_against
-    return "the hash in its name" if all(map(hash_in_name, need.files)) else "the hash that the Hub told"
+    return "the hash in its name"
 
 
 def _new_manifest(need: Need) -> Manifest | None:
@@ -261,9 +261,8 @@ def _problem(
     if isinstance(sha256, OSError):
         return Difference("unreadable", str(path), sha256.strerror or str(sha256))
     if contradicts_hash(path, sha256):
-        source = "its name says" if hash_in_name(path) else "the Hub has"
-        return Difference("changed", str(path), f"not what {source}")
-    if entry and entry.sha256 != sha256 and not known_hash(path):
+        return Difference("changed", str(path), "not what its name says")
+    if entry and entry.sha256 != sha256 and not hash_in_name(path):
         if check and before and (before.size, before.mtime_ns) == (check.size, check.mtime_ns):
             return Difference("changed", str(path), "other content, though its time stayed the same")
         _log.warning("%s was replaced since it was last read", path)
