@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mmf_win.commands import options
 from mmf_win.console import aligned, first_few, print_json, say
 from mmf_win.errors import UsageError
-from mmf_win.inputs.added import Added, add_features
+from mmf_win.inputs.added import add_features
 from mmf_win.paths import Places
 
 _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
@@ -52,22 +52,22 @@ def command(
     lmdb = places.dataset.features / "detectron.lmdb" if output is None else output.expanduser().absolute()
     added = add_features(folders, lmdb, places, force=force)
     if as_json:
-        print_json(asdict(added))
+        print_json(added)
     else:
         _show(added)
 
 
-def _show(added: Added) -> None:
-    if added.splits:
-        rows = [(split, *covered.values()) for split, covered in added.splits.items()]
+def _show(added: dict[str, Any]) -> None:
+    if added["splits"]:
+        rows = [(split, *covered.values()) for split, covered in added["splits"].items()]
         print(aligned(("split", "rows", "with features"), rows), flush=True)
-    if added.without_info:
-        images = f"{len(added.without_info)} images have no _info.npy: {first_few(added.without_info)}"
+    if added["without_info"]:
+        images = f"{len(added['without_info'])} images have no _info.npy: {first_few(added['without_info'])}"
         say(f"note: {images}; ViLBERT reads the boxes in it")
-    if tuple(added.regions) != _REGIONS:
-        fewest, most = added.regions
+    if tuple(added["regions"]) != _REGIONS:
+        fewest, most = added["regions"]
         key = "dataset_config.hateful_memes.max_features"
         say(f"note: an image has {fewest} to {most} regions; ViLBERT needs the same number in all, as {key}")
-    if added.numbers != _NUMBERS:
-        say(f"note: {added.numbers} numbers describe a region; the presets expect {_NUMBERS}")
-    say(f"features of {added.images} images: {added.lmdb}")
+    if added["numbers"] != _NUMBERS:
+        say(f"note: {added['numbers']} numbers describe a region; the presets expect {_NUMBERS}")
+    say(f"features of {added['images']} images: {added['lmdb']}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mmf_win import errors
 from mmf_win.console import Progress
@@ -23,28 +23,9 @@ _DATA = "data.mdb"
 _FOLDERS = "folders"  # in the manifest: what the LMDB was built from
 
 
-@dataclass(frozen=True)
-class Added:
-    """What :func:`add_features` has done.
-
-    Attributes:
-        lmdb: the LMDB.
-        images: how many images it has features of.
-        numbers: how many numbers describe a region.
-        regions: the smallest and the largest number of regions of an image.
-        without_info: the images without an ``_info.npy``.
-        splits: split → how many ``rows`` it has, and how many of them ``with_features``.
-    """
-
-    lmdb: Path
-    images: int
-    numbers: int
-    regions: tuple[int, int]
-    without_info: Sequence[str]
-    splits: Mapping[str, Mapping[str, int]]
-
-
-def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: bool = False) -> Added:
+def add_features(
+    folders: Sequence[Path], lmdb: Path, places: Places, *, force: bool = False
+) -> dict[str, Any]:
     """Build an LMDB of the features in folders, with a manifest beside it: all of it, or nothing.
 
     Args:
@@ -52,6 +33,11 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: 
         lmdb: the LMDB's folder.
         places: MMF's folders; the images are compared with the splits in them.
         force: replace the LMDB that is there.
+
+    Returns:
+        the ``lmdb``; the number of its ``images``; how many ``numbers`` describe a region; the smallest and
+        the largest number of ``regions`` of an image; the images ``without_info``; and for each of the
+        ``splits``, how many ``rows`` it has, and how many of them ``with_features``.
 
     Raises:
         DatasetError: a file cannot be used, or there is an LMDB already; nothing was changed.
@@ -79,7 +65,7 @@ def add_features(folders: Sequence[Path], lmdb: Path, places: Places, *, force: 
         split: {"rows": len(rows), "with_features": len(rows) - len(without_features(rows, keys))}
         for split, rows in splits.items()
     }
-    return Added(lmdb, len(keys), splits=covered, **found)
+    return {"lmdb": lmdb, "images": len(keys), **found, "splits": covered}
 
 
 def built_from(lmdb: Path) -> list[str]:

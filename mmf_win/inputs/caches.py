@@ -144,7 +144,7 @@ def torch_checkpoints() -> Path:
 
 
 def hash_in_name(path: Path) -> str | None:
-    """What a file's SHA-256, or its id in git, begins with by its name, or by that of the blob it is linked to."""
+    """What a file's SHA-256, or its id in git, begins with by its name or that of the blob it links to."""
     names = [path.resolve().name]
     if path.is_file() and not path.is_symlink():
         names = [blob.name for blob in (path.parent.parent.parent / "blobs").glob("*") if blob.samefile(path)]

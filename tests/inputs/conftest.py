@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mmf_win.inputs.added import Added, add_features
+from mmf_win.inputs.added import add_features
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import verify_need
 from mmf_win.paths import Places
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer
 from tests.worlds.zoo import FC7, Zoo, features_archive
+
+Add = Callable[..., dict[str, Any]]
+"""Adds folders to an LMDB, and says what it has done."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +40,7 @@ def lmdb(places: Places) -> Path:
 
 
 @pytest.fixture
-def add(places: Places, lmdb: Path) -> Callable[..., Added]:
+def add(places: Places, lmdb: Path) -> Add:
     """Adds folders to that LMDB."""
     return lambda *folders, force=False: add_features(folders, lmdb, places, force=force)
 

@@ -6,7 +6,6 @@ import hashlib
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,12 @@ from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.verify import verify
 from mmf_win.errors import AlreadyThere, DatasetError, ResourceError, UsageError
-from mmf_win.inputs.added import Added, add_features
+from mmf_win.inputs.added import add_features
 from mmf_win.inputs.keys import image_keys
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
-from tests.inputs.conftest import state_of
+from tests.inputs.conftest import Add, state_of
 from tests.worlds import hostile, npy
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
@@ -49,9 +48,7 @@ def listed_hash(lmdb: Path) -> str:
 
 
 @requires_newest_mmf
-def test_it_equals_what_mmfs_converter_makes_byte_by_byte(
-    user_dir: Path, lmdb: Path, add: Callable[..., Added]
-) -> None:
+def test_it_equals_what_mmfs_converter_makes_byte_by_byte(user_dir: Path, lmdb: Path, add: Add) -> None:
     import numpy as np
 
     folder = npy.write_pairs(user_dir / "npy", ["00001", "img_00002", "смех"])
@@ -66,14 +63,14 @@ def test_it_equals_what_mmfs_converter_makes_byte_by_byte(
     assert npy.raw_records(lmdb) == npy.raw_records(theirs)
 
 
-def test_it_has_the_format_that_mmf_documents(user_dir: Path, lmdb: Path, add: Callable[..., Added]) -> None:
+def test_it_has_the_format_that_mmf_documents(user_dir: Path, lmdb: Path, add: Add) -> None:
     import numpy as np
 
     folder = npy.write_pairs(user_dir / "npy", ["00001", "00002"])
     (folder / "00002_info.npy").unlink()
     added = add(folder)
-    assert (added.images, added.numbers, list(added.regions)) == (2, 2048, [10, 10])
-    assert added.without_info == ["00002"]
+    assert [added[key] for key in ("images", "numbers", "regions")] == [2, 2048, [10, 10]]
+    assert added["without_info"] == ["00002"]
     records = npy.records(lmdb)
     assert set(records["00002"]) == {"feature_path", "features"}
     for name, value in npy.info().items():
@@ -81,18 +78,14 @@ def test_it_has_the_format_that_mmf_documents(user_dir: Path, lmdb: Path, add: C
     assert np.array_equal(records["00001"]["features"], np.load(folder / "00001.npy"))
 
 
-def test_the_file_is_about_as_large_as_the_data(
-    user_dir: Path, lmdb: Path, add: Callable[..., Added]
-) -> None:
+def test_the_file_is_about_as_large_as_the_data(user_dir: Path, lmdb: Path, add: Add) -> None:
     folder = npy.write_pairs(user_dir / "npy", [f"{n:05}" for n in range(20)])
     add(folder)
     data = sum(file.stat().st_size for file in folder.iterdir())
     assert data < (lmdb / "data.mdb").stat().st_size < data + (2 << 20)
 
 
-def test_runs_and_sha256sum_find_it_intact(
-    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
-) -> None:
+def test_runs_and_sha256sum_find_it_intact(user_dir: Path, lmdb: Path, places: Places, add: Add) -> None:
     add(npy.write_pairs(user_dir / "npy", ["00001", "00002"]))
     assert state_of(lmdb, places) == "intact"
     assert listed_hash(lmdb) == hashlib.sha256((lmdb / "data.mdb").read_bytes()).hexdigest()
@@ -103,7 +96,7 @@ def test_runs_and_sha256sum_find_it_intact(
 
 
 def test_what_is_there_is_replaced_only_by_force(
-    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+    user_dir: Path, lmdb: Path, places: Places, add: Add
 ) -> None:
     from mmf_win.demo.region_features import write_archive
     from tests.demo.test_region_features import half_red_half_blue
@@ -116,14 +109,14 @@ def test_what_is_there_is_replaced_only_by_force(
         add(folder)
     assert "--force" in str(hint_for(raised.value))
     assert set(npy.records(lmdb)) == {"01234"} and state_of(lmdb, places) == "intact"
-    assert add(folder, force=True).images == 1
+    assert add(folder, force=True)["images"] == 1
     manifest = Manifest.load(lmdb.parent)
     assert manifest is not None
     assert (manifest.basis, manifest.source, manifest.verified_against) == ("built", None, "what mmfw wrote")
     assert set(npy.records(lmdb)) == {"00001"} and state_of(lmdb, places) == "intact"
 
 
-def test_features_of_two_detectors_are_refused(user_dir: Path, add: Callable[..., Added]) -> None:
+def test_features_of_two_detectors_are_refused(user_dir: Path, add: Add) -> None:
     one = npy.write_pairs(user_dir / "one", ["00001"])
     other = npy.write_pairs(user_dir / "other", ["00002"], numbers=2054)
     with pytest.raises(
@@ -132,9 +125,7 @@ def test_features_of_two_detectors_are_refused(user_dir: Path, add: Callable[...
         add(one, other)
 
 
-def test_a_bad_file_leaves_everything_as_it_was(
-    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
-) -> None:
+def test_a_bad_file_leaves_everything_as_it_was(user_dir: Path, lmdb: Path, places: Places, add: Add) -> None:
     add(npy.write_pairs(user_dir / "one", ["00001"]))
     before = (lmdb / "data.mdb").read_bytes()
     other = npy.write_pairs(user_dir / "other", ["00002", "00003"])
@@ -146,7 +137,7 @@ def test_a_bad_file_leaves_everything_as_it_was(
     assert not staging_folder(lmdb.parent).exists()
 
 
-def test_nothing_is_left_where_nothing_was(user_dir: Path, lmdb: Path, add: Callable[..., Added]) -> None:
+def test_nothing_is_left_where_nothing_was(user_dir: Path, lmdb: Path, add: Add) -> None:
     folder = npy.write_pairs(user_dir / "npy", ["00001"])
     hostile.cut(folder / "00001_info.npy")
     with pytest.raises(DatasetError):
@@ -188,7 +179,7 @@ added.add_features([folder], places.dataset.features / "detectron.lmdb", places,
 @pytest.mark.parametrize("when", ["building", "built", "moving"])
 @pytest.mark.parametrize("there", [True, False])
 def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
-    when: str, there: bool, user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+    when: str, there: bool, user_dir: Path, lmdb: Path, places: Places, add: Add
 ) -> None:
     if there:
         add(npy.write_pairs(user_dir / "old", ["00001", "00002"]))
@@ -227,8 +218,8 @@ def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, p
 
 
 def test_files_of_the_user_do_not_stand_in_for_libraries(
-    user_dir: Path, places: Places, add: Callable[..., Added], monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, places: Places, add: Add, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / "lmdb.py").write_text("raise SystemExit(9)", encoding="utf-8")
     monkeypatch.chdir(user_dir)
-    assert add(npy.write_pairs(user_dir / "npy", ["1"])).images == 1
+    assert add(npy.write_pairs(user_dir / "npy", ["1"]))["images"] == 1

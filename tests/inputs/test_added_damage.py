@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,17 @@ from mmf_win.errors import (
     DamagedFeatures,
     DataError,
 )
-from mmf_win.inputs.added import Added
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.listing import Need
 from mmf_win.paths import Places
-from tests.inputs.conftest import state_of
+from tests.inputs.conftest import Add, state_of
 from tests.worlds import hostile, npy
 
 pytestmark = pytest.mark.torch
 
 
 def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
-    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+    user_dir: Path, lmdb: Path, places: Places, add: Add
 ) -> None:
     one, two = (npy.write_pairs(user_dir / name, [name]) for name in ("00001", "00002"))
     add(one, two)
@@ -35,13 +33,13 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
         assert finding.state == "damaged" and isinstance(finding.error, DamagedFeatures)
         advice = hint_for(finding.error)
         assert advice and str(one) in advice and str(two) in advice
-        assert add(one, two, force=True).images == 2
+        assert add(one, two, force=True)["images"] == 2
         assert npy.raw_records(lmdb) == content
         assert state_of(lmdb, places) == "intact"
 
 
 def test_an_archive_beside_it_is_not_taken_for_its_origin(
-    user_dir: Path, lmdb: Path, places: Places, add: Callable[..., Added]
+    user_dir: Path, lmdb: Path, places: Places, add: Add
 ) -> None:
     from mmf_win.upstream.zoo import ZooEntry
     from tests.worlds.zoo import features_archive, sha256

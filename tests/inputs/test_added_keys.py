@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.errors import DatasetError
-from mmf_win.inputs.added import Added
 from mmf_win.inputs.keys import taken_from_another_image
 from mmf_win.paths import Places
+from tests.inputs.conftest import Add
 from tests.worlds import npy
 from tests.worlds.memes import jsonl, lay_out
 
@@ -27,13 +26,11 @@ def laid_out(places: Places, **images: list[str]) -> None:
     lay_out(splits, places.dataset.annotations)
 
 
-def test_each_split_says_how_much_of_it_has_features(
-    user_dir: Path, places: Places, add: Callable[..., Added]
-) -> None:
+def test_each_split_says_how_much_of_it_has_features(user_dir: Path, places: Places, add: Add) -> None:
     laid_out(places, train=["img/00001.png", "img/00002.png", "img/x.y.jpg"], dev=["img/00003.png"])
     folder = npy.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
     npy.write_pair(folder / "sub", "00003")  # MMF looks for the name alone, without folders
-    assert add(folder).splits == {
+    assert add(folder)["splits"] == {
         "train": {"rows": 3, "with_features": 3},
         "dev": {"rows": 1, "with_features": 0},
     }
@@ -59,7 +56,7 @@ def test_an_image_that_would_get_the_features_of_another_is_known(
 
 
 def test_a_broken_annotation_file_is_named_before_anything_is_written(
-    user_dir: Path, places: Places, lmdb: Path, add: Callable[..., Added]
+    user_dir: Path, places: Places, lmdb: Path, add: Add
 ) -> None:
     lay_out({"train.jsonl": b"{"}, places.dataset.annotations)
     with pytest.raises(DatasetError, match=r"train\.jsonl:1"):
