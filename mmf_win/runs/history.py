@@ -283,13 +283,11 @@ def _resolved(run: Run) -> Any:
     if not path.is_file():
         return None
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     try:
         return OmegaConf.to_container(parse_yaml(path.read_text(encoding="utf-8")), resolve=False)
-    except (YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: {' '.join(str(error).split())}") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def state(run: Run) -> str:

@@ -185,14 +185,12 @@ def _meant(path: Path, own: Mapping[str, Any], key: str) -> str:
 
 def _load_yaml(path: Path) -> Any:
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     try:
         return OmegaConf.to_container(parse_yaml(path.read_text(encoding="utf-8")))
     except UnicodeDecodeError:
         raise NotAPreset(f"{path}: not a text file, and a preset is one in YAML") from None
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    except OSError as error:  # OmegaConf says so of a file that holds one number or word
-        raise UsageError(f"{path}: {error.strerror or 'a preset is a mapping of keys'}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None

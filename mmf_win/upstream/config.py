@@ -201,18 +201,25 @@ def parse_yaml(text: str) -> Any:
     """A YAML text as OmegaConf reads it.
 
     Raises:
-        YAMLError: it is none, or nested more deeply than any configuration: libyaml's loader would crash.
-        OmegaConfBaseException, OSError: OmegaConf has no place for it.
+        ValueError: it is none, or nested more deeply than any configuration: libyaml's loader would crash.
     """
     import yaml
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     depth = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise yaml.YAMLError(f"it is nested more than {_DEEPEST} levels deep")
-    return OmegaConf.load(StringIO(text))
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise yaml.YAMLError(f"it is nested more than {_DEEPEST} levels deep")
+        return OmegaConf.load(StringIO(text))
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+        OSError,
+    ) as error:  # the last where OmegaConf has no place
+        raise ValueError(f"not valid YAML ({' '.join(str(error).split())})") from None
 
 
 def load_yaml(root: Path, path: Path) -> Any:

@@ -115,9 +115,6 @@ class Zoo:
 
 
 def _load(root: Path, zoo: str) -> Any:
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     # MMF looks in the working folder first, then in its own.
     of_mmf = follow_text_links(root / "mmf" / zoo)
     path = of_mmf if of_mmf.is_file() and not Path(zoo).is_file() else Path(zoo)
@@ -125,8 +122,8 @@ def _load(root: Path, zoo: str) -> Any:
         return _read(path, path.stat().st_mtime_ns)
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror}"
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        problem = f"{path}: not valid YAML ({' '.join(str(error).split())})"
+    except ValueError as error:
+        problem = f"{path}: {error}"
     if zoo in (DATASETS, MODELS):
         raise BrokenMmf(problem)
     raise UsageError(problem, hint="see the variables MMF_DATASET_ZOO and MMF_MODEL_ZOO")
