@@ -218,7 +218,7 @@ def parse_yaml(text: str) -> Any:
         yaml.YAMLError,
         OmegaConfBaseException,
         OSError,
-    ) as error:  # the last where OmegaConf has no place
+    ) as error:  # the last for a number
         raise ValueError(f"not valid YAML ({' '.join(str(error).split())})") from None
 
 

@@ -51,10 +51,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def zoo(user_dir: Path) -> Iterator[Zoo]:
+def zoo(places: Places) -> Iterator[Zoo]:
     """Archives on a web server of this machine, and folders for what comes out of them."""
-    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
-    places = Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
     with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
         yield Zoo(server, places)
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DamagedInputs, DataError, DatasetError, HostileFeatures, MmfError
 from mmf_win.inputs.check import Inputs, check
-from mmf_win.inputs.keys import without_features
+from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import Places
 from tests.worlds import hostile, tiny_mmf
@@ -31,6 +30,7 @@ from tests.worlds import hostile, tiny_mmf
 pytestmark = pytest.mark.torch  # for lmdb and numpy
 
 SPLITS = {"train": 6, "dev": 3, "test": 2}
+BROKEN_LIST = r"damaged: .*the list of its keys"
 
 
 @dataclass
@@ -58,6 +58,19 @@ class Dataset:
         """Make features of all images but those of some rows."""
         gone = {Path(row.img).stem for row in rows}
         tiny_mmf.build_features(self.lmdb, [stem for stem in self.stems if stem not in gone])
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Change a record of the features, or remove it."""
+        import lmdb
+
+        with (
+            lmdb.open(str(self.lmdb), map_size=1 << 28, create=False) as opened,
+            opened.begin(write=True) as transaction,
+        ):
+            if value is None:
+                transaction.delete(key)
+            else:
+                transaction.put(key, value)
 
     def check(self, *slots: str, regions: bool = True, model: Any = None, **options: Any) -> Inputs:
         """Check what a run on these slots of MMF's, with this model, would read."""
@@ -212,65 +225,35 @@ def test_features_that_are_cut_off_are_found_where_nobody_vouches_for_them(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("pickled", "message"),
     [
         (None, "the list of its keys is missing"),
-        ([b"nobody"], "the record nobody is listed and missing"),
+        (pickle.dumps([b"nobody"]), "the record nobody is listed and missing"),
+        (pickle.dumps([1, 2]), BROKEN_LIST),
+        (pickle.dumps(None), BROKEN_LIST),
+        (pickle.dumps(["a key"])[:-3], BROKEN_LIST),
+        (b"\0", BROKEN_LIST),
+        (b"", BROKEN_LIST),
     ],
-    ids=["no list", "no record"],
+    ids=["no list", "no record", "numbers", "none", "cut off", "no pickle", "empty"],
 )
 def test_features_that_do_not_hold_what_they_list_are_found(
-    dataset: Dataset, change: Sequence[bytes] | None, message: str
+    dataset: Dataset, pickled: bytes | None, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import lmdb
-
     dataset.features_without()
-    with (
-        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
-        opened.begin(write=True) as transaction,
-    ):
-        if change is None:
-            transaction.delete(b"keys")
-        else:
-            transaction.put(b"keys", pickle.dumps(change))
+    dataset.put(b"keys", pickled)
     with pytest.raises(DataError, match=message):
-        dataset.check()
-
-
-@pytest.mark.parametrize(
-    "pickled",
-    [pickle.dumps([1, 2]), pickle.dumps(None), pickle.dumps(["a key"])[:-3], b"\0", b""],
-    ids=["numbers", "no list", "cut off", "no pickle", "empty"],
-)
-def test_a_damaged_list_of_keys_is_one_kind_of_error(
-    dataset: Dataset, pickled: bytes, capfd: pytest.CaptureFixture[str]
-) -> None:
-    import lmdb
-
-    dataset.features_without()
-    with (
-        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
-        opened.begin(write=True) as transaction,
-    ):
-        transaction.put(b"keys", pickled)
-    with pytest.raises(DataError, match=r"damaged: .*the list of its keys"):
         dataset.check()
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: Path) -> None:
-    import lmdb
-
     class Hostile:
         def __reduce__(self) -> Any:
             return Path.touch, (tmp_path / "done",)
 
     dataset.features_without()
-    with (
-        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
-        opened.begin(write=True) as transaction,
-    ):
-        transaction.put(b"keys", pickle.dumps([Hostile()]))
+    dataset.put(b"keys", pickle.dumps([Hostile()]))
     with pytest.raises(HostileFeatures, match="the list of its keys: it names"):
         dataset.check()
     assert not (tmp_path / "done").exists()
@@ -295,21 +278,16 @@ def test_a_record_that_would_run_code_is_named_and_not_run(
     dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither by what trains, nor where a list of hashes says that the file is as it came."""
-    import lmdb
 
     class Hostile:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "done"),)
 
     dataset.features_without()
-    with (
-        lmdb.open(str(dataset.lmdb), map_size=1 << 28, create=False) as opened,
-        opened.begin(write=True) as transaction,
-    ):
-        key = next(key for key, _ in transaction.cursor() if key != b"keys")
-        transaction.put(key, pickle.dumps({"features": Hostile()}))
+    key = min(image_keys(dataset.lmdb))
+    dataset.put(key.encode(), pickle.dumps({"features": Hostile()}))
     record_hashes(dataset.lmdb.parent, ["detectron.lmdb/data.mdb"], title="Recording")
-    refused = rf"detectron\.lmdb: not used.* the record {key.decode()}: it names .*mkdir"
+    refused = rf"detectron\.lmdb: not used.* the record {key}: it names .*mkdir"
     with pytest.raises(HostileFeatures, match=refused):
         dataset.check()
     words = ("vilbert", "--data-dir", str(dataset.places.data_dir))

@@ -53,12 +53,6 @@ WEIGHTS = {
 }
 
 
-@pytest.fixture
-def places(user_dir: Path) -> Places:
-    """Empty folders."""
-    return Places.resolve(user_dir / "data", user_dir / "save", {"MMF_CACHE_DIR": str(user_dir / "cache")})
-
-
 def needs(mmf_root: Path, places: Places, name: str, *overrides: str, **settings: Any) -> dict[str, Need]:
     """What a preset needs, by kind."""
     preset = presets.load(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,24 +13,8 @@ from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import state_without_reading, verify_need
 from mmf_win.paths import Places
 from tests.worlds import hostile
-from tests.worlds.memes import tar_gz
 from tests.worlds.torch_files import laid_out_as_by_torch
-from tests.worlds.web import WebServer
 from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
-
-
-@pytest.fixture
-def places(user_dir: Path) -> Places:
-    """Empty folders."""
-    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
-    return Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
-
-
-@pytest.fixture
-def zoo(places: Places) -> Iterator[Zoo]:
-    """Features and fc7 on a server."""
-    with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
-        yield Zoo(server, places)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
-"""Choosing a checkpoint by its file alone; the zip files here are laid out as torch lays them out."""
+"""Choosing a checkpoint by its file alone."""
 
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -8,19 +7,8 @@ import pytest
 from mmf_win.errors import CheckpointError
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
-
-
-def whole(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", b"x" * 1000)
-    return path
-
-
-def cut_off(path: Path) -> Path:
-    whole(path)
-    path.write_bytes(path.read_bytes()[:700])
-    return path
+from tests.worlds import hostile
+from tests.worlds.torch_files import checkpoint
 
 
 @pytest.fixture
@@ -40,16 +28,16 @@ def test_best_and_last_are_files_and_a_run_too_short_to_have_a_best_gives_its_la
     run: Run, there: list[str], wanted: str, chosen: str
 ) -> None:
     for name in there:
-        whole(run.checkpoints / f"{name}.ckpt")
+        checkpoint(run.checkpoints / f"{name}.ckpt", 1)
     assert checkpoints.choose(run, wanted) == run.checkpoints / f"{chosen}.ckpt"
 
 
 def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = cut_off(run.checkpoints / "current.ckpt")
-    whole(run.checkpoints / "models" / "model_9.ckpt")
-    newest = whole(run.checkpoints / "models" / "model_10.ckpt")
+    broken = hostile.cut(checkpoint(run.checkpoints / "current.ckpt", 11))
+    checkpoint(run.checkpoints / "models" / "model_9.ckpt", 9)
+    newest = checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10)
     assert checkpoints.choose(run, "last") == newest
     [note] = caplog.messages
     assert str(broken) in note and newest.name in note
@@ -61,40 +49,28 @@ def test_a_run_without_checkpoints_is_an_error_that_names_it(run: Run) -> None:
 
 
 def test_a_run_whose_checkpoints_are_all_broken_names_the_first(run: Run) -> None:
-    cut_off(run.checkpoints / "current.ckpt")
+    hostile.cut(checkpoint(run.checkpoints / "current.ckpt", 11))
     with pytest.raises(CheckpointError, match=r"current\.ckpt: it is cut off"):
         checkpoints.choose(run, "last")
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "cut off or not a checkpoint"),
-        (b"hello", "cut off or not a checkpoint"),
-        (b"PK\x03\x04 and then nothing", "cut off or not a checkpoint"),
-    ],
-)
-def test_a_file_that_is_no_checkpoint_is_told_apart(tmp_path: Path, content: bytes, reason: str) -> None:
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 and then nothing"])
+def test_a_file_that_is_no_checkpoint_is_told_apart(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "my model.ckpt"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=reason):
+    with pytest.raises(CheckpointError, match="cut off or not a checkpoint"):
         checkpoints.choose(Run(tmp_path), str(path))
 
 
 def test_a_checkpoint_with_a_damaged_directory_is_told_apart(tmp_path: Path) -> None:
     """Its last record is whole, so that a hasty look takes it for a zip file."""
-    path = whole(tmp_path / "damaged.ckpt")
-    content = bytearray(path.read_bytes())
-    directory = content.index(b"PK\x01\x02")
-    content[directory : directory + 4] = b"\0\0\0\0"
-    path.write_bytes(content)
+    path = checkpoint(tmp_path / "damaged.ckpt", 1)
+    hostile.flip_byte(path, path.read_bytes().index(b"PK\x01\x02"))
     assert checkpoints.problem(path) == "it is cut off or not a checkpoint"
 
 
 def test_another_zip_file_is_no_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "photos.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a.png", b"")
+    path = hostile.plain_zip(tmp_path / "photos.zip", {"a.png": b""})
     assert checkpoints.problem(path) == "it is a zip file but not a checkpoint"
 
 

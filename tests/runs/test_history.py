@@ -18,16 +18,7 @@ def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
     run.save_request(
-        RunRequest(
-            preset=preset,
-            model="mmbt",
-            config=None,
-            settings={},
-            overrides=[],
-            splits=SLOTS,
-            data_dir="data",
-            created=1_000_000.0,
-        )
+        RunRequest(preset=preset, model="mmbt", splits=SLOTS, data_dir="data", created=1_000_000.0)
     )
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from mmf_win.runs.folder import Run, training_alone
 from mmf_win.runs.history import state
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.install import Installed
+from tests.worlds.torch_files import checkpoint
 
 
 @pytest.fixture
@@ -38,9 +38,6 @@ def run(tmp_path: Path, data: Path) -> Run:
         RunRequest(
             preset="mmbt_grid",
             model="mmbt",
-            config=None,
-            settings={},
-            overrides=[],
             splits={"train": "train", "val": "dev", "test": "test"},
             data_dir=str(data),
         )
@@ -90,7 +87,7 @@ def test_an_unreadable_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_no_such_split(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    write_whole_checkpoint(run.checkpoints / "best.ckpt")
+    checkpoint(run.checkpoints / "best.ckpt", 3)
     error = said(capsys, 3, "predict", "--split", "test_seen", "--save-dir", str(run.path.parent.parent))
     assert "there is no such split" in error and "train, dev, test" in error
 
@@ -112,7 +109,7 @@ def test_a_run_that_is_being_trained_is_left_alone(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(needs, "mmf_for", lambda request: Installed(run.path, "1.0.0rc10", "path"))
-    write_whole_checkpoint(run.checkpoints / "current.ckpt")
+    checkpoint(run.checkpoints / "current.ckpt", 3)
     with locked(run.lock):
         error = said(capsys, 2, "train", "--resume", "last", "--save-dir", str(run.path.parent.parent))
     assert f"run {run.id} is being trained" in error
@@ -123,22 +120,10 @@ def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(training, "require_idle", lambda run: None)  # it began when the other one did not yet
-    write_whole_checkpoint(run.checkpoints / "current.ckpt")
+    checkpoint(run.checkpoints / "current.ckpt", 3)
     Exit("ok").save(run.exit_file)
     with training_alone(run):
         assert state(run) == "running"
         error = said(capsys, 2, "train", "--resume", "last", "--save-dir", str(run.path.parent.parent))
     assert f"run {run.id} is being trained" in error
     assert state(run) == "done"
-
-
-def write_whole_checkpoint(path: Path) -> None:
-    path.parent.mkdir()
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", b"")
-
-
-@pytest.mark.parametrize("command", ["train", "predict", "runs"])
-def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
-    assert f"mmfw {command}" in capsys.readouterr().out
