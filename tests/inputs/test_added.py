@@ -11,17 +11,23 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.hints import hint_for
+from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.features import extract_features
-from mmf_win.doctor.verify import verify
-from mmf_win.errors import AlreadyThere, DatasetError, ResourceError, UsageError
+from mmf_win.doctor.verify import repair, verify
+from mmf_win.errors import AlreadyThere, DamagedFeatures, DataError, DatasetError, ResourceError, UsageError
 from mmf_win.inputs.added import add_features
-from mmf_win.inputs.keys import image_keys
+from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.keys import image_keys, taken_from_another_image
+from mmf_win.inputs.listing import Need
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
+from mmf_win.upstream.zoo import ZooEntry
 from tests.inputs.conftest import Add, state_of
 from tests.worlds import hostile, npy
+from tests.worlds.memes import jsonl, lay_out
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
+from tests.worlds.zoo import features_archive, sha256
 
 pytestmark = pytest.mark.torch
 
@@ -223,3 +229,91 @@ def test_files_of_the_user_do_not_stand_in_for_libraries(
     (user_dir / "lmdb.py").write_text("raise SystemExit(9)", encoding="utf-8")
     monkeypatch.chdir(user_dir)
     assert add(npy.write_pairs(user_dir / "npy", ["1"]))["images"] == 1
+
+
+def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
+    user_dir: Path, lmdb: Path, places: Places, add: Add
+) -> None:
+    one, two = (npy.write_pairs(user_dir / name, [name]) for name in ("00001", "00002"))
+    add(one, two)
+    content = npy.raw_records(lmdb)
+    for damage in (lambda: hostile.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
+        damage()
+        (finding,) = repair(["features"], places)
+        assert finding.state == "damaged" and isinstance(finding.error, DamagedFeatures)
+        advice = hint_for(finding.error)
+        assert advice and str(one) in advice and str(two) in advice
+        assert add(one, two, force=True)["images"] == 2
+        assert npy.raw_records(lmdb) == content
+        assert state_of(lmdb, places) == "intact"
+
+
+def test_an_archive_beside_it_is_not_taken_for_its_origin(
+    user_dir: Path, lmdb: Path, places: Places, add: Add
+) -> None:
+    folder = npy.write_pairs(user_dir / "npy", ["00001"])
+    add(folder)
+    archive = lmdb.parent / "features.tar.gz"
+    archive.write_bytes(features_archive())
+    url, digest = "http://127.0.0.1:9/nothing", sha256(archive.read_bytes())
+    need = Need(
+        "features",
+        "region features",
+        lmdb.parent,
+        ("detectron.lmdb/data.mdb",),
+        ZooEntry(lmdb.parent, "1", url, archive.name, digest),
+    )
+    assert Fetcher(places).fetch([need])[0].state == "intact"
+    hostile.flip_byte(lmdb / "data.mdb", 9000)
+    with pytest.raises(DataError) as raised:
+        Fetcher(places).fetch([need])
+    assert hint_for(raised.value) == hint_for(DamagedFeatures("", lmdb=lmdb))
+    add(folder, force=True)
+    assert set(npy.records(lmdb)) == {"00001"}
+
+
+def laid_out(places: Places, **images: list[str]) -> None:
+    """Splits with rows for these images."""
+    splits = {
+        f"{split}.jsonl": jsonl([{"id": n, "img": name, "text": ""} for n, name in enumerate(names)])
+        for split, names in images.items()
+    }
+    lay_out(splits, places.dataset.annotations)
+
+
+def test_each_split_says_how_much_of_it_has_features(user_dir: Path, places: Places, add: Add) -> None:
+    laid_out(places, train=["img/00001.png", "img/00002.png", "img/x.y.jpg"], dev=["img/00003.png"])
+    folder = npy.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
+    npy.write_pair(folder / "sub", "00003")  # MMF looks for the name alone, without folders
+    assert add(folder)["splits"] == {
+        "train": {"rows": 3, "with_features": 3},
+        "dev": {"rows": 1, "with_features": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("images", "keys", "expected"),
+    [
+        (
+            ["img/12.png", "img/cat_12.png", "img/dog_7.png", "img/cow_7.png", "img/00008.png"],
+            ["12", "cat_12", "7", "8"],
+            {"img/cat_12.png": "12", "img/dog_7.png": "7", "img/cow_7.png": "7"},
+        ),
+        (["img/a/1.png", "img/b/1.png", "img/2.png", "img/2.png"], ["1", "2"], {"img/b/1.png": "1"}),
+    ],
+    ids=["a number at the end of another's name", "one name in two folders"],
+)
+def test_an_image_that_would_get_the_features_of_another_is_known(
+    places: Places, images: list[str], keys: list[str], expected: dict[str, str]
+) -> None:
+    laid_out(places, train=images)
+    assert taken_from_another_image(read_rows(places.dataset.split("train")), keys) == expected
+
+
+def test_a_broken_annotation_file_is_named_before_anything_is_written(
+    user_dir: Path, places: Places, lmdb: Path, add: Add
+) -> None:
+    lay_out({"train.jsonl": b"{"}, places.dataset.annotations)
+    with pytest.raises(DatasetError, match=r"train\.jsonl:1"):
+        add(npy.write_pairs(user_dir / "npy", ["1"]))
+    assert not lmdb.exists()
