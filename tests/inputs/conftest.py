@@ -57,11 +57,7 @@ def zoo(places: Places) -> Iterator[Zoo]:
         yield Zoo(server, places)
 
 
-def need_of(lmdb: Path) -> Need:
-    """As a run has it that reads the LMDB."""
-    return Need("features", "region features", lmdb.parent, (f"{lmdb.name}/data.mdb",))
-
-
 def state_of(lmdb: Path, places: Places) -> str:
-    """What a run would find before it starts."""
-    return verify_need(need_of(lmdb), places, full=True).state
+    """What a run would find that reads this LMDB."""
+    need = Need("features", "region features", lmdb.parent, (f"{lmdb.name}/data.mdb",))
+    return verify_need(need, places, full=True).state

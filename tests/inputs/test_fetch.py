@@ -32,17 +32,13 @@ def test_a_file_that_the_server_does_not_give_out_can_be_brought_from_elsewhere(
     assert "--source" in str(hint_for(raised.value))
 
 
-def test_what_is_missing_lies_where_mmf_looks_for_it_and_has_the_published_hash(zoo: Zoo) -> None:
+def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_published_hash(zoo: Zoo) -> None:
     statuses = fetch(zoo, zoo.features, zoo.fc7)
     assert [status.state for status in statuses] == ["intact", "intact"]
     assert data_of(zoo).read_bytes() == DATA
     assert {path.name: path.read_bytes() for path in zoo.fc7.files} == FC7
     assert statuses[0].against == "the published archive features.tar.gz"
     assert read_json(zoo.places.dataset.features / ".built.json")["version"] == "1.0"
-
-
-def test_what_is_there_is_not_fetched_again(zoo: Zoo) -> None:
-    fetch(zoo, zoo.features)
     zoo.server.asked.clear()
     assert fetch(zoo, zoo.features)[0].state == "intact"
     assert zoo.server.asked == []

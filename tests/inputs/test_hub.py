@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -142,21 +143,19 @@ def test_of_a_tokenizer_no_weights_are_fetched(hub: Hub) -> None:
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [("model.safetensors", "has no weights of it"), ("vocab.txt", "no configuration or vocabulary of it")],
+    [
+        ("model.safetensors", "has no weights of it"),
+        ("vocab.txt", "no configuration or vocabulary of it"),
+        (None, r"cannot download owner/tiny from the Hugging Face Hub(?s:.*)HF_ENDPOINT a mirror"),
+    ],
 )
-def test_what_the_hub_has_not_got_is_said(hub: Hub, missing: str, message: str) -> None:
-    del hub.server.files[f"owner/tiny/resolve/main/{missing}"]
+def test_what_the_hub_has_not_got_is_said(hub: Hub, missing: str | None, message: str) -> None:
+    if missing is None:  # it does not answer as the Hub does
+        hub.server.headers = {}
+        hub.server.files.clear()
+    else:
+        del hub.server.files[f"owner/tiny/resolve/main/{missing}"]
     done = hub.fetch()
     assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_hub_that_does_not_answer_is_named_with_what_to_do(hub: Hub) -> None:
-    hub.server.headers = {}
-    hub.server.files.clear()
-    done = hub.fetch()
-    assert done.returncode == 1
-    assert "cannot download owner/tiny from the Hugging Face Hub" in done.stderr
-    assert "HF_ENDPOINT a mirror" in done.stderr
+    assert re.search(message, done.stderr)
     assert "Traceback" not in done.stderr

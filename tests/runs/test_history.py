@@ -7,7 +7,7 @@ import pytest
 from mmf_win.commands.hints import hint_for
 from mmf_win.errors import CheckpointError, UsageError
 from mmf_win.locking import locked
-from mmf_win.protocol import EventLog, Exit
+from mmf_win.protocol import EventLog, Exit, Outcome
 from mmf_win.runs import checkpoints, history, lookup
 from mmf_win.runs.folder import Run, RunRequest
 from tests.worlds.memes import SLOTS
@@ -45,13 +45,9 @@ def test_a_run_is_found_by_its_name_id_or_time(tmp_path: Path, wanted: str) -> N
     assert lookup.find_run(tmp_path, wanted) == newest_of_a
 
 
-def test_a_run_is_found_by_its_folder(tmp_path: Path) -> None:
+def test_a_run_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make(tmp_path, "Память/2026-01-01T00-00-00")
     assert lookup.find_run(tmp_path / "elsewhere", str(run.path)) == run
-
-
-def test_a_run_is_found_from_within_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.reports.mkdir()
     monkeypatch.chdir(run.reports)
     assert lookup.find_run(tmp_path, "..").id == run.id
@@ -164,23 +160,15 @@ def test_before_its_first_validation_a_run_names_the_split_alone(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("outcome", "state"),
-    [("ok", "done"), ("interrupted", "interrupted"), ("cuda_oom", "failed: cuda_oom")],
+    [("ok", "done"), ("interrupted", "interrupted"), ("cuda_oom", "failed: cuda_oom"), (None, "killed")],
 )
-def test_the_state_comes_from_the_exit(tmp_path: Path, outcome: str, state: str) -> None:
+def test_the_state_of_a_run_that_no_process_holds_comes_from_its_exit(
+    tmp_path: Path, outcome: Outcome | None, state: str
+) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
-    Exit(outcome).save(run.exit_file)  # type: ignore[arg-type]
+    if outcome is not None:
+        Exit(outcome).save(run.exit_file)
     assert history.summarize(run).state == state
-
-
-def test_a_run_that_no_process_holds_and_that_has_no_exit_was_killed(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
-    assert history.summarize(run).state == "killed"
-
-
-def test_two_runs_within_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
-    first, second = Run.create(tmp_path, "a:b"), Run.create(tmp_path, "a:b")
-    assert first.path != second.path
-    assert first.path.parent.name == "a-b", "the name must be legal on Windows"
 
 
 def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:

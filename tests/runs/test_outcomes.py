@@ -99,7 +99,7 @@ def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
 def test_a_worker_that_could_not_say_how_it_ended(
     tmp_path: Path, ended: Ended, memory_ran_out: bool, outcome: Outcome
 ) -> None:
-    request = AttemptRequest("train", "mmbt", "mmf", str(tmp_path / "attempts" / "1"))
+    request = training(Run(tmp_path))
     request.attempt.path.mkdir(parents=True)
     assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
     assert Exit.load(Run(tmp_path).exit_file) is not None, "the run remembers it"
@@ -109,7 +109,7 @@ def test_a_worker_that_could_not_say_how_it_ended(
 def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhile(
     tmp_path: Path, outcome: Outcome
 ) -> None:
-    request = AttemptRequest("train", "mmbt", "mmf", str(tmp_path / "attempts" / "1"))
+    request = training(Run(tmp_path))
     request.attempt.path.mkdir(parents=True)
     Exit(outcome, "no memory").save(request.attempt.exit)
     stopped = Ended(1, stop_requested=True, killed=False)

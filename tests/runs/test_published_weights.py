@@ -164,15 +164,11 @@ def test_a_preset_without_published_weights_is_refused(shop: Shop) -> None:
         published_weights.run_of("concat_bert", shop.places)
 
 
-def test_without_a_dataset_nothing_is_downloaded(shop: Shop) -> None:
+def test_without_a_dataset_nothing_is_downloaded_but_to_score_own_memes(shop: Shop) -> None:
     shutil.rmtree(shop.places.dataset.root)
     with pytest.raises(DatasetError):
         published_weights.run_of("mmbt_grid", shop.places)
     assert shop.server.asked == []
-
-
-def test_own_memes_can_be_scored_without_a_dataset(shop: Shop) -> None:
-    shutil.rmtree(shop.places.dataset.root)
     run = published_weights.run_of("mmbt_grid", shop.places, without_dataset=True)
     assert (run.checkpoints / "best.ckpt").is_file()
 
