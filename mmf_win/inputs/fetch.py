@@ -35,7 +35,7 @@ from mmf_win.inputs.caches import (
     model_in,
 )
 from mmf_win.inputs.listing import Need, write_built_markers
-from mmf_win.inputs.origin import has_source, is_built, is_made_of, last_archive, loaded, no_source, source_of
+from mmf_win.inputs.origin import has_source, is_built, is_made_of, loaded, no_source, source_of
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding, State
@@ -268,11 +268,8 @@ class Fetcher:
         """Unpack the first archive that holds the files as they should be, downloading one if none does."""
         source = source_of(need)
         for archive in self._local(need):
-            if (
-                archive == last_archive(need) != self._archive(need)
-                and source
-                and not source.is_same(archive)
-            ):
+            is_own = archive != self._archive(need)
+            if source and is_own and archive == Path(source.path) and not source.is_same(archive):
                 _log.warning("%s is no longer the archive that the %s were made of", archive, need.title)
                 continue
             try:
@@ -309,8 +306,9 @@ class Fetcher:
 
     def _local(self, need: Need) -> list[Path]:
         """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
-        candidates = dict.fromkeys((self._archive(need), last_archive(need)))
-        there = [path for path in candidates if path is not None and path.is_file()]
+        source = source_of(need)
+        last = [Path(source.path)] if source and source.sha256 else []
+        there = [path for path in dict.fromkeys([self._archive(need), *last]) if path.is_file()]
         return [*there, *self.mirror.files(self._names(need))]
 
     def _download(self, need: Need, archive: Path) -> None:

@@ -262,13 +262,10 @@ def _wants_bert(model: Tree) -> bool:
 
 def _params_of(tree: Any, kind: str) -> Iterator[Tree]:
     """The ``params`` of every mapping below ``tree`` with this ``type``, as MMF describes its modules."""
-    if isinstance(tree, Mapping):
-        if tree.get("type") == kind:
-            yield dict(tree.get("params") or {})
-        for value in tree.values():
-            yield from _params_of(value, kind)
-    elif isinstance(tree, list):
-        for value in tree:
+    if isinstance(tree, Mapping) and tree.get("type") == kind:
+        yield dict(tree.get("params") or {})
+    if isinstance(tree, (Mapping, list)):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
             yield from _params_of(value, kind)
 
 

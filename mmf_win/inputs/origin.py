@@ -65,9 +65,3 @@ def source_of(need: Need) -> Source | None:
     """The archive that the files were made of, as far as that is known."""
     manifest = loaded(need)
     return manifest.source if manifest else None
-
-
-def last_archive(need: Need) -> Path | None:
-    """Where that archive lay."""
-    source = source_of(need)
-    return Path(source.path) if source and source.sha256 else None

@@ -179,11 +179,10 @@ def _require_structure(need: Need) -> None:
 
 def _of_another_archive(need: Need, manifest: Manifest) -> str | None:
     """Why intact files are not those of the installed MMF: each version has its own."""
-    sha256 = need.entry.sha256 if need.entry else None
     source = manifest.source
-    if manifest.basis != "published" or source is None or need.entry is None or sha256 is None:
+    if manifest.basis != "published" or source is None or need.entry is None:
         return None
-    if source.sha256 == sha256:
+    if need.entry.sha256 in (None, source.sha256):
         return None
     wanted = need.entry.file_name
     return f"{need.folder}: made of another archive ({source.name}) than the installed MMF's {wanted}"
