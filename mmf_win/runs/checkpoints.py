@@ -65,8 +65,7 @@ def choose(run: Run, wanted: str) -> Path:
         CheckpointError: there is none, or the only ones are broken.
     """
     if wanted not in ("best", "last"):
-        hint = "give best, last, or the file of an intact checkpoint"
-        return checked(Path(wanted).expanduser().absolute(), hint)
+        return checked(wanted)
     broken: list[tuple[Path, str]] = []
     for path in _candidates(run, wanted):
         reason = problem(path)
@@ -88,19 +87,15 @@ def can_resume(run: Run) -> bool:
     return any(problem(path) is None for path in _candidates(run, "last"))
 
 
-def checked(path: Path, hint: str = "give the file of an intact checkpoint") -> Path:
-    """``path`` itself.
-
-    Args:
-        path: the file.
-        hint: what to do where it is none.
+def checked(file: str) -> Path:
+    """The checkpoint that a user names by its file.
 
     Raises:
         CheckpointError: it cannot be an intact checkpoint.
     """
-    reason = problem(path)
-    if reason:
-        raise CheckpointError(f"{path}: {reason}", hint=hint)
+    path = Path(file).expanduser().absolute()
+    if reason := problem(path):
+        raise CheckpointError(f"{path}: {reason}", hint="give the file of an intact checkpoint")
     return path
 
 

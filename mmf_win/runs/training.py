@@ -63,7 +63,7 @@ def start(
         weights = published_weights.fetch(preset, places, source)
         request = replace(request, init=preset.zoo)
     elif init is not None:
-        weights = checkpoints.checked(Path(init).expanduser().absolute())
+        weights = checkpoints.checked(init)
         request = replace(request, init=str(weights))
     return train(
         None, name, request, places, weights, display, asked.overrides, weights_alone=weights is not None
@@ -141,7 +141,7 @@ def resume(
             _log.info("this run goes on in %s; so far it was %s", asked.precision, before)
         request, places = _with_data(asked.over(run.request()), data_dir, places)
         return train(run, None, request, places, checkpoint, display, asked.overrides)
-    checkpoint = checkpoints.checked(Path(wanted).expanduser().absolute())
+    checkpoint = checkpoints.checked(wanted)
     owner = lookup.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
