@@ -61,16 +61,9 @@ def as_error(end: Exit, asked: AttemptRequest) -> MmfwError:
     message = end.message or end.outcome
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"
-    error = _ERRORS.get(end.outcome, TrainingError)(message)
-    if end.hint:
-        error.hint = f"{end.hint}; the whole output is in {asked.log}"
-    error.outcome, error.action, error.run_dir, error.log = (
-        end.outcome,
-        asked.action,
-        asked.run.path,
-        asked.log,
-    )
-    return error
+    hint = f"{end.hint}; the whole output is in {asked.log}" if end.hint else None
+    ended = {"outcome": end.outcome, "action": asked.action, "run_dir": asked.run.path, "log": asked.log}
+    return _ERRORS.get(end.outcome, TrainingError)(message, hint=hint, **ended)
 
 
 def _died(ended: Ended, memory_ran_out: bool) -> Exit:
