@@ -138,11 +138,6 @@ class AttemptFolder:
     trace = Inside("trace.json")
     """What torch saw of a few updates of a profiled training, for Chrome."""
 
-    @property
-    def name(self) -> str:
-        """What tells its events from those of other attempts."""
-        return self.path.name
-
 
 @dataclass(frozen=True)
 class AttemptRequest:

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def until_it_fits(
             if less is None or started is None:
                 raise as_error(end, asked)
             failed, (name, had, fewer) = asked, less
-            log = EventLog(failed.events, failed.attempt.name)
+            log = EventLog(failed.events, failed.attempt.path.name)
             log.write(
                 "attempt_failed",
                 reason=end.outcome,
@@ -94,7 +94,7 @@ def until_it_fits(
 
 def events_of_attempt(asked: AttemptRequest) -> list[Event]:
     """What happened in one attempt."""
-    return [event for event in read_events(asked.events) if event.get("attempt") == asked.attempt.name]
+    return [event for event in read_events(asked.events) if event.get("attempt") == asked.attempt.path.name]
 
 
 def run_worker(
@@ -173,10 +173,8 @@ def _newest_saved(run: Run, events: list[Event], failed: AttemptRequest) -> Path
         and not failed.profile
         and any(event["kind"] == "checkpoint" for event in events)
     ):
-        try:
+        with suppress(CheckpointError):
             return checkpoints.choose(run, "last")
-        except CheckpointError:
-            pass
     return None
 
 

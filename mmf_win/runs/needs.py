@@ -104,17 +104,13 @@ def _require_no_early_stop(checkpoint: Path, counted: Counts, training: Mapping[
     Raises:
         UsageError: it would, without one update.
     """
-    run = owner(checkpoint)
-    stops, patience = training["early_stop.enabled"], training["early_stop.patience"]
-    if not stops or counted.update <= counted.best_update + patience:
-        return
-    if run is None or not stopped_early(run):
-        return
-    raise UsageError(
-        f"{checkpoint}: training has stopped early at update {counted.update}, as no validation after update "
-        f"{counted.best_update} was better",
-        hint="training.early_stop.enabled=False trains on",
-    )
+    run, last = owner(checkpoint), counted.best_update + training["early_stop.patience"]
+    if run and training["early_stop.enabled"] and counted.update > last and stopped_early(run):
+        raise UsageError(
+            f"{checkpoint}: training has stopped early at update {counted.update}, as no validation after "
+            f"update {counted.best_update} was better",
+            hint="training.early_stop.enabled=False trains on",
+        )
 
 
 def _total(epochs: int | None, config: settings.Settings, inputs: Inputs) -> int | None:

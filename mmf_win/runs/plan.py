@@ -69,7 +69,7 @@ def training(
         keep=1 if request.keep is None else request.keep,
         find_micro_batch=bool(request.auto_batch),
         fits=fits.load() if request.use_known_fits else {},
-        images=_text(places.images),
+        images=str(places.images) if places.images else None,
     )
 
 
@@ -112,14 +112,10 @@ def prediction(
         precision=request.precision,
         fast=bool(request.fast),
         trust=request.trust,
-        images=_text(places.images),
+        images=str(places.images) if places.images else None,
         annotations=str(target.annotations),
         keep_annotations=target.is_own,
     )
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def limit_to_lower(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[str, int, int] | None:

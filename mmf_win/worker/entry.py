@@ -39,7 +39,7 @@ def main(request_file: Path) -> int:
     os.environ[_REQUEST] = str(request_file)
     request = AttemptRequest.load(request_file)
     raise_file_limit()
-    log = EventLog(request.events, request.attempt.name)
+    log = EventLog(request.events, request.attempt.path.name)
     log.write("run_started", pid=os.getpid(), **versions())
 
     def leave() -> NoReturn:

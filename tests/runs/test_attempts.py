@@ -133,7 +133,7 @@ class Attempts:
 
     def __call__(self, asked: AttemptRequest) -> Exit:
         self.begun.append(asked)
-        log = EventLog(asked.run.events, asked.attempt.name)
+        log = EventLog(asked.run.events, asked.attempt.path.name)
         log.write(**{**STARTED, "micro_batch": asked.micro_batch or 32})
         if dict(enumerate(self.saves, start=1)).get(len(self.begun)):
             with zipfile.ZipFile(self.run.checkpoints / "current.ckpt", "w") as archive:

@@ -28,8 +28,8 @@ def predict_fake(folder: Path) -> list[str]:
             if turn % 2:
                 rivals.meet()
             assert not csv.exists()
-            csv.write_text(attempt.name, encoding="utf-8")
-        names += [attempt.name, csv.name]
+            csv.write_text(attempt.path.name, encoding="utf-8")
+        names += [attempt.path.name, csv.name]
     return names
 
 

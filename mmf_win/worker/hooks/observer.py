@@ -43,7 +43,7 @@ class Observer:
 
     def __init__(self, request: AttemptRequest, stop: Stop) -> None:
         self.request = request
-        self._log = EventLog(request.events, request.attempt.name)
+        self._log = EventLog(request.events, request.attempt.path.name)
         self._curves = Curves(request.run.path)
         self._stop = stop
         self.clock = Clock()
