@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
@@ -46,14 +47,13 @@ class Inputs:
 
     Attributes:
         left_out: MMF's name of a split → its annotation file and the rows that stay, where some do not.
-        read: MMF's name of a split → how much of it is read, for those with one annotation file.
-        digests: MMF's name of a split → the SHA-256 of that file.
+        data: MMF's name of a split with one annotation file → what is read of it, as in
+            :class:`~mmf_win.protocol.AttemptRequest`.
         asks_hub: the run may have to ask the Hugging Face Hub for models.
     """
 
     left_out: Mapping[str, tuple[Path, list[Row]]] = field(default_factory=dict)
-    read: Mapping[str, Coverage] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     asks_hub: bool = True
 
     @property
@@ -122,8 +122,7 @@ def check(
     kept = _rows_left(needs, dataset, files, rows, predicts="train" not in slots, allow_missing=allow_missing)
     return Inputs(
         {slot: (files[slot], some) for slot, some in kept.items()},
-        {s: _coverage(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
-        {slot: file_digest(file).hex() for slot, file in files.items()},
+        {s: _data(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
         asks_hub(config, needs),
     )
 
@@ -260,11 +259,12 @@ def _rows_left(
     return kept
 
 
-def _coverage(paths: DatasetPaths, file: Path, rows: int, kept: int) -> Coverage:
-    """How much of a split is read: rows may be left out now, and may have been at conversion."""
+def _data(paths: DatasetPaths, file: Path, rows: int, kept: int) -> dict[str, Any]:
+    """What is read of a split: rows may be left out now, and may have been at conversion."""
     is_own = _below(file, paths.annotations) != file.name
     full = None if is_own else coverage(paths, file.stem).full_rows
-    return Coverage(file.stem, kept, rows if full is None and kept < rows else full)
+    read = Coverage(file.stem, kept, rows if full is None and kept < rows else full)
+    return {**asdict(read), "sha256": file_digest(file).hex()}
 
 
 def _require_labels(path: Path, rows: Sequence[Row]) -> None:

@@ -315,12 +315,12 @@ def stopped_early(run: Run) -> bool:
     return end == Exit("ok") and (summary.updates or 0) < (summary.max_updates or 0)
 
 
-def changed_splits(run: Run, digests: Mapping[str, str]) -> list[str]:
+def changed_splits(run: Run, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The annotation files, by their stems, that are others than at the run's last training and validation.
 
     Args:
         run: one that has trained.
-        digests: ``train`` and ``val`` → the SHA-256 of their files now.
+        now: ``train`` and ``val`` → what is read of them now, with its ``sha256``.
 
     Raises:
         DataError, OSError: as for :func:`events_of`.
@@ -328,7 +328,7 @@ def changed_splits(run: Run, digests: Mapping[str, str]) -> list[str]:
     changed, events = [], events_of(run)
     for slot, kind in (("train", "train_started"), ("val", "val")):
         read = [event["data"] for event in events if event["kind"] == kind and event.get("data")]
-        if read and slot in digests and read[-1].get("sha256", digests[slot]) != digests[slot]:
+        if read and slot in now and read[-1].get("sha256") not in (None, now[slot]["sha256"]):
             changed.append(str(read[-1].get("split")))
     return changed
 

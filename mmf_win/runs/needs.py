@@ -121,9 +121,9 @@ def _total(epochs: int | None, config: settings.Settings, inputs: Inputs) -> int
     training = config["training"]
     total, epochs = training["max_updates"], epochs or training["max_epochs"]  # MMF, too, lets epochs win
     if isinstance(epochs, int) and isinstance(training["batch_size"], int):
-        read = inputs.read.get("train")  # None where there are several annotation files
+        read = inputs.data.get("train")  # None where there are several annotation files
         files = paths_of(config["dataset"], "annotations", ["train"])
-        rows = sum(map(count_rows, files)) if read is None else read.rows
+        rows = sum(map(count_rows, files)) if read is None else read["rows"]
         batches = math.ceil(rows / training["batch_size"])
         total = epochs * math.ceil(batches / (training["update_frequency"] or 1))
     return total if isinstance(total, int) else None

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits, nearby_dataset
@@ -244,15 +244,13 @@ def train(
             first,
             settings=merge(first.settings, in_updates),
             overrides=without(first.overrides, inputs.replaced_keys),
-            data={
-                slot: {**asdict(part), "sha256": inputs.digests[slot]} for slot, part in inputs.read.items()
-            },
+            data=dict(inputs.data),
             asks_hub=inputs.asks_hub,
             profile=profile,
         )
         if run is not None and checkpoint is not None:
             _log.info("resuming run %s from %s", run.id, checkpoint.name)
-            for name in changed_splits(run, inputs.digests):
+            for name in changed_splits(run, inputs.data):
                 _log.warning(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )

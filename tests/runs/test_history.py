@@ -118,9 +118,9 @@ def test_annotations_that_have_changed_since_a_run_trained_are_named(tmp_path: P
     data = {"split": "train", "rows": 3, "full_rows": 3, "sha256": "1"}
     events(run, {"kind": "train_started", "update": 0, "max_updates": 30, "data": data})
     events(run, {"kind": "val", "update": 1, "metrics": {}, "data": {**data, "split": "dev"}})
-    assert history.changed_splits(run, {"train": "1", "val": "1"}) == []
-    assert history.changed_splits(run, {"train": "1", "val": "2"}) == ["dev"]
-    assert history.changed_splits(run, {"train": "2"}) == ["train"]
+    assert history.changed_splits(run, {"train": data, "val": data}) == []
+    assert history.changed_splits(run, {"train": data, "val": {**data, "sha256": "2"}}) == ["dev"]
+    assert history.changed_splits(run, {"train": {"sha256": "2"}}) == ["train"]
 
 
 def test_the_best_validation_says_what_it_was_measured_on(tmp_path: Path) -> None:
