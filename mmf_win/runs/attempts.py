@@ -184,13 +184,13 @@ def _wait_until_free(before: list[int]) -> None:
     Args:
         before: free bytes of each GPU before there was a worker; nothing where nobody knows them.
     """
+
+    def is_free() -> bool:
+        return all(free >= was - _LITTLE for free, was in zip(gpus.free_memory(), before, strict=False))
+
+    if not before or is_free():
+        return
+    _log.info("waiting until the GPU's memory is free again …")
     deadline = time.monotonic() + _PATIENCE
-    noted = False
-    while before and time.monotonic() < deadline:
-        now = gpus.free_memory()
-        if all(free >= was - _LITTLE for free, was in zip(now, before, strict=False)):
-            return
-        if not noted:
-            _log.info("waiting until the GPU's memory is free again …")
-            noted = True
+    while time.monotonic() < deadline and not is_free():
         time.sleep(_PAUSE)
