@@ -38,7 +38,7 @@ from mmf_win.inputs.listing import Need, write_built_markers
 from mmf_win.inputs.origin import has_source, is_built, is_made_of, loaded, no_source, source_of
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Finding, State
+from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.verify import find_damage
 from mmf_win.locking import locked
 from mmf_win.paths import Places
@@ -142,7 +142,7 @@ class Fetcher:
             DataError: something cannot be repaired, or what came is not what it should be.
             ResourceError: it does not fit on the disk; nothing was downloaded.
         """
-        return self._get_all(list(needs), ("missing", "damaged"))
+        return self._get_all(list(needs), repairs=False)
 
     def repair(self, needs: Iterable[Need]) -> list[Finding]:
         """Repair what is damaged; what is missing stays missing.
@@ -152,11 +152,9 @@ class Fetcher:
         Raises:
             ResourceError: it does not fit on the disk; nothing was downloaded.
         """
-        return self._get_all(list(needs), ("damaged",), keep_going=True)
+        return self._get_all(list(needs), repairs=True)
 
-    def _get_all(
-        self, needs: Sequence[Need], states: Sequence[State], *, keep_going: bool = False
-    ) -> list[Finding]:
+    def _get_all(self, needs: Sequence[Need], *, repairs: bool) -> list[Finding]:
         self.places.data_dir.mkdir(parents=True, exist_ok=True)
 
         def waiting() -> None:
@@ -168,6 +166,7 @@ class Fetcher:
                 finish_installation(need.folder)
                 found[need] = replace(verify_need(need, self.places), repaired=found[need].problems)
             write_built_markers(need for need, finding in found.items() if finding.is_usable)
+            states = ("damaged",) if repairs else ("missing", "damaged")
             wanted = [need for need, finding in found.items() if finding.state in states]
             self._require_usable_source(wanted)
             self._require_space(wanted)
@@ -175,7 +174,7 @@ class Fetcher:
                 try:
                     self._get(need, found[need])
                 except (DataError, MmfError, PasswordError) as error:
-                    if not keep_going:
+                    if not repairs:
                         raise
                     found[need] = replace(found[need], error=error)
                 else:
@@ -208,10 +207,9 @@ class Fetcher:
     def costs(self, needs: Sequence[Need]) -> dict[Need, Cost]:
         """What it would cost to get each of them; all servers are asked at the same time."""
         with ThreadPoolExecutor(_ASKED_AT_ONCE, "mmfw-cost") as pool:
-            return dict(zip(needs, pool.map(self.cost, needs), strict=True))
+            return dict(zip(needs, pool.map(self._cost, needs), strict=True))
 
-    def cost(self, need: Need) -> Cost:
-        """What it would cost to get it."""
+    def _cost(self, need: Need) -> Cost:
         urls = self._urls(need)
         if not urls or is_built(need):
             return None, None

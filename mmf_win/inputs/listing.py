@@ -81,11 +81,6 @@ class Need:
         """Whether the files lie in a folder of MMF's downloads, where a manifest belongs."""
         return self.kind in ("features", "extras", "weights", "fc7")
 
-    @property
-    def has_source(self) -> bool:
-        """Whether it can be downloaded; else only the user can bring it."""
-        return bool(self.entry or self.url)
-
     def choose(self, member: str) -> str | None:
         """Where a member of the archive goes, below :attr:`folder`; None for one that is not wanted."""
         if self.kind == "features":

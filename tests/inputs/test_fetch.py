@@ -147,7 +147,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
 
 def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
     length = len(zoo.server.files["features.tar.gz"])
-    assert Fetcher(zoo.places).cost(zoo.features) == (length, 3 * length)
+    assert Fetcher(zoo.places).costs([zoo.features]) == {zoo.features: (length, 3 * length)}
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_verified(
