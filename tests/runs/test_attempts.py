@@ -70,11 +70,6 @@ def test_each_shortage_has_its_own_remedy(
     assert limit_to_lower(failed, end, started) == less
 
 
-def test_what_was_made_smaller_before_stays_so() -> None:
-    after = following(asked(eval_batch=8), "micro_batch", 16, STARTED, None)
-    assert (after.micro_batch, after.eval_batch) == (16, 8)
-
-
 def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
     tried = [4]
     while less := limit_to_lower(asked(), Exit("host_oom"), {**STARTED, "workers": tried[-1]}):
@@ -157,8 +152,11 @@ class Attempts:
 def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     attempts = Attempts(run, lambda asked: asked.micro_batch == 8)
-    until_it_fits(run, asked(), attempts)
+    until_it_fits(run, asked(eval_batch=4), attempts)
     assert attempts.rows == [None, 16, 8]
+    assert {asked.eval_batch for asked in attempts.begun} == {4}, "what was made smaller before stays so"
+    assert attempts.checkpoints == [None, None, None]
+    assert attempts.overrides == [[], ["training.seed=7"], ["training.seed=7"]], "each begins as the first"
     failed = [event for event in read_events(run.events) if event["kind"] == "attempt_failed"]
     assert [(event["reason"], event["next"]) for event in failed] == [
         ("cuda_oom", {"micro_batch": 16}),
@@ -167,13 +165,6 @@ def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytes
     first, origin, second, _ = caplog.messages
     assert re.search(r"\b32\b.* trying 16\b", first) and "from the beginning" in origin
     assert re.search(r"\b16\b.* trying 8\b", second)
-
-
-def test_an_attempt_that_begins_anew_has_the_seed_of_the_first(run: Run) -> None:
-    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
-    until_it_fits(run, asked(), attempts)
-    assert attempts.checkpoints == [None, None]
-    assert attempts.overrides == [[], ["training.seed=7"]]
 
 
 def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
