@@ -33,8 +33,11 @@ from mmf_win.upstream.versions import config_path
 _log = logging.getLogger(__name__)
 
 
-def mmf_for(request: RunRequest) -> Installed:
-    """The installed MMF, once it is sure that it has the configuration that is asked for."""
+def mmf_for(request: RunRequest, typed: Sequence[str], whose: str) -> tuple[Installed, RunRequest]:
+    """The installed MMF, which has the configuration that is asked for, and ``request`` with its own code.
+
+    Args and errors are those of :func:`~mmf_win.runs.own_code.with_own_code`.
+    """
     mmf = usable_mmf()
     _note_changes(mmf)
     if request.config is not None:
@@ -42,7 +45,7 @@ def mmf_for(request: RunRequest) -> Installed:
             config_path(mmf.root, request.config)
         except MmfError as error:
             raise UsageError(f"preset {request.preset}: {error}", hint=error.hint) from None
-    return mmf
+    return mmf, own_code.with_own_code(request, typed, mmf.root, whose)
 
 
 @cache

@@ -12,7 +12,6 @@ from mmf_win.protocol import AttemptRequest, Event, Exit
 from mmf_win.runs import needs, plan
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run
-from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import reading
@@ -49,9 +48,7 @@ def predict(
     Raises:
         MmfwError: the class says how it ended.
     """
-    request = asked.over(run.request())
-    mmf = needs.mmf_for(request)
-    request = with_own_code(request, asked.overrides, mmf.root, f"run {run.id}")
+    mmf, request = needs.mmf_for(asked.over(run.request()), asked.overrides, f"run {run.id}")
     first = plan.prediction(mmf, request, target, places, checkpoint, features)
     inputs = needs.check_prediction(first, request, places, target, features)
     first = replace(first, asks_hub=inputs.asks_hub)

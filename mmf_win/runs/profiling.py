@@ -14,7 +14,6 @@ from mmf_win.protocol import AttemptFolder, known_fields, read_events
 from mmf_win.runs import lookup, needs, plan, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
-from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.request import RunRequest
 
 
@@ -130,8 +129,7 @@ def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
 
 def _intervals(request: RunRequest, places: Places, typed: list[str]) -> tuple[int, int, int | None]:
     """After how many updates the training as it was asked for saves, validates, and ends."""
-    mmf = needs.mmf_for(request)
-    request = with_own_code(request, typed, mmf.root, f"preset {request.preset}")
+    mmf, request = needs.mmf_for(request, typed, f"preset {request.preset}")
     first = plan.training(mmf, request, places, None, weights_alone=False)
     config = needs.config_of(first, request, places)["training"]
     for key in ("checkpoint_interval", "evaluation_interval"):

@@ -18,7 +18,6 @@ from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_
 from mmf_win.runs.folder import Run, require_idle, training_alone
 from mmf_win.runs.history import changed_splits, events_of
 from mmf_win.runs.overrides import without
-from mmf_win.runs.own_code import with_own_code
 from mmf_win.runs.presets import merge
 from mmf_win.runs.request import RunRequest
 from mmf_win.unpacking.staging import reading, require_finished
@@ -95,8 +94,7 @@ def check(asked: RunRequest, places: Places) -> None:
         MmfwError: it could not.
     """
     request = _of_preset(asked, places)
-    mmf = needs.mmf_for(request)
-    request = with_own_code(request, asked.overrides, mmf.root, f"preset {request.preset}")
+    mmf, request = needs.mmf_for(request, asked.overrides, f"preset {request.preset}")
     first = plan.training(mmf, request, places, None, weights_alone=False)
     needs.check_training(first, request, places)
 
@@ -229,9 +227,8 @@ def train(
     """
     with ExitStack() as stack:
         lock = stack.enter_context(training_alone(run)) if run is not None else None
-        mmf = needs.mmf_for(request)
         whose = f"run {run.id}" if run else f"preset {request.preset}"
-        request = with_own_code(request, typed, mmf.root, whose)
+        mmf, request = needs.mmf_for(request, typed, whose)
         first = plan.training(mmf, request, places, checkpoint, weights_alone=weights_alone)
         if request.detect_anomaly and not first.detect_anomaly:
             _log.warning(

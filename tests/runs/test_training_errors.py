@@ -108,7 +108,6 @@ def test_mmf_is_missing(
 def test_a_run_that_is_being_trained_is_left_alone(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(needs, "mmf_for", lambda request: Installed(run.path, "1.0.0rc10", "path"))
     checkpoint(run.checkpoints / "current.ckpt", 3)
     with locked(run.lock):
         error = said(capsys, 2, "train", "--resume", "last", "--save-dir", str(run.path.parent.parent))
