@@ -22,7 +22,6 @@ from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageErr
 from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
-from mmf_win.inputs.origin import has_source
 from mmf_win.inputs.verify import state_without_reading
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places
@@ -203,9 +202,9 @@ def _show(
             room = f", and {size(on_disk)} on the disk" if on_disk else ""
             say(f"{need.title}: {size(to_download)} to download{room}")
     for need, finding in found.items():
-        if finding.state == "missing" and need.kind == "features" and not has_source(need):
+        if finding.state == "missing" and need.kind == "features" and not need.has_source:
             say(f"next: {hint_for(DamagedFeatures('', lmdb=need.files[0].parent))}")
-    to_fetch = [need for need, finding in found.items() if finding.state == "missing" and has_source(need)]
+    to_fetch = [need for need, finding in found.items() if finding.state == "missing" and need.has_source]
     if to_fetch:
         words = [
             *dict.fromkeys(preset for need in to_fetch for preset in wanted.needs[need]),

@@ -23,9 +23,8 @@ from mmf_win.errors import (
     UsageError,
 )
 from mmf_win.inputs.fetch import Fetcher, Mirror
-from mmf_win.inputs.listing import Need
+from mmf_win.inputs.listing import Need, no_source
 from mmf_win.inputs.on_disk import needs_on_disk, with_source
-from mmf_win.inputs.origin import no_source
 from mmf_win.inputs.verify import state_without_reading, verify_need
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, noted

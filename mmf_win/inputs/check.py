@@ -27,8 +27,7 @@ from mmf_win.errors import (
 )
 from mmf_win.inputs.fetch import Fetcher
 from mmf_win.inputs.keys import image_keys, without_features
-from mmf_win.inputs.listing import Need, asks_hub, needs_of, paths_of, write_built_markers
-from mmf_win.inputs.origin import no_source
+from mmf_win.inputs.listing import Need, asks_hub, needs_of, no_source, paths_of, write_built_markers
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding

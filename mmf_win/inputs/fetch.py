@@ -34,8 +34,7 @@ from mmf_win.inputs.caches import (
     hub_is_offline,
     model_in,
 )
-from mmf_win.inputs.listing import Need, write_built_markers
-from mmf_win.inputs.origin import has_source, is_built, is_made_of, loaded, no_source, source_of
+from mmf_win.inputs.listing import Need, no_source, write_built_markers
 from mmf_win.inputs.verify import verify_need
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding
@@ -170,7 +169,7 @@ class Fetcher:
             wanted = [need for need, finding in found.items() if finding.state in states]
             self._require_usable_source(wanted)
             self._require_space(wanted)
-            for need in sorted(wanted, key=lambda need: not has_source(need)):
+            for need in sorted(wanted, key=lambda need: not need.has_source):
                 try:
                     self._get(need, found[need])
                 except (DataError, MmfError, PasswordError) as error:
@@ -192,7 +191,7 @@ class Fetcher:
         if place is None or not needs:
             return
         models = [need for need in needs if need.is_of_hub and need.library]
-        archived = [need for need in needs if has_source(need) and need not in models]
+        archived = [need for need in needs if need.has_source and need not in models]
         names = [name for need in archived for name in self._names(need)]
         if self.mirror.files(names) or any(model_in(place, str(need.url), weights=False) for need in models):
             return
@@ -211,7 +210,7 @@ class Fetcher:
 
     def _cost(self, need: Need) -> Cost:
         urls = self._urls(need)
-        if not urls or is_built(need):
+        if not urls or need.is_built:
             return None, None
         if need.entry and self._local(need):
             return 0, None
@@ -264,7 +263,7 @@ class Fetcher:
 
     def _unpack_any(self, need: Need, finding: Finding) -> None:
         """Unpack the first archive that holds the files as they should be, downloading one if none does."""
-        source = source_of(need)
+        source = need.source
         for archive in self._local(need):
             is_own = archive != self._archive(need)
             if source and is_own and archive == Path(source.path) and not source.is_same(archive):
@@ -291,7 +290,7 @@ class Fetcher:
             UnknownArchive: they came out of another archive than the zoo's.
             DamagedFeatures: nothing tells what they came out of, and they may be the user's own.
         """
-        manifest, published = loaded(need), need.entry.sha256 if need.entry else None
+        manifest, published = need.manifest, need.entry.sha256 if need.entry else None
         source = manifest.source if manifest else None
         if need.kind == "features" and finding.state == "damaged" and source is None:
             message = f"{need.folder}: {'; '.join(finding.problems)}; nothing tells where they came from"
@@ -304,7 +303,7 @@ class Fetcher:
 
     def _local(self, need: Need) -> list[Path]:
         """Archives on this machine: that which MMF or an earlier call has left, and that of the files."""
-        source = source_of(need)
+        source = need.source
         last = [Path(source.path)] if source and source.sha256 else []
         there = [path for path in dict.fromkeys([self._archive(need), *last]) if path.is_file()]
         return [*there, *self.mirror.files(self._names(need))]
@@ -332,7 +331,7 @@ class Fetcher:
             need.folder,
             ask=self.ask,
             choose=need.choose,
-            expected_sha256=need.entry.sha256 if need.entry and not is_made_of(need, archive) else None,
+            expected_sha256=need.entry.sha256 if need.entry and not _is_made_of(need, archive) else None,
             replaces=[need.entry.marker] if need.entry else [],
             title=f"Unpacking {need.title}",
         )
@@ -341,7 +340,7 @@ class Fetcher:
 
     def _repair(self, need: Need, archive: Path) -> bool:
         """Unpack only what is damaged; False where nothing says what that is."""
-        manifest = loaded(need)
+        manifest = need.manifest
         if manifest is None or manifest.basis == "recorded":
             return False
         wrong = find_damage(manifest)
@@ -355,12 +354,12 @@ class Fetcher:
         if need.entry:
             # The configuration may read from another folder than the one that the zoo's key stands for.
             return need.entry.archive
-        source = source_of(need)
+        source = need.source
         return need.folder / (source.name if source else str(need.url).rpartition("/")[2])
 
     def _names(self, need: Need) -> tuple[str, ...]:
         names = need.entry.names if need.entry else (self._archive(need).name,)
-        source = source_of(need)
+        source = need.source
         return tuple(dict.fromkeys((*([source.name] if source else []), *names)))
 
     def _urls(self, need: Need) -> list[str]:
@@ -368,3 +367,10 @@ class Fetcher:
             return []
         own = need.entry.url if need.entry else need.url
         return [*self.mirror.urls(self._names(need)), *([own] if own else [])]
+
+
+def _is_made_of(need: Need, archive: Path) -> bool:
+    """Whether the files were made of this very archive, which nobody has published."""
+    manifest = need.manifest
+    source = manifest.source if manifest and manifest.basis in ("archive", "recorded") else None
+    return source is not None and source.is_same(archive)

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmf_win.dataset.features import choose_features, mark_built
+from mmf_win.errors import DamagedFeatures, DataError, NoSource
 from mmf_win.inputs import caches
+from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.manifest import Manifest, Source, noted
 from mmf_win.paths import Places
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.zoo import Zoo, ZooEntry
@@ -80,6 +83,33 @@ class Need:
     def has_manifest(self) -> bool:
         """Whether the files lie in a folder of MMF's downloads, where a manifest belongs."""
         return self.kind in ("features", "extras", "weights", "fc7")
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the folder, without files where it is damaged; None where there is none."""
+        if not self.has_manifest:
+            return None
+        with suppress(DataError):
+            if manifest := Manifest.load(self.folder):
+                return manifest
+        return noted(self.folder)
+
+    @property
+    def source(self) -> Source | None:
+        """The archive that the files were made of, as far as that is known."""
+        manifest = self.manifest
+        return manifest.source if manifest else None
+
+    @property
+    def is_built(self) -> bool:
+        """Whether mmfw made it of the user's own files."""
+        manifest = self.manifest
+        return manifest is not None and manifest.basis == "built"
+
+    @property
+    def has_source(self) -> bool:
+        """Whether they can be downloaded, or an archive is known that they came out of."""
+        return not self.is_built and bool(self.entry or self.url or self.source)
 
     def choose(self, member: str) -> str | None:
         """Where a member of the archive goes, below :attr:`folder`; None for one that is not wanted."""
@@ -269,3 +299,23 @@ def write_built_markers(needs: Iterable[Need]) -> None:
     for entry in (need.entry for need in needs if need.entry):
         with suppress(OSError):  # of a folder that is read-only
             mark_built(entry.marker, entry.version)
+
+
+def no_source(need: Need, finding: Finding, places: Places, words: Sequence[str] = ()) -> DataError | None:
+    """The error that files are damaged or missing and nothing known has them; None where something has.
+
+    Args:
+        need: the files.
+        finding: what is wrong with them.
+        places: MMF's folders.
+        words: the preset and the overrides that make a run read them.
+    """
+    if need.has_source:
+        return None
+    problems = "; ".join(finding.problems)
+    if need.kind == "features":
+        return DamagedFeatures(f"{need.folder}: {problems}", lmdb=need.files[0].parent)
+    hint = "put an intact copy there; mmfw knows no source of it"
+    if need.kind == "glove":
+        hint = "put it there, or let MMF begin with random vectors: vocab.type=random"
+    return NoSource(f"{need.title}: {problems}", hint=hint, words=words, data_dir=places.data_dir)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.inputs.listing import Need, needs_of
-from mmf_win.inputs.origin import no_source
+from mmf_win.inputs.listing import Need, needs_of, no_source
 from mmf_win.inputs.verify import state_without_reading
 from mmf_win.paths import Places
 from mmf_win.runs import presets
