@@ -271,17 +271,14 @@ def configuration(run: Run) -> dict[str, Any]:
     Raises:
         DataError: its request or configuration cannot be read.
     """
-    known, resolved = dict(leaves(asdict(run.request()), "request")), _resolved(run)
-    if resolved is not None:
-        known.update(leaves(resolved, "mmf"))
+    known, config = dict(leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
+    if config.is_file():
+        known.update(leaves(_of_mmf(config), "mmf"))
     return {key: value for key, value in known.items() if ".".join(key.split(".")[:2]) not in _NOT_COMPARED}
 
 
-def _resolved(run: Run) -> Any:
-    """MMF's own ``config.yaml``, its references left as they are; None where there is none yet."""
-    path = run.checkpoints / "config.yaml"
-    if not path.is_file():
-        return None
+def _of_mmf(path: Path) -> Any:
+    """MMF's own ``config.yaml``, its references left as they are."""
     from omegaconf import OmegaConf
 
     try:
@@ -350,8 +347,7 @@ def val_auroc(event: Event) -> float | None:
     """The validation AUROC that an event reports, if it does."""
     if event["kind"] != "val":
         return None
-    metrics = event.get("metrics")
-    value = metrics.get(AUROC) if isinstance(metrics, dict) else None
+    value = (event.get("metrics") or {}).get(AUROC)
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None
 
 

@@ -8,6 +8,7 @@ numbers for any other split, so no published number may stand beside a score on 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +48,13 @@ def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published 
         split: the annotation file's stem.
         metric: ``auroc`` or ``accuracy``.
     """
-    name = _NAMES.get(split)
-    of_split = numbers.get(name) if name else None
-    value = of_split.get(metric) if isinstance(of_split, Mapping) else None
-    value, spread = value if isinstance(value, (list, tuple)) and len(value) == 2 else (value, 0)
-    if name is None or not isinstance(value, (int, float)) or not isinstance(spread, (int, float)):
-        return None
-    if not (0 <= value <= 100 and 0 <= spread <= 100):
-        return None
-    return Published(value / 100, spread / 100 if spread else None, split, _ROWS[name])
+    with suppress(KeyError, TypeError, ValueError):
+        name = _NAMES[split]
+        number = numbers[name][metric]
+        value, spread = number if isinstance(number, list) else (number, 0)
+        if 0 <= value <= 100 and 0 <= spread <= 100:
+            return Published(value / 100, spread / 100 if spread else None, split, _ROWS[name])
+    return None
 
 
 def splits_of_paper(paths: DatasetPaths) -> dict[str, str]:
