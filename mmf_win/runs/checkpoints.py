@@ -65,7 +65,7 @@ def choose(run: Run, wanted: str) -> Path:
         CheckpointError: there is none, or the only ones are broken.
     """
     if wanted not in ("best", "last"):
-        return checked(wanted)
+        return checked(wanted, "give best, last, or the file of an intact checkpoint")
     broken: list[tuple[Path, str]] = []
     for path in _candidates(run, wanted):
         reason = problem(path)
@@ -87,15 +87,15 @@ def can_resume(run: Run) -> bool:
     return any(problem(path) is None for path in _candidates(run, "last"))
 
 
-def checked(file: str) -> Path:
-    """The checkpoint that a user names by its file.
+def checked(file: str, hint: str = "give the file of an intact checkpoint") -> Path:
+    """The checkpoint that a user names by its file; the hint is what to name instead.
 
     Raises:
         CheckpointError: it cannot be an intact checkpoint.
     """
     path = Path(file).expanduser().absolute()
     if reason := problem(path):
-        raise CheckpointError(f"{path}: {reason}", hint="give the file of an intact checkpoint")
+        raise CheckpointError(f"{path}: {reason}", hint=hint)
     return path
 
 
