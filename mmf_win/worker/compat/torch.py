@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, missing
 
 _OPERATORS = "torchvision._meta_registrations"
 _CUDA_CALLERS = ("mmf.models.visual_bert", "mmf.models.vilbert", "mmf.modules.embeddings")
@@ -56,7 +56,7 @@ PATCHES = (
         name="torchaudio",
         problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
         mmf=RC12,
-        library="torchaudio",
+        library="torchaudio not installed",
         edits=(
             Edit(
                 "mmf.datasets.processors.image_processors",
@@ -64,6 +64,7 @@ PATCHES = (
                 "torchaudio_transforms = None",
             ),
         ),
+        needed=missing("torchaudio"),
     ),
     Patch(
         name="torchtext",
@@ -81,7 +82,7 @@ PATCHES = (
         name="lightning",
         problem="base_model, base_dataset_builder, ...: import pytorch_lightning to inherit from two classes",
         mmf=RC12,
-        library="pytorch_lightning",
+        library="pytorch_lightning not installed",
         edits=tuple(
             Edit(
                 module,
@@ -90,6 +91,7 @@ PATCHES = (
             )
             for module in _LIGHTNING_USERS
         ),
+        needed=missing("pytorch_lightning"),
     ),
     Patch(
         name="anomaly",

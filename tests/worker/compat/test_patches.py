@@ -15,7 +15,7 @@ import pytest
 from mmf_win.upstream.versions import ONLY_IN
 from mmf_win.worker import compat
 from mmf_win.worker.compat import mmf_models, python
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks, missing
 
 
 @pytest.mark.parametrize("each", compat.PATCHES, ids=lambda each: each.name)
@@ -65,6 +65,8 @@ class TestEditingPatches:
 
     def test_are_not_needed_where_the_libraries_do_without(self, tmp_path: Path) -> None:
         mmf = made_up_mmf(tmp_path, work="some old words")
+        assert not editing(RC10, missing("json")).active(*mmf)
+        assert editing(RC10, missing("no_such_package")).active(*mmf)
         assert not editing(RC10, lacks("json.decoder", "class JSONDecoder")).active(*mmf)
         assert editing(RC10, lacks("json.decoder", "class NoSuchThing")).active(*mmf)
 
