@@ -30,8 +30,9 @@ from mmf_win.upstream.install import (
     use_checkout,
 )
 from mmf_win.upstream.sources import MmfSource
-from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, refuse, send, tar_gz
+from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, send, tar_gz
 from tests.worlds.tools import is_wine
+from tests.worlds.web import Fault, answers
 
 ARCHIVE = tar_gz(TREE)
 no_pip = pytest.mark.skipif(
@@ -79,7 +80,7 @@ class TestGithub:
     @pytest.mark.parametrize(
         ("answer", "asked", "message"),
         [
-            (refuse(404), 1, "the server answered 404"),
+            (answers(404), 1, "the server answered 404"),
             (send(ARCHIVE[:99], promise=len(ARCHIVE)), 3, "the connection ended after 99 of"),
             (send(ARCHIVE[: len(ARCHIVE) // 2], promise=-1), 1, "damaged or no archive"),
             (send(b"<html>Log in to the hotel</html>"), 1, "damaged or no archive"),
@@ -91,9 +92,9 @@ class TestGithub:
         ids=["404", "short", "cut", "no archive", "escape", "colon", "other file", "mode"],
     )
     def test_a_bad_answer_leaves_nothing_that_is_believed(
-        self, home: Path, answer: object, asked: int, message: str
+        self, home: Path, answer: Fault, asked: int, message: str
     ) -> None:
-        with Server.answering(answer) as server:  # type: ignore[arg-type]
+        with Server.answering(answer) as server:
             with pytest.raises(MmfError, match=message) as raised:
                 install(github(server.url))
             assert server.asked == asked
@@ -123,7 +124,7 @@ class TestGithub:
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         installed = _fetch(monkeypatch)
-        with Server.answering(refuse(404)) as server, pytest.raises(MmfError):
+        with Server.answering(answers(404)) as server, pytest.raises(MmfError):
             install(github(server.url), force=True)
         assert find_mmf() == installed
         assert changed_files(installed) == []

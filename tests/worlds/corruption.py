@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from random import Random
@@ -79,10 +77,3 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield value, key
         if isinstance(inner, (dict, list)):
             yield from _places(inner)
-
-
-def restore(original: Path, copy: Path) -> None:
-    """Make ``copy`` what ``original`` is."""
-    with suppress(FileNotFoundError):
-        shutil.rmtree(copy)
-    shutil.copytree(original, copy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from random import Random
@@ -37,7 +38,8 @@ class DamagedRuns:
             random: of the damage.
             reports: whether to make pages too, which takes seconds and the extra `report`.
         """
-        corruption.restore(self._intact, self._copy)
+        shutil.rmtree(self._copy, ignore_errors=True)
+        shutil.copytree(self._intact, self._copy)
         file = random.choice(self._names)
         damage = corruption.damage(self._copy / file, random)
         first, second = self._first.id, self._second.id

@@ -6,15 +6,15 @@ import base64
 import hashlib
 import io
 import tarfile
-import threading
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mmf_win.upstream.sources import GithubArchive, PypiWheel
+from tests.worlds.web import Fault, WebServer, answers
 
 VERSION = "9.9.0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -91,61 +91,32 @@ def _urlsafe(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-def send(body: bytes, *, promise: int | None = None) -> Answer:
+def send(body: bytes, *, promise: int | None = None) -> Fault:
     """An answer with this body that promises ``promise`` bytes; -1 promises nothing, as GitHub does."""
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        if promise != -1:
-            request.send_header("Content-Length", str(len(body) if promise is None else promise))
-        request.end_headers()
-        request.wfile.write(body)
-
-    return answer
+    length = len(body) if promise is None else promise
+    return answers(200, body, Content_Length=None if length < 0 else str(length))
 
 
-def refuse(status: int) -> Answer:
-    """An answer that is only a status."""
-    return lambda request: request.send_error(status)
-
-
+@dataclass(frozen=True)
 class Server:
-    """A web server on this machine: gives each request the next answer, and the last one for ever.
+    """A server whose first requests get an answer each, and later ones the last of these."""
 
-    Attributes:
-        url: what to ask for.
-        asked: how many requests came.
-    """
+    web: WebServer
 
-    def __init__(self, answers: tuple[Answer, ...]) -> None:
-        self.asked = 0
-        outer = self
+    @property
+    def url(self) -> str:
+        """What to ask for."""
+        return f"{self.web.url}/mmf.tar.gz"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                answer = answers[min(outer.asked, len(answers) - 1)]
-                outer.asked += 1
-                answer(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_port}/mmf.tar.gz"
+    @property
+    def asked(self) -> int:
+        """How many requests came."""
+        return len(self.web.asked)
 
     @classmethod
     @contextmanager
-    def answering(cls, *answers: Answer) -> Iterator[Server]:
+    def answering(cls, *given: Fault) -> Iterator[Server]:
         """A server that runs inside the ``with`` block."""
-        server = cls(answers)
-        thread = threading.Thread(target=server._http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server._http.shutdown()
-            thread.join()
-            server._http.server_close()
+        with WebServer.serving(mmf_tar_gz=b"") as web:
+            web.faults = [*given, *[given[-1]] * 9]
+            yield cls(web)

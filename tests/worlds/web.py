@@ -148,7 +148,7 @@ def stalls(server: WebServer, after: int) -> Fault:
     return fault
 
 
-def answers(status: int, body: bytes = b"", **headers: str) -> Fault:
+def answers(status: int, body: bytes = b"", **headers: str | None) -> Fault:
     """Another answer altogether; ``_`` in a header's name stands for a hyphen."""
 
     def fault(answer: Answering) -> None:
@@ -158,9 +158,8 @@ def answers(status: int, body: bytes = b"", **headers: str) -> Fault:
     return fault
 
 
-def login_page(answer: Answering) -> None:
-    """A page instead of the file, as a hotel's network sends it, with the status 200."""
-    answers(200, b"<html>Please log in</html>", Content_Type="text/html; charset=utf-8")(answer)
+login_page = answers(200, b"<html>Please log in</html>", Content_Type="text/html; charset=utf-8")
+"""A page instead of the file, as a hotel's network sends it, with the status 200."""
 
 
 def promises(length: int) -> Fault:
