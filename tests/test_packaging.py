@@ -54,39 +54,27 @@ def test_the_tests_of_the_sdist_run_in_it(packages: Packages) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_every_module_is_in_the_wheel(wheel: zipfile.Path) -> None:
-    names = set(wheel.root.namelist())
-    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mmf_win").rglob("*.py")}
-    assert modules <= names
-    assert "mmf_win/py.typed" in names
+@pytest.mark.parametrize(
+    ("pattern", "below"),
+    [
+        ("mmf_win/**/*.py", ""),
+        ("mmf_win/py.typed", ""),
+        ("mmf_win/results/report/templates/*", ""),
+        ("configs/**/*.yaml", "mmf_win/"),
+        ("constraints.txt", "mmf_win/"),
+    ],
+)
+def test_what_mmfw_reads_is_in_the_wheel(wheel: zipfile.Path, pattern: str, below: str) -> None:
+    files = {below + path.relative_to(ROOT).as_posix(): path for path in ROOT.glob(pattern)}
+    assert files and files.keys() <= set(wheel.root.namelist())
+    assert all(wheel.root.read(name) == path.read_bytes() for name, path in files.items())
 
 
-def test_the_presets_are_in_it(wheel: zipfile.Path) -> None:
-    files = {f"mmf_win/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "configs").rglob("*.yaml")}
-    assert files
-    assert files <= set(wheel.root.namelist())
-
-
-def test_the_tested_versions_are_in_it(wheel: zipfile.Path) -> None:
-    inside = (wheel / "mmf_win" / "constraints.txt").read_text(encoding="utf-8")
-    assert inside == (ROOT / "constraints.txt").read_text(encoding="utf-8")
-
-
-def test_the_templates_of_the_pages_are_in_it(wheel: zipfile.Path) -> None:
-    templates = (ROOT / "mmf_win" / "results" / "report" / "templates").iterdir()
-    files = {path.relative_to(ROOT).as_posix() for path in templates}
-    assert files
-    assert files <= set(wheel.root.namelist())
-
-
-def test_nothing_else_is_in_it(wheel: zipfile.Path) -> None:
-    assert {name.split("/")[0].split("-")[0] for name in wheel.root.namelist()} == {"mmf_win"}
-
-
-def test_the_command_is_declared(wheel: zipfile.Path) -> None:
+def test_the_command_is_declared_and_nothing_else_is_in_it(wheel: zipfile.Path) -> None:
     (info,) = (path for path in wheel.iterdir() if path.name.endswith(".dist-info"))
     assert "mmfw = mmf_win.cli:main" in (info / "entry_points.txt").read_text(encoding="utf-8")
     assert (info / "licenses" / "LICENSE").exists()
+    assert {path.name for path in wheel.iterdir()} == {"mmf_win", info.name}
 
 
 @pytest.mark.skipif(

@@ -62,20 +62,7 @@ def test_an_environment_of_the_users_own_is_left_alone(scripts: ModuleType, comm
     assert commands == []
 
 
-def test_a_finished_environment_is_used_as_it_is(scripts: ModuleType, commands: FakeCommands) -> None:
-    scripts.Venv(".venv", ["dev"]).ensure()
-    scripts.Venv(".venv", ["dev"]).ensure()
-    assert commands == ["venv", "pip"]
-
-
-def test_new_requirements_are_installed_into_it(scripts: ModuleType, commands: FakeCommands) -> None:
-    scripts.Venv(".venv", ["dev"]).ensure()
-    (scripts.ROOT / "constraints.txt").write_text("click==8.0\n", encoding="utf-8")
-    scripts.Venv(".venv", ["dev"]).ensure()
-    assert commands == ["venv", "pip", "pip"]
-
-
-def test_scripts_with_other_extras_share_one_and_nothing_is_installed_twice(
+def test_scripts_with_other_extras_share_one_in_which_only_what_is_new_is_installed(
     scripts: ModuleType, commands: FakeCommands
 ) -> None:
     scripts.Venv(".venv", ["train"]).ensure()
@@ -86,6 +73,7 @@ def test_scripts_with_other_extras_share_one_and_nothing_is_installed_twice(
     assert commands == ["venv", "pip", "pip"]
     (scripts.ROOT / "constraints.txt").write_text("click==8.0\n", encoding="utf-8")
     scripts.Venv(".venv", ["train"]).ensure()
+    assert commands == ["venv", "pip", "pip", "pip"]
     assert commands.last[-1] == ".[dev,train]"
 
 

