@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmf_win.cli import main
+from mmf_win.dataset.predictions import read_predictions
+from mmf_win.protocol import Event, read_events
 from mmf_win.runs import attempts, fits, own_code
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf, warm
@@ -26,6 +28,7 @@ from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 _AS_A_WORKER = {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
 # MMF's default is to download; every test here says what it needs instead.
 OFFLINE = {"offline": True}
+Faulty = Callable[..., None]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,6 +37,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         versions = ["rc10", pytest.param("rc12", marks=requires_newest_mmf)]
         wanted = versions[1:] if "only_rc12" in metafunc.fixturenames else versions
         metafunc.parametrize("mmf_version", wanted, scope="session")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Everything here needs torch and MMF."""
+    item.add_marker("torch")
 
 
 @pytest.fixture
@@ -63,7 +71,7 @@ def mmf(mmf_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Faulty:
     """Lets the workers of this test fail where it says; see tests/worlds/faults."""
     return lambda *faults: monkeypatch.setenv("MMFW_TEST_FAULTS", json.dumps(faults))
 
@@ -100,6 +108,10 @@ class Tool:
     read: Callable[[], tuple[str, str]]
     errors: str = ""
     output: str = ""
+
+    def in_a_copy(self, name: str) -> Tool:
+        """The same beside a copy of the world, which a test may change."""
+        return replace(self, world=self.world.copy(self.folder / name))
 
     @property
     def save_dir(self) -> Path:
@@ -167,6 +179,56 @@ class Tool:
         found = (*self.save_dir.glob("*/*/log.txt"), *self.save_dir.glob("*/*/attempts/*/log.txt"))
         logs = sorted(found, key=lambda log: log.stat().st_mtime)
         return logs[-1].read_text(encoding="utf-8")[-4000:] if logs else ""
+
+
+@pytest.fixture
+def phase_1(tool: Tool) -> Tool:
+    """The tool beside the memes of phase 2 under the names of phase 1."""
+    other = tool.in_a_copy("phase 1")
+    for split in ("dev", "test"):
+        annotations = other.world.dataset / "annotations"
+        (annotations / f"{split}_seen.jsonl").rename(annotations / f"{split}.jsonl")
+        (annotations / f"{split}_unseen.jsonl").unlink()
+    return other
+
+
+def events(run: Run, kind: str) -> list[Event]:
+    """What a run has told of one kind, in all its attempts."""
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+def starts(run: Run) -> list[int]:
+    """The updates at which the attempts to train began."""
+    return [event["update"] for event in events(run, "train_started")]
+
+
+def losses(run: Run) -> list[float]:
+    """The losses that a run has told of."""
+    return [event["loss"] for event in events(run, "train")]
+
+
+def saved(run: Run, name: str = "current.ckpt") -> dict[str, Any]:
+    """What is in a checkpoint."""
+    import torch
+
+    return dict(torch.load(run.checkpoints / name, weights_only=True))
+
+
+def assert_same_weights(run: Run, other: Run, rtol: float = 0, atol: float = 0) -> None:
+    """Compare those of the last checkpoints, within tolerances."""
+    import torch
+
+    torch.testing.assert_close(saved(run)["model"], saved(other)["model"], rtol=rtol, atol=atol)
+
+
+def ids(result: Mapping[str, Any]) -> list[str]:
+    """Of the rows that ``mmfw predict`` has written, in their order."""
+    return [row.id for row in read_predictions(Path(result["csv"]))]
+
+
+def probabilities(result: Mapping[str, Any]) -> list[float]:
+    """What ``mmfw predict`` has written, in the order of the rows."""
+    return [row.proba for row in read_predictions(Path(result["csv"]))]
 
 
 @pytest.fixture

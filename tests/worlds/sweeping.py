@@ -61,15 +61,15 @@ def rows(output: Path) -> dict[str, StoredTask]:
     return {row.name: row for row in Store(SweepFolder(output)).rows()}
 
 
-def mmfw(*words: object) -> subprocess.Popen[str]:
-    """``mmfw sweep …`` as a process of its own, whose output is read as one."""
+def mmfw(*words: object, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
+    """``mmfw sweep …`` as a process of its own, whose output is read as one or, with a pipe, as two."""
     return subprocess.Popen(
         [sys.executable, "-m", "mmf_win", "sweep", *map(str, words)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         encoding="utf-8",
     )
 

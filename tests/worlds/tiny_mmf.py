@@ -14,9 +14,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-Settings = dict[str, Any]
+from tests.worlds import npy
 
 WORDS = (
     "a",
@@ -38,6 +37,7 @@ SPLITS = {"train": 14, "dev_seen": 4, "dev_unseen": 5, "test_seen": 4, "test_uns
 BOXES = 10  # of each image; real ones have 100
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
+SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
 FEATURES = 2048  # numbers a box, which MMF's configurations count on
 FC7 = 24  # real ones have 2048
 BERT = "bert-base-uncased"  # as MMF's configurations call it
@@ -80,6 +80,10 @@ class TinyWorld:
         """The dataset in MMF's layout."""
         return self.data / "datasets" / "hateful_memes" / "defaults"
 
+    def copy(self, root: Path) -> TinyWorld:
+        """The same world in another folder, where a test may change it."""
+        return TinyWorld(Path(shutil.copytree(self.root, root)))
+
     @property
     def environment(self) -> dict[str, str]:
         """What MMF needs to know, and a stop to every download."""
@@ -95,36 +99,30 @@ class TinyWorld:
         }
 
 
-def build(root: Path, splits: Mapping[str, int] = SPLITS, seed: int = 0) -> TinyWorld:
-    """The whole world in ``root``.
-
-    Args:
-        root: a folder, made if need be.
-        splits: how many rows each annotation file has; every row has a label.
-        seed: of all that is random.
-    """
+def build(root: Path) -> TinyWorld:
+    """The whole world in ``root``, a folder that is made if need be."""
     world = TinyWorld(root)
     root.mkdir(parents=True, exist_ok=True)
     (root / "zoo.yaml").write_text("{}\n", encoding="utf-8")
-    ids = build_dataset(world.dataset, splits, seed)
-    build_features(world.dataset / "features" / "detectron.lmdb", ids, seed)
+    ids = build_dataset(world.dataset)
+    build_features(world.dataset / "features" / "detectron.lmdb", ids)
     for folder in (world.data / "vocabs", world.dataset / "extras" / "vocabs"):
         build_vocabulary(folder / "vocabulary_100k.txt")
-    build_word_vectors(world.cache / "glove.6B.300d.txt", seed)
-    build_fc7(world.data / "models" / "detectron.defaults", seed)
-    build_bert(world.bert, seed)
+    build_word_vectors(world.cache / "glove.6B.300d.txt")
+    build_fc7(world.data / "models" / "detectron.defaults")
+    build_bert(world.bert)
     refs = world.bert.parents[1] / "refs"
     refs.mkdir()
     (refs / "main").write_text(COMMIT, encoding="utf-8")
     return world
 
 
-def build_dataset(root: Path, splits: Mapping[str, int] = SPLITS, seed: int = 0) -> list[str]:
-    """Annotations and images in MMF's layout; returns the images' stems."""
+def build_dataset(root: Path, splits: Mapping[str, int] = SPLITS) -> list[str]:
+    """Annotations with labels, and images, in MMF's layout; returns the images' stems."""
     import numpy as np
     from PIL import Image
 
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     images = root / "images" / "img"
     annotations = root / "annotations"
     for folder in (images, annotations):
@@ -146,12 +144,12 @@ def build_dataset(root: Path, splits: Mapping[str, int] = SPLITS, seed: int = 0)
     return stems
 
 
-def build_features(path: Path, stems: list[str], seed: int = 0) -> None:
+def build_features(path: Path, stems: list[str]) -> None:
     """Region features as MMF's LMDB: a pickled record for each image, and their keys under ``keys``."""
     import lmdb
     import numpy as np
 
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     path.mkdir(parents=True)
     keys = [stem.encode() for stem in stems]
     # create=True would make the folder, on Windows under a name in the ANSI code page.
@@ -161,17 +159,9 @@ def build_features(path: Path, stems: list[str], seed: int = 0) -> None:
     ):
         transaction.put(b"keys", pickle.dumps(keys))
         for key in keys:
-            corner = random.uniform(0, 30, (BOXES, 2))
-            record = {
-                "feature_path": key.decode(),
-                "features": random.standard_normal((BOXES, FEATURES), dtype=np.float32),
-                "image_height": 64,
-                "image_width": 64,
-                "num_boxes": BOXES,
-                "objects": random.integers(0, CLASSES, BOXES),
-                "cls_prob": random.dirichlet(np.ones(CLASSES), BOXES).astype(np.float32),
-                "bbox": np.hstack([corner, corner + 20]).astype(np.float32),
-            }
+            info = npy.info(BOXES, classes=CLASSES, seed=int(random.integers(1000)))
+            features = random.standard_normal((BOXES, FEATURES), dtype=np.float32)
+            record = {**info, "feature_path": key.decode(), "features": features}
             transaction.put(key, pickle.dumps(record))
     with lmdb.open(str(path), readonly=True, lock=False) as env:
         used = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
@@ -185,21 +175,21 @@ def build_vocabulary(path: Path) -> None:
     path.write_text("\n".join(words) + "\n", encoding="utf-8", newline="\n")
 
 
-def build_word_vectors(path: Path, seed: int = 0) -> None:
+def build_word_vectors(path: Path) -> None:
     """GloVe's text format with 300 numbers a word."""
     import numpy as np
 
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"{word} " + " ".join(f"{x:.4f}" for x in random.standard_normal(300)) for word in WORDS)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
-def build_fc7(folder: Path, seed: int = 0) -> None:
+def build_fc7(folder: Path) -> None:
     """The last layer of the detector, which models with features fine-tune, with fewer outputs."""
     import numpy as np
 
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     layers = {"fc7_w.pkl": (FC7, FEATURES), "fc7_b.pkl": (FC7,)}
     for name, shape in layers.items():
@@ -207,25 +197,22 @@ def build_fc7(folder: Path, seed: int = 0) -> None:
         (folder / name).write_bytes(pickle.dumps(weights))
 
 
-def build_bert(folder: Path, seed: int = 0) -> None:
+def build_bert(folder: Path) -> None:
     """A BERT of two layers with random weights, its heads and its vocabulary, by transformers in a child."""
     sizes = {
+        **SIZES,
         "vocab_size": len(TOKENS),
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
         "intermediate_size": INNER,
         "max_position_embeddings": POSITIONS,
     }
-    code = f"write_bert(Path({str(folder)!r}), {WORDS!r}, {seed}, **{sizes!r})"
+    code = f"write_bert(Path({str(folder)!r}), {WORDS!r}, 0, **{sizes!r})"
     imports = "from pathlib import Path; from mmf_win.worker.tiny_bert import write_bert"
     subprocess.run([sys.executable, "-c", f"{imports}; {code}"], check=True)
 
 
 def unlabel(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWorld:
     """A copy of a world in which a split has no labels."""
-    copy = TinyWorld(root)
-    shutil.copytree(world.root, copy.root)
+    copy = world.copy(root)
     path = copy.dataset / "annotations" / f"{split}.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines = [json.dumps({key: value for key, value in row.items() if key != "label"}) for row in rows]
