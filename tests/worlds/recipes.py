@@ -11,11 +11,13 @@ from tests.worlds.tiny_mmf import (
     BERT,
     BOXES,
     FC7,
+    FEATURES,
     HEADS,
     HIDDEN,
     INNER,
     LAYERS,
     POSITIONS,
+    SIZES,
     TOKENS,
     TinyWorld,
 )
@@ -40,14 +42,13 @@ class Recipe:
 
 def recipes() -> dict[str, Recipe]:
     """The baselines that can be trained without downloads, by name, for both versions of MMF."""
-    sizes: Settings = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    text = {"bert_model_name": BERT, "text_hidden_size": HIDDEN, "text_encoder": {"params": sizes}}
+    text = {"bert_model_name": BERT, "text_hidden_size": HIDDEN, "text_encoder": {"params": {**SIZES}}}
     image: Settings = {"modal_encoder": {"params": {"pretrained": False}}}
     regions: Settings = {"modal_hidden_size": FC7}
     tokens = {
         "params": {"tokenizer_config": {"type": BERT}, "max_seq_length": 16},
     }
-    whole_bert = sizes | {
+    whole_bert: Settings = SIZES | {
         "bert_model_name": BERT,
         "intermediate_size": INNER,
         "max_position_embeddings": POSITIONS,
@@ -97,13 +98,13 @@ def recipes() -> dict[str, Recipe]:
 
 
 def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
-    """Models that 1.0.0rc12 alone has, with its own configurations, none of which is for Hateful Memes."""
-    size: Settings = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    """Models that 1.0.0rc12 alone has, two of them with configurations that are not for Hateful Memes."""
     tokens: Settings = {"type": BERT, "params": {"do_lower_case": True}}
     text: Settings = {"tokenizer_config": tokens, "mask_probability": 0, "max_seq_length": 16}
     bbox = {"bbox_key": "bbox", "image_width_key": "image_width", "image_height_key": "image_height"}
-    sizes = size | {"intermediate_size": INNER, "max_position_embeddings": POSITIONS}
-    lxmert = sizes | {
+    lxmert: Settings = SIZES | {
+        "intermediate_size": INNER,
+        "max_position_embeddings": POSITIONS,
         "bert_model_name": BERT,
         "vocab_size": len(TOKENS),
         "training_head_type": "classification",
@@ -123,7 +124,7 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
             "transformer_bbox_processor": {"type": "transformer_bbox", "params": bbox},
         },
     }
-    picture = size | {
+    picture: Settings = SIZES | {
         "random_init": True,
         "image_size": [32, 32],
         "patch_size": 16,
@@ -158,17 +159,37 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
         }
         return Recipe(model, f"configs/models/{model}/defaults.yaml", settings)
 
-    return {"lxmert": recipe("lxmert", lxmert, regions), "vilt": recipe("vilt", vilt, pictures)}
+    part = {"layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
+    resnet = {"pretrained": False, "pool_type": "avg", "num_output_features": 1}
+    texts = {"type": "text", "key": "text", "position_dim": POSITIONS, "segment_id": 0}
+    images = {"type": "image", "key": "image", "position_dim": 1, "segment_id": 1}
+    encoder = {"type": "resnet152", "params": resnet}
+    transformer: Settings = {
+        "transformer_base": BERT,
+        "backend": {"params": {**SIZES, "max_position_embeddings": POSITIONS}},
+        "heads": [{"type": "mlp", "hidden_size": HIDDEN, "num_labels": 2}],
+        "modalities": [
+            {**texts, **part, "embedding_dim": HIDDEN},
+            {**images, **part, "embedding_dim": FEATURES, "encoder": encoder},
+        ],
+    }
+    return {
+        "lxmert": recipe("lxmert", lxmert, regions),
+        "vilt": recipe("vilt", vilt, pictures),
+        "mmf_transformer": Recipe(
+            "mmf_transformer",
+            "projects/hateful_memes/configs/mmf_transformer/defaults.yaml",
+            {**recipes()["mmbt"].settings, "model_config": {"mmf_transformer": transformer}},
+        ),
+    }
 
 
 def build_vit(folder: Path) -> Path:
     """What transformers reads of a vision transformer that begins with random weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
+        **SIZES,
         "model_type": "vit",
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
         "intermediate_size": INNER,
         "image_size": 32,
         "patch_size": 16,
