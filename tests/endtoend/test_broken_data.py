@@ -11,20 +11,13 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
-from mmf_win.dataset.predictions import read_predictions
-from tests.endtoend.conftest import Tool
-from tests.worlds import tiny_mmf
-
-pytestmark = pytest.mark.torch
+from tests.endtoend.conftest import Tool, ids, probabilities
 
 
 @pytest.fixture
-def own(tool: Tool, tmp_path: Path) -> Tool:
+def own(tool: Tool) -> Tool:
     """A copy of the dataset, put there by hand, which a test may break."""
-    world = tiny_mmf.TinyWorld(tmp_path / "сломано broken")
-    shutil.copytree(tool.world.root, world.root)
-    tool.world = world
-    return tool
+    return tool.in_a_copy("сломано broken")
 
 
 def annotations(tool: Tool, split: str) -> Path:
@@ -35,27 +28,31 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def break_picture(tool: Tool, split: str, row: int) -> tuple[str, str]:
-    """Cut a picture of the split in half, as a download that broke off; its path, and the meme's id."""
+def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> tuple[str, str]:
+    """Cut a picture of the split in half, as a download that broke off, or put something else in its place.
+
+    Returns:
+        Its path, and the meme's id.
+    """
     meme = rows(annotations(tool, split))[row]
     path = tool.world.dataset / "images" / meme["img"]
-    path.write_bytes(path.read_bytes()[:2000])
+    path.write_bytes(path.read_bytes()[:2000] if said == "truncated" else b"not a picture")
     return str(path), meme["id"]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_picture_is_named_with_its_meme_and_row(own: Tool, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "said"), [(0, "truncated"), (2, "cannot identify")])
+def test_a_broken_picture_is_named_with_its_meme_and_row(own: Tool, workers: int, said: str) -> None:
     preset = own.preset("image")
     words = ("--updates", "4", f"training.num_workers={workers}")
     trained = own.run_of(own("train", preset, *words))
-    path, meme = break_picture(own, "train", 3)
+    path, meme = break_picture(own, "train", 3, said)
     assert own.code("train", preset, *words) == 3
     where = f"meme {meme}, in row 4 of {annotations(own, 'train')}"
     assert path in own.errors and where in own.errors
-    assert "truncated" in own.errors and "convert that folder again" in own.errors
+    assert said in own.errors and "convert that folder again" in own.errors
     assert "Traceback" not in own.errors
 
-    path, meme = break_picture(own, "test_unseen", 1)
+    path, meme = break_picture(own, "test_unseen", 1, said)
     assert own.code("predict", trained.id, f"training.num_workers={workers}") == 3
     where = f"meme {meme}, in row 2 of {annotations(own, 'test_unseen')}"
     assert path in own.errors and where in own.errors
@@ -83,14 +80,13 @@ def test_a_picture_that_is_broken_in_the_archive_is_replaced_as_the_hint_says(ow
     assert own.code("train", preset, "--updates", "1") == 0, own.errors
 
 
-def test_a_picture_is_not_taken_for_one_of_another_suffix(own: Tool) -> None:
+def test_a_picture_is_not_taken_for_one_of_another_suffix(tool: Tool, own: Tool) -> None:
     """Beside each cat.png lies a cat.jpg, which MMF would load instead."""
-    before = own("train", own.preset("image"), "--updates", "1", "--seed", "1")
-    first = [row.proba for row in read_predictions(Path(own("predict")["csv"]))]
+    tool.trained("image")
+    first = probabilities(own("predict", "--no-report"))
     for picture in (own.world.dataset / "images" / "img").glob("*.png"):
         picture.with_suffix(".jpg").write_bytes(b"not a picture")
-    again = [row.proba for row in read_predictions(Path(own("predict", before["id"])["csv"]))]
-    assert again == first
+    assert probabilities(own("predict", "--no-report")) == first
 
 
 def test_annotations_are_read_as_other_programs_write_them(own: Tool) -> None:
@@ -106,7 +102,7 @@ def test_annotations_are_read_as_other_programs_write_them(own: Tool) -> None:
 
     assert own("train", own.preset("vilbert"), "--epochs", "1", "--batch-size", "7")["updates"] == 2
     predicted = own("predict")
-    assert [row.id for row in read_predictions(Path(predicted["csv"]))] == [str(r.id) for r in read[test]]
+    assert ids(predicted) == [str(row.id) for row in read[test]]
     assert predicted["auroc"] is None
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from mmf_win.cli import main
 from mmf_win.integrity import torch_file
-from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.checkpoint_files import Counts, counts
-from tests.endtoend.conftest import Tool
+from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds import hostile
 from tests.worlds.tools import typed
 
-pytestmark = pytest.mark.torch
+# Every validation scores the same, so the first remains the best.
+NOTHING_IS_LEARNED = ("--seed", "1", "optimizer.params.lr=0.0")
 
 
 def files(run: Run) -> set[str]:
@@ -61,9 +58,8 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
 
 
 def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:
-    """With a learning rate of nothing every validation scores the same, so the first remains the best."""
-    words = ("--seed", "1", "optimizer.params.lr=0.0")
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--batch-size", "7", *words))
+    words = ("--updates", "2", "--batch-size", "7", *NOTHING_IS_LEARNED)
+    run = tool.run_of(tool("train", tool.preset("vilbert"), *words))
     assert known(run, "current.ckpt").best_update == 1
     assert (run.checkpoints / "best.ckpt").samefile(run.checkpoints / "models" / "model_1.ckpt")
     tool("train", "--resume", "best", "--updates", "4", "training.early_stop.patience=2")
@@ -71,34 +67,44 @@ def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:
     assert (now.update, now.best_update) == (4, 1)
     assert known(run, "best.ckpt").update == 1
     tool("train", "--resume", str(run.path), "--updates", "9", "training.early_stop.enabled=True")
-    reached = [e["update"] for e in read_events(run.events) if e["kind"] == "train"][-1]
+    reached = events(run, "train")[-1]["update"]
     assert reached < 9, "patience counts from the best, not from where the run went on"
-    starts = [e for e in read_events(run.events) if e["kind"] == "train_started"]
-    assert [(e["update"], e["batch"]) for e in starts] == [(0, 7), (1, 7), (4, 7)]
+    assert [(e["update"], e["batch"]) for e in events(run, "train_started")] == [(0, 7), (1, 7), (4, 7)]
 
 
-def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best(tool: Tool) -> None:
-    words = ("--seed", "1", "optimizer.params.lr=0.0")
-    old = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "3", *words))
-    new = tool.run_of(tool("train", "--resume", str(old.checkpoints / "current.ckpt"), "--updates", "4"))
-    assert new.path != old.path
+def test_a_run_that_stopped_early_says_where_and_resumes_only_to_train_on(tool: Tool) -> None:
+    words = ("training.early_stop.enabled=True", "training.early_stop.patience=2", *NOTHING_IS_LEARNED)
+    often = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
+    result = tool("train", tool.preset("vilbert"), "--updates", "12", *words, *often)
+    assert (result["updates"], result["max_updates"]) == (6, 12)
+    assert [one["update"] for one in tool("runs", "show")["validations"]] == [2, 4, 6]
+    assert tool.code("train", "--resume", "last") == 2
+    assert "update 6" in tool.errors and "resuming" not in tool.errors
+    [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
+    assert tool("train", "--resume", "last", hint.split()[1], "--updates", "8")["updates"] == 8
+    assert starts(tool.run_of(result)) == [0, 6]
+
+
+def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best_and_without_it_finds_a_new_one(
+    tool: Tool,
+) -> None:
+    old = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "3", *NOTHING_IS_LEARNED))
+    start = str(old.checkpoints / "current.ckpt")
+    new = tool.run_of(tool("train", "--resume", start, "--updates", "4"))
+    assert new.path != old.path and new.request().start == start and starts(new) == [3]
     assert known(new, "best.ckpt") == known(old, "best.ckpt")
     assert known(new, "current.ckpt").best_update == 1
     (member,) = tool("predict")["members"]
     assert member["checkpoint"] == str(new.checkpoints / "best.ckpt")
-
-
-def test_a_run_whose_best_is_gone_finds_a_new_one(tool: Tool) -> None:
-    words = ("--seed", "1", "optimizer.params.lr=0.0")
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", *words))
-    (run.checkpoints / "best.ckpt").unlink()
-    tool("train", "--resume", "last", "--updates", "4")
-    assert known(run, "best.ckpt").update == 3
+    (new.checkpoints / "best.ckpt").unlink()
+    tool("train", "--resume", "last", "--updates", "6")
+    assert known(new, "best.ckpt").update == 5
 
 
 def test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say(tool: Tool) -> None:
-    words = ("--seed", "1", "optimizer.params.lr=0.0", "--updates", "2")
-    old, _ = (tool.run_of(tool("train", tool.preset("vilbert"), "--name", name, *words)) for name in "ab")
+    words = ("--name", "a", "--updates", "2", *NOTHING_IS_LEARNED)
+    old = tool.run_of(tool("train", tool.preset("vilbert"), *words))
+    tool.trained("vilbert", run="b")
     hostile.cut(old.checkpoints / "current.ckpt")
     assert tool.code("verify", "runs") == 3
     [command] = re.findall("`mmfw (.*?)`", tool.errors)
@@ -133,9 +139,7 @@ def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: To
     assert known(run, "current.ckpt").update == 4
 
 
-def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(
-    tool: Tool, faulty: Callable[..., None]
-) -> None:
+def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(tool: Tool, faulty: Faulty) -> None:
     faulty({"at": "writing", "do": "kill", "update": 3})
     words = ("--updates", "4", "training.checkpoint_interval=1", "training.evaluation_interval=4")
     assert tool.code("train", tool.preset("vilbert"), *words) != 0
@@ -144,6 +148,15 @@ def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(
     assert known(run, "current.ckpt").update == 2
     faulty()
     assert tool("train", "--resume", "last")["updates"] == 4
-    starts = [e["update"] for e in read_events(run.events) if e["kind"] == "train_started"]
-    assert starts == [0, 2]
+    assert starts(run) == [0, 2]
     assert not [name for name in files(run) if name.endswith(".part")]
+
+
+def test_a_checkpoint_that_is_cut_off_is_passed_over_on_resume(tool: Tool, faulty: Faulty) -> None:
+    faulty({"at": "saved", "do": "truncate", "update": 2}, {"at": "step", "do": "memory_error", "update": 3})
+    assert tool.code("train", tool.preset("vilbert"), "--updates", "4", "training.checkpoint_interval=1") == 5
+    assert tool("runs")[0]["updates"] == 2
+    faulty({"at": "step", "do": "memory_error", "update": 4})
+    assert tool.code("train", "--resume", "last", "--updates", "4") == 5
+    assert "current.ckpt: it is cut off" in tool.errors and "model_2.ckpt instead" in tool.errors
+    assert tool("runs")[0]["updates"] == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ import pytest
 from mmf_win.files import read_json
 from mmf_win.protocol import read_events
 from mmf_win.runs.history import val_auroc
-from tests.endtoend.conftest import Tool
+from tests.endtoend.conftest import Tool, events, saved
 from tests.worlds import tiny_mmf
 from tests.worlds.web import WebServer
-
-pytestmark = pytest.mark.torch
 
 SPAWNING = """
 import torch.multiprocessing
@@ -33,85 +30,50 @@ torch.utils.data.DataLoader.__init__ = make_with_own_code
 """
 
 
-def test_pretrained_bert_weights_land_in_the_model_tensor_by_tensor(tool: Tool) -> None:
+def test_a_bert_that_is_here_lands_in_the_model_tensor_by_tensor_without_asking_the_hub(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
     from safetensors.torch import load_file
 
-    result = tool("train", tool.preset("bert"), "--updates", "1", "optimizer.params.lr=0.0")
-    saved = torch.load(tool.run_of(result).checkpoints / "current.ckpt", weights_only=True)["model"]
-    disk = load_file(tool.world.bert / "model.safetensors")
-    encoder = {name.removeprefix("bert."): value for name, value in disk.items() if name.startswith("bert.")}
-    assert len(encoder) > 30
-    for name, value in encoder.items():
-        mine = [v for key, v in saved.items() if key.endswith("." + name)]
-        assert len(mine) == 1, name
-        assert torch.equal(mine[0], value), name
-
-
-def test_a_model_that_is_here_is_used_without_asking_the_hub(
-    tool: Tool, monkeypatch: pytest.MonkeyPatch
-) -> None:
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "MMF_USER_DIR"):  # own code may read anything
         monkeypatch.delenv(name, raising=False)
     with WebServer.serving() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        tool("train", tool.preset("bert", offline=False), "--updates", "1")
+        preset = tool.preset("bert", offline=False)
+        run = tool.run_of(tool("train", preset, "--updates", "1", "optimizer.params.lr=0.0"))
         tool("predict")
     assert not hub.asked
+    groups = saved(run)["optimizer"]["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0.0}, "as for the numbers of the papers"
+    disk = load_file(tool.world.bert / "model.safetensors")
+    encoder = {name.removeprefix("bert."): value for name, value in disk.items() if name.startswith("bert.")}
+    assert len(encoder) > 30
+    for name, value in encoder.items():
+        mine = [v for key, v in saved(run)["model"].items() if key.endswith("." + name)]
+        assert len(mine) == 1, name
+        assert torch.equal(mine[0], value), name
 
 
-def test_the_optimizer_has_the_defaults_that_the_papers_numbers_were_made_with(tool: Tool) -> None:
-    import torch
-
-    result = tool("train", tool.preset("regions"), "--updates", "1")
-    saved = torch.load(tool.run_of(result).checkpoints / "current.ckpt", weights_only=True)
-    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0.0}
-
-
-def test_the_same_seed_gives_the_same_losses(tool: Tool) -> None:
-    preset = tool.preset("vilbert")
-    losses = []
-    for name in ("first", "second"):
-        run = tool.run_of(tool("train", preset, "--updates", "3", "--seed", "5", "--name", name))
-        losses.append([e["loss"] for e in read_events(run.events) if e["kind"] == "train"])
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 3
-
-
-def test_epochs_are_passes_over_the_training_rows(tool: Tool) -> None:
-    result = tool("train", tool.preset("vilbert"), "--epochs", "2", "--batch-size", "4")
-    assert result["updates"] == 2 * 4, "14 rows are four batches of four"
-
-
-def test_epochs_count_the_batches_that_the_users_own_words_make(tool: Tool) -> None:
-    result = tool("train", tool.preset("vilbert"), "--epochs", "1", "training.batch_size=7")
-    assert result["updates"] == 2, "14 rows are two batches of seven"
-
-
-def test_the_users_own_words_win_and_may_hold_an_equals_sign(tool: Tool) -> None:
-    words = ("training.experiment_name=lr=high", "training.max_updates=2")
-    result = tool("train", tool.preset("vilbert"), *words)
-    assert result["updates"] == 2
-    from omegaconf import OmegaConf
-
-    config = OmegaConf.load(tool.run_of(result).checkpoints / "config.yaml")
-    assert config.training.experiment_name == "lr=high"
+def test_epochs_are_passes_over_the_training_rows_in_the_batches_that_the_users_own_words_make(
+    tool: Tool,
+) -> None:
+    result = tool("train", tool.preset("vilbert"), "--epochs", "2", "training.batch_size=7")
+    assert result["updates"] == 2 * 2, "14 rows are two batches of seven"
 
 
 def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Tool) -> None:
     """Windows has no fork: each worker is a new Python that unpickles MMF's dataset and own code."""
-    preset = tool.preset("vilbert")
-    values = json.loads(Path(preset).read_text(encoding="utf-8"))
-    values["settings"]["training"]["num_workers"] = 2
     user_dir = tool.folder / "spawning"
     user_dir.mkdir()
     (user_dir / "__init__.py").write_text(SPAWNING, encoding="utf-8")
-    values["settings"]["env"] = {"user_dir": str(user_dir)}
-    Path(preset).write_text(json.dumps(values), encoding="utf-8")
+    settings = {**tool.settings("vilbert"), "env": {"user_dir": str(user_dir)}}
+    settings["training"]["num_workers"] = 2
+    preset = tool.preset("vilbert", settings=settings)
     assert tool.code("train", preset, "--updates", "2") == 3
     assert str(user_dir) in tool.errors and "--trust" in tool.errors
     assert not tool.save_dir.exists(), "there is a run"
-    assert tool("train", preset, "--updates", "2", "--trust")["state"] == "done"
+    assert tool("train", preset, "training.max_updates=2", "--trust")["updates"] == 2
 
 
 def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None:
@@ -140,24 +102,6 @@ def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_p
     assert predicted["auroc"] is None and predicted["accuracy"] is None
 
 
-def test_resuming_from_a_file_starts_a_new_run_that_names_it(tool: Tool) -> None:
-    first = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2"))
-    checkpoint = first.checkpoints / "current.ckpt"
-    second = tool.run_of(tool("train", "--resume", str(checkpoint), "--updates", "3"))
-    assert second.path != first.path
-    assert second.request().start == str(checkpoint)
-    starts = [e["update"] for e in read_events(second.events) if e["kind"] == "train_started"]
-    assert starts == [2]
-
-
-def test_a_cut_off_checkpoint_is_passed_over_on_resume(tool: Tool) -> None:
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "3"))
-    current = run.checkpoints / "current.ckpt"
-    current.write_bytes(current.read_bytes()[:-1000])
-    assert tool("train", "--resume", "last", "--updates", "4")["updates"] == 4
-    assert "current.ckpt: it is cut off" in tool.errors and "model_2.ckpt instead" in tool.errors
-
-
 def test_a_checkpoint_of_another_model_is_refused_instead_of_leaving_the_head_random(tool: Tool) -> None:
     other = tool.trained("bert").checkpoints / "current.ckpt"
     tool.trained("vilbert", run="mine")
@@ -171,10 +115,12 @@ def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run(tool: Tool) -> Non
 
     annotations = "dataset_config.hateful_memes.annotations"
     word = f"{annotations}.train[0]=hateful_memes/defaults/annotations/dev_seen.jsonl"
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--epochs", "1", word))
+    words = ("training.experiment_name=lr=high", word)
+    run = tool.run_of(tool("train", tool.preset("vilbert"), "--epochs", "1", *words))
     config = OmegaConf.load(run.checkpoints / "config.yaml")
+    assert config.training.experiment_name == "lr=high"
     assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
-    [started] = [event for event in read_events(run.events) if event["kind"] == "train_started"]
+    [started] = events(run, "train_started")
     assert started["max_updates"] == 1, "dev_seen is one batch of four"
     assert tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
     config = OmegaConf.load(run.checkpoints / "config.yaml")
@@ -221,17 +167,3 @@ def test_a_wrong_word_is_a_usage_error(tool: Tool, words: tuple[str, ...], code:
     assert message in tool.errors
     assert "Traceback" not in tool.errors
     assert not tool.save_dir.exists(), "there is a run"
-
-
-def test_a_broken_image_is_the_datas_fault_and_named(tool: Tool, tmp_path: Path) -> None:
-    import shutil
-
-    broken = tiny_mmf.TinyWorld(tmp_path / "broken")
-    shutil.copytree(tool.world.root, broken.root)
-    for image in (broken.dataset / "images" / "img").glob("*.png"):
-        image.write_bytes(b"not a picture")
-    preset = tool.preset("image")
-    tool.world = broken
-    assert tool.code("train", preset, "--updates", "1") == 3
-    assert ".png" in tool.errors
-    assert "Traceback" not in tool.errors
