@@ -23,8 +23,6 @@ from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.runs import attempts, fits
 from tests.worlds.tools import typed
 
-pytestmark = pytest.mark.torch
-
 ROOT = Path(__file__).parents[2]
 NOT_RUN = {
     "pip install ": "it would change the environment that the tests run in; CI installs mmfw first",

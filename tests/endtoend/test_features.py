@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,9 @@ from mmf_win.dataset.annotations import read_rows
 from mmf_win.upstream.install import find_mmf
 from tests.endtoend.conftest import Tool
 from tests.worlds import hostile, mmf_download, zoo
-from tests.worlds.tiny_mmf import SPLITS, TinyWorld, build_features
+from tests.worlds.tiny_mmf import SPLITS, build_features
 from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
-
-pytestmark = pytest.mark.torch
 
 _ROOT = Path(mmf_download.__file__).parents[2]
 _UPDATES = ("--updates", "1", "--seed", "1")
@@ -58,18 +56,17 @@ class Shop:
 @pytest.fixture
 def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """The tiny world, whose features are still on the server."""
-    world = TinyWorld(tmp_path / "a world without features")
-    shutil.copytree(tool.world.root, world.root)
-    folder = world.dataset / "features"
+    own = tool.in_a_copy("a world without features")
+    folder = own.world.dataset / "features"
     data = (folder / "detectron.lmdb" / "data.mdb").read_bytes()
     archive = tmp_path / "features.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
         packed.add(folder / "detectron.lmdb", "detectron.lmdb")
     shutil.rmtree(folder)
-    own = replace(tool, world=world)
     with WebServer.serving(features_tar_gz=archive.read_bytes()) as server:
         variables = zoo.write_yaml(tmp_path, server, features=("features.tar.gz", "features.tar.gz"))
-        for name, value in {"MMF_CACHE_DIR": str(world.cache), "HF_HUB_OFFLINE": "1", **variables}.items():
+        variables |= {"MMF_CACHE_DIR": str(own.world.cache), "HF_HUB_OFFLINE": "1"}
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
         yield Shop(own, server, data, own.preset("visual_bert", offline=False))
 
@@ -125,23 +122,18 @@ def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop
     assert "a prediction needs every row" in shop.tool.errors
 
 
-def test_mmf_downloads_nothing_after_mmfw_has_fetched(shop: Shop) -> None:
+def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_word_names(
+    shop: Shop, tmp_path: Path
+) -> None:
     assert shop.tool.code("train", shop.preset, *_UPDATES) == 3
-    assert f"missing: {shop.lmdb}" in shop.tool.errors
-    assert "mmfw features fetch" in shop.tool.errors
+    assert f"missing: {shop.lmdb}" in shop.tool.errors and "mmfw features fetch" in shop.tool.errors
     assert shop.tool.code("features", "fetch", shop.preset) == 0
     assert shop.lmdb.read_bytes() == shop.data
     shop.server.asked.clear()
     assert mmf_alone(shop) == 0
-    assert shop.tool("train", shop.preset, *_UPDATES)["state"] == "done"
+    first = shop.tool.run_of(shop.tool("train", shop.preset, *_UPDATES))
     assert shop.server.asked == []
 
-
-def test_weights_that_a_word_names_are_asked_for_and_fetched_with_the_same_words(
-    shop: Shop, tmp_path: Path
-) -> None:
-    assert shop.tool.code("features", "fetch", shop.preset) == 0
-    first = shop.tool.run_of(shop.tool("train", shop.preset, *_UPDATES))
     archive = tmp_path / "weights.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
         packed.add(next(first.checkpoints.glob("*_final.pth")), "model.pth")

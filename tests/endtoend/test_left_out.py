@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,9 @@ from mmf_win.cli import main
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.files import read_json
 from mmf_win.paths import DatasetPaths
-from mmf_win.protocol import read_events
-from tests.endtoend.conftest import Tool
-from tests.worlds.tiny_mmf import SPLITS, TinyWorld, build_features
-
-pytestmark = pytest.mark.torch
+from tests.endtoend.conftest import Tool, events
+from tests.worlds.report_world import text_of
+from tests.worlds.tiny_mmf import SPLITS, build_features
 
 PUBLISHED = {"val": {"auroc": 71.13}, "test": {"auroc": [70.45, 1.16]}}
 
@@ -29,9 +26,8 @@ def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[Row]]]:
     One meme of ``train``, one of ``dev_unseen`` and two of ``test_unseen`` have no image, and one more of
     ``dev_unseen`` no region features.
     """
-    world = TinyWorld(tmp_path / "a world with a copy")
-    shutil.copytree(tool.world.root, world.root)
-    own = DatasetPaths(world.dataset)
+    beside = tool.in_a_copy("a world with a copy")
+    own = DatasetPaths(beside.world.dataset)
     rows = {split: read_rows(own.split(split)) for split in SPLITS}
     for row in (rows["train"][5], rows["dev_unseen"][4], *rows["test_unseen"][3:]):
         (own.images / row.img).unlink()
@@ -43,12 +39,12 @@ def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[Row]]]:
     shutil.rmtree(own.features)
     stems = {Path(row.img).stem for of_split in rows.values() for row in of_split}
     build_features(own.features / "detectron.lmdb", sorted(stems - {Path(rows["dev_unseen"][2].img).stem}))
-    return replace(tool, world=world), rows
+    return beside, rows
 
 
-def text_of(page: Path) -> str:
-    marks = r"<(style|script)>.*?</\1>|<[^>]*>"
-    return " ".join(re.sub(marks, " ", page.read_text(encoding="utf-8"), flags=re.DOTALL).split())
+def read(page: Path) -> str:
+    """The text of a page."""
+    return text_of(page.read_text(encoding="utf-8"))
 
 
 def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str, list[Row]]]) -> None:
@@ -72,7 +68,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     run = tool.run_of(listed)
     fewer = run.path / "attempts" / "1" / "annotations" / "dev_unseen.jsonl"
     assert len(read_rows(fewer)) == 3, "what MMF reads"
-    assert {e["data"]["rows"] for e in read_events(run.events) if e["kind"] == "val"} == {3}
+    assert {event["data"]["rows"] for event in events(run, "val")} == {3}
 
     words = ("--checkpoint", "best", "--checkpoint", "last", "--ensemble", "mean")
     assert tool.code("predict", *words) == 0, tool.errors
@@ -82,10 +78,10 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
         record = read_json(csv.with_suffix(".metrics.json"))
         assert (record["rows"], record["full_rows"], record["split"]) == (3, 5, "test_unseen")
     for csv in (csvs[0], csvs[2]):
-        page = text_of(csv.with_suffix(".html"))
+        page = read(csv.with_suffix(".html"))
         assert "These predictions cover 3 of 5 rows of test_unseen" in page
         assert "0.7045" not in page and "0.7113" not in page
-    page = text_of(csvs[0].with_suffix(".html"))
+    page = read(csvs[0].with_suffix(".html"))
     assert "The paper reports dev_seen and test_seen, not test_unseen." in page
     assert "Validated on 3 of 5 rows of dev_unseen" in page and "Trained on 13 of 14 rows of train" in page
     assert tool.code("runs", "show") == 0
@@ -94,7 +90,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     assert tool.code("predict", "--split", "test_seen") == 0, tool.errors
     assert "4 rows of test_seen: " in tool.errors
     [page_of_split] = run.reports.glob("*_test_seen_*.html")
-    page = text_of(page_of_split)
+    page = read(page_of_split)
     assert re.search(r"Published 0\.7045 ± 0\.0116 on the 1,000 rows of test_seen .{1,40}Not compar", page)
 
     wanted = ["check-submission", str(csvs[0]), "--split", "test_unseen", *data]
@@ -106,14 +102,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     assert main(wanted) == 0
 
 
-def test_a_run_that_validated_on_the_papers_split_names_it(tool: Tool) -> None:
-    world = TinyWorld(tool.folder / "first phase")
-    shutil.copytree(tool.world.root, world.root)
-    own = DatasetPaths(world.dataset)
-    for new, old in (("dev", "dev_seen"), ("test", "test_seen")):
-        own.split(old).rename(own.split(new))
-        own.split(f"{new}_unseen").unlink()
-    phase_1 = replace(tool, world=world)
+def test_a_run_that_validated_on_the_papers_split_names_it(phase_1: Tool) -> None:
     preset = phase_1.preset("vilbert", published=PUBLISHED)
     assert phase_1.code("train", preset, "--updates", "1") == 0, phase_1.errors
     assert "published: 0.7113 on the 500 rows of dev, so the two are not comparable" in phase_1.errors

@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mmf_win.protocol import Event, read_events
 from mmf_win.runs import fits
-from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
-from tests.endtoend.conftest import Tool
-
-pytestmark = pytest.mark.torch
-
-Faulty = Callable[..., None]
+from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, losses, probabilities, saved
 
 
-def without_dropout(tool: Tool, **training: Any) -> str:
+def without_dropout(tool: Tool) -> str:
     """A ViLBERT without chance and batch normalization, with large steps that grow with the gradients."""
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     settings = tool.settings("vilbert")
     settings["model_config"]["vilbert"] |= {f"{v}{name}": 0.0 for v in ("", "v_") for name in names}
-    settings["training"] |= {"log_interval": 1, **training}
+    settings["training"]["log_interval"] = 1
     # Adam's step is (nearly) the same for every gradient, unless a large eps drowns its denominator.
     settings["optimizer"] = {"params": {"lr": 1.0, "eps": 1.0}}
     settings["scheduler"] = {"params": {"num_warmup_steps": 1}}
     return tool.preset("vilbert", settings=settings)
-
-
-def weights(run: Run) -> dict[str, Any]:
-    """Of the last checkpoint."""
-    import torch
-
-    return dict(torch.load(run.checkpoints / "current.ckpt", weights_only=True)["model"])
-
-
-def assert_same_weights(run: Run, other: Run) -> None:
-    """To floating-point accuracy."""
-    import torch
-
-    here, there = weights(run), weights(other)
-    assert here.keys() == there.keys()
-    for name, value in there.items():
-        torch.testing.assert_close(here[name], value, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def events(run: Run, kind: str) -> list[Event]:
-    """Of one kind, of all attempts."""
-    return [event for event in read_events(run.events) if event["kind"] == kind]
 
 
 def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(tool: Tool, faulty: Faulty) -> None:
@@ -63,9 +32,8 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(tool: To
     assert [event["micro_batch"] for event in events(parts, "train_started")] == [13, 7]
     scores = [event["metrics"] for event in events(whole, "val")]
     assert scores[0] != pytest.approx(scores[-1], rel=0.1), "the weights have to move for what follows"
-    assert_same_weights(parts, whole)
-    losses = [[event["loss"] for event in events(run, "train")] for run in (whole, parts)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert_same_weights(parts, whole, rtol=1e-4, atol=1e-5)
+    assert losses(whole) == pytest.approx(losses(parts), rel=1e-4)
     assert scores[-1] == pytest.approx(events(parts, "val")[-1]["metrics"], rel=1e-3)
 
 
@@ -79,15 +47,11 @@ def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(tool: Tool,
     assert [event["update"] for event in events(run, "val") if not event["final"]] == [1, 2]
     assert "metrics on the CPU" in tool.errors
 
-    parts = Path(tool("predict")["csv"]).read_text(encoding="utf-8")
+    parts = probabilities(tool("predict", "--no-report"))
     assert "evaluating a micro-batch of 4; trying 2" in tool.errors
     faulty()
-    whole = Path(tool("predict")["csv"]).read_text(encoding="utf-8")
-    rows = [[float(cell) for cell in line.split(",")] for line in whole.splitlines()[1:]]
-    again = [[float(cell) for cell in line.split(",")] for line in parts.splitlines()[1:]]
-    assert len(rows) == 5
-    for row, other in zip(rows, again, strict=True):
-        assert row == pytest.approx(other, abs=1e-6)
+    whole = probabilities(tool("predict", "--no-report"))
+    assert len(whole) == 5 and parts == pytest.approx(whole, abs=1e-6)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights(
@@ -111,7 +75,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tool: Tool, faulty: Faulty) -
     assert tool.code(*words) == 7
     assert "after update 2 the weights are not finite any more" in tool.errors
     (run,) = all_runs(tool.save_dir)
-    assert all(bool(value.isfinite().all()) for value in weights(run).values())
+    assert all(bool(value.isfinite().all()) for value in saved(run)["model"].values())
     assert [event["update"] for event in events(run, "checkpoint")][-1] == 1
 
 
@@ -130,6 +94,10 @@ def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, 
         run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1", *words))
         return [event["micro_batch"] for event in events(run, "train_started")]
 
+    faulty({"at": "step", "do": "cuda_oom", "above": 2})
+    assert tool.code("train", tool.preset("vilbert"), "--updates", "1", "--no-retry") == 7
+    (run,) = all_runs(tool.save_dir)
+    assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"]
     faulty({"at": "backward", "do": "cuda_oom", "above": 2})
     assert micro_batches("--name", "first") == [4, 2]
     assert micro_batches("--name", "second") == [2]
@@ -140,29 +108,20 @@ def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, 
     assert fits.load() == {}, "the whole batch fits, so there is nothing to remember"
 
 
-def test_no_retry_fails_at_once(tool: Tool, faulty: Faulty) -> None:
-    faulty({"at": "step", "do": "cuda_oom", "above": 2})
-    assert tool.code("train", tool.preset("vilbert"), "--updates", "1", "--no-retry") == 7
-    (run,) = all_runs(tool.save_dir)
-    assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"]
-
-
 @pytest.mark.usefixtures("only_rc12")
 def test_mmfs_own_accumulation_is_right_at_an_epochs_end_in_parts_and_in_a_run_that_goes_on(
     tool: Tool, faulty: Faulty
 ) -> None:
     """14 rows are five batches, of which an update takes three: the last one of an epoch has two."""
     words = ("--epochs", "2", "--batch-size", "3", "--seed", "3", "training.update_frequency=3")
-    whole = tool("train", without_dropout(tool), "--name", "whole", *words)
-    assert whole["updates"] == 4
+    whole = tool.run_of(tool("train", without_dropout(tool), "--name", "whole", *words))
     faulty({"at": "forward", "do": "cuda_oom", "above": 2}, {"at": "stepped", "do": "stop", "update": 3})
     assert tool.code("train", without_dropout(tool), "--name", "parts", *words) == 130
-    parts = tool("train", "--resume", "parts")
-    began = [(e["update"], e["micro_batch"]) for e in events(tool.run_of(parts), "train_started")]
+    parts = tool.run_of(tool("train", "--resume", "parts"))
+    began = [(e["update"], e["micro_batch"]) for e in events(parts, "train_started")]
     assert began == [(0, 3), (0, 2), (3, 2)]
-    losses = [[event["loss"] for event in events(tool.run_of(run), "train")] for run in (whole, parts)]
-    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert_same_weights(tool.run_of(parts), tool.run_of(whole))
+    assert len(losses(whole)) == 4 and losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+    assert_same_weights(parts, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fitting", [13, 6])

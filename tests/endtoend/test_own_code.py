@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,9 @@ import pytest
 from mmf_win.runs import own_code
 from mmf_win.runs.presets import merge
 from tests.endtoend.conftest import Tool
-from tests.worlds.tiny_mmf import SPLITS, TinyWorld
-
-pytestmark = pytest.mark.torch
+from tests.worlds.tiny_mmf import SPLITS
 
 GUIDE = Path(__file__).parents[2] / "docs" / "own-model.md"
-
-
-@pytest.fixture
-def phase_1(world: TinyWorld, tmp_path: Path) -> TinyWorld:
-    """The memes of phase 2 under the names of phase 1."""
-    other = TinyWorld(tmp_path / "phase 1")
-    shutil.copytree(world.root, other.root)
-    shutil.rmtree(other.dataset / "extras")  # the guide's model needs no vocabulary
-    annotations = other.dataset / "annotations"
-    for split in ("dev", "test"):
-        (annotations / f"{split}_seen.jsonl").rename(annotations / f"{split}.jsonl")
-        (annotations / f"{split}_unseen.jsonl").unlink()
-    return other
 
 
 @pytest.fixture
@@ -48,15 +32,15 @@ def guide(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its_code_has_moved(
-    tool: Tool, guide: Path, phase_1: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, guide: Path, phase_1: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.rmtree(phase_1.world.dataset / "extras")  # the guide's model needs no vocabulary
     monkeypatch.chdir(guide)
     assert tool.code("train", "small_cnn.yaml", "--updates", "1") == 3
     assert "--trust" in tool.errors
     run = tool.run_of(tool("train", "small_cnn.yaml", "--trust", "--updates", "1"))
     monkeypatch.chdir(tmp_path)
-    there = replace(tool, world=phase_1)
-    assert there("predict", "--split", "test")["rows"] == SPLITS["test_seen"]
+    assert phase_1("predict", "--split", "test")["rows"] == SPLITS["test_seen"]
 
     moved = (guide / "my_models").rename(tmp_path / "elsewhere")
     for words in (["predict"], ["train", "--resume", "last", "--updates", "2"]):
@@ -67,7 +51,7 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
 
 
 def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this_machine_alone(
-    tool: Tool, guide: Path, phase_1: TinyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, guide: Path, phase_1: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preset = guide / "small_cnn.yaml"
     preset.write_text(preset.read_text(encoding="utf-8").replace("env: {user_dir: my_models}", ""), "utf-8")
@@ -75,19 +59,18 @@ def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this
     assert tool.code("train", str(preset)) == 2
     assert "small_cnn" in tool.errors and "env.user_dir=FOLDER" in tool.errors
 
-    there = replace(tool, world=phase_1)
     monkeypatch.chdir(guide)
     monkeypatch.setenv("MMF_USER_DIR", "my_models")
-    there("train", str(preset), "--updates", "1")
+    phase_1("train", str(preset), "--updates", "1")
     monkeypatch.delenv("MMF_USER_DIR")
     monkeypatch.chdir(tmp_path)
     assert tool("predict", "--split", "test_unseen")["rows"] == SPLITS["test_unseen"]
-    assert there("train", "--resume", "last", "--updates", "2")["updates"] == 2
+    assert phase_1("train", "--resume", "last", "--updates", "2")["updates"] == 2
 
     own_code.file().unlink()  # as where the run's folder was copied to
     for words in (["predict"], ["train", "--resume", "last", "--updates", "3"]):
-        assert there.code(*words) == 3
-        assert str(guide / "my_models") in there.errors and "--trust" in there.errors
+        assert phase_1.code(*words) == 3
+        assert str(guide / "my_models") in phase_1.errors and "--trust" in phase_1.errors
 
 
 def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: Tool, guide: Path) -> None:

@@ -11,19 +11,12 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
-from tests.endtoend.conftest import Tool
+from tests.endtoend.conftest import Tool, ids, probabilities
 from tests.endtoend.test_predicting import predict
 from tests.worlds import hostile, npy, tiny_mmf
 from tests.worlds.tools import typed
 
-pytestmark = pytest.mark.torch
-
 SPLIT = "test_unseen"
-
-
-def rows_of(path: str | Path) -> list[dict[str, str]]:
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def table_of_the_split(tool: Tool, folder: Path) -> Path:
@@ -43,17 +36,17 @@ def table_of_the_split(tool: Tool, folder: Path) -> Path:
 @pytest.mark.parametrize("recipe", ["image", "bert", "mmbt", "visual_bert"])
 def test_own_memes_get_the_very_probabilities_that_they_get_as_a_split(recipe: str, tool: Tool) -> None:
     tool.trained(recipe)
-    split = rows_of(tool("predict", "--split", SPLIT, "--no-report")["csv"])
+    split = tool("predict", "--split", SPLIT, "--no-report")
     table = table_of_the_split(tool, tool.folder / "my memes")
     before = sorted(file.name for file in table.parent.iterdir())
     own = tool("predict", "--memes", str(table))
-    assert [row["proba"] for row in rows_of(own["csv"])] == [row["proba"] for row in split]
-    assert [row["id"] for row in rows_of(own["csv"])] == [f"мем {row['id']}" for row in split]
+    assert probabilities(own) == probabilities(split)
+    assert ids(own) == [f"мем {id_}" for id_ in ids(split)]
     assert own["auroc"] is None, "the table has no labels"
     assert sorted(file.name for file in table.parent.iterdir()) == before, "the user's folder is left alone"
     page = Path(own["report"]).read_text(encoding="utf-8")
-    assert "мои мемы.csv" in page and f"мем {split[0]['id']}" in page and 'id="gallery"' in page
-    assert page.count("data:image/webp") == len(split)
+    assert "мои мемы.csv" in page and ids(own)[0] in page and 'id="gallery"' in page
+    assert page.count("data:image/webp") == len(ids(split))
 
 
 def test_one_image_and_its_text_get_a_probability_and_leave_no_file(tool: Tool) -> None:
@@ -63,8 +56,8 @@ def test_one_image_and_its_text_get_a_probability_and_leave_no_file(tool: Tool) 
     image = table.parent / Path(first.img).name
     one = tool("predict", "--image", str(image), "--text", first.text)
     [batch_of_one] = [one["proba"]]
-    of_table = float(rows_of(tool("predict", "--memes", str(table), "--no-report")["csv"])[0]["proba"])
-    assert batch_of_one == pytest.approx(of_table, abs=1e-5), "only the size of the batch differs"
+    of_table = probabilities(tool("predict", "--memes", str(table), "--no-report"))
+    assert batch_of_one == pytest.approx(of_table[0], abs=1e-5), "only the size of the batch differs"
     assert len(list(run.reports.glob("*.csv"))) == 1
     assert tool.code("predict", "--image", str(image), "--text", first.text) == 0
     assert tool.output.strip() == f"{batch_of_one:.4f}"
@@ -91,7 +84,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     own = tool("predict", "--memes", str(table))
     assert 0 <= own["auroc"] <= 1 and own["rows"] == len(rows)
     assert own["annotations"] == str(table)
-    assert [row["id"] for row in rows_of(own["csv"])] == [Path(row["img"]).name for row in rows]
+    assert ids(own) == [Path(row["img"]).name for row in rows]
     table.unlink()
     Path(own["report"]).unlink()
     partly = tool.folder / "partly.jsonl"
@@ -114,7 +107,7 @@ def test_no_dataset_is_needed_to_score_own_memes(tool: Tool, tmp_path: Path) -> 
     bare.data.mkdir(parents=True)
     tool.world, full = bare, tool.world
     own = tool("predict", "--memes", str(table), "--no-report")
-    assert len(rows_of(own["csv"])) == len(read_rows(full.dataset / "annotations" / f"{SPLIT}.jsonl"))
+    assert len(ids(own)) == len(read_rows(full.dataset / "annotations" / f"{SPLIT}.jsonl"))
 
 
 def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(
@@ -125,7 +118,7 @@ def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(
     monkeypatch.chdir(tool.folder)
     words = ("n1", "n2", "--ensemble", "mean", "--memes", str(table), "-o", "new/folder")
     results = predict(tool, *words)
-    columns = [[float(row["proba"]) for row in rows_of(result["csv"])] for result in results]
+    columns = [probabilities(result) for result in results]
     assert columns[2] == pytest.approx([sum(pair) / 2 for pair in zip(*columns[:2], strict=True)])
     for result, named in zip(results, [[runs[0]], [runs[1]], runs], strict=True):
         page = Path(result["report"]).read_text(encoding="utf-8")
@@ -156,7 +149,7 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     assert main(["features", "add", str(extracted), "--output", str(other)]) == 0
     tool.read()  # what it has printed
     own = tool("predict", "--memes", str(table), "--features", str(other))
-    assert [row["id"] for row in rows_of(own["csv"])] == ["новое.png"]
+    assert ids(own) == ["новое.png"]
 
     again = ("predict", "--memes", str(table), "--features", str(other))
     hostile.cut(other / "data.mdb")

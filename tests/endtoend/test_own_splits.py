@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from mmf_win.cli import main
-from tests.endtoend.conftest import Tool
-from tests.worlds.tiny_mmf import SPLITS, TinyWorld
-
-pytestmark = pytest.mark.torch
-
-
-def written(tool: Tool) -> list[dict[str, str]]:
-    """The newest predictions."""
-    newest = max(tool.save_dir.glob("*/*/reports/*.csv"), key=lambda path: path.stat().st_mtime_ns)
-    with newest.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+from tests.endtoend.conftest import Tool, ids, probabilities
+from tests.worlds.tiny_mmf import SPLITS
 
 
 def own_set(folder: Path) -> None:
@@ -48,29 +35,21 @@ def test_a_set_of_csv_files_is_trained_on_and_predicted_by_its_own_ids(tool: Too
     source = tmp_path / "мой набор"
     source.mkdir()
     own_set(source)
-    world = TinyWorld(tmp_path / "world")
-    shutil.copytree(tool.world.root, world.root)
-    shutil.rmtree(world.dataset)
-    own = replace(tool, world=world, folder=tmp_path / "own")
-    own.folder.mkdir()
-    assert main(["convert", "--zip", str(source), "--data-dir", str(world.data)]) == 0
+    own = tool.in_a_copy("world")
+    shutil.rmtree(own.world.dataset)
+    assert main(["convert", "--zip", str(source), "--data-dir", str(own.world.data)]) == 0
     tool.read()
     assert own("train", own.preset("concat_bert"), "--updates", "2")["state"] == "done"
-    own("predict")
-    assert [row["id"] for row in written(own)] == ["test-0", "test-1", "test-2"]
+    assert ids(own("predict")) == ["test-0", "test-1", "test-2"]
 
 
-def test_a_split_that_lies_beside_the_others_is_predicted(tool: Tool, tmp_path: Path) -> None:
-    world = TinyWorld(tmp_path / "world")
-    shutil.copytree(tool.world.root, world.root)
-    own = replace(tool, world=world)
-    annotations = world.dataset / "annotations"
+def test_a_split_that_lies_beside_the_others_is_predicted(tool: Tool) -> None:
+    own = tool.in_a_copy("world")
+    annotations = own.world.dataset / "annotations"
     shutil.copyfile(annotations / "dev_seen.jsonl", annotations / "трудные.jsonl")
-    own("train", own.preset("bert"), "--updates", "1")
-    own("predict", "--split", "трудные")
-    mine = written(own)
-    assert len(mine) == SPLITS["dev_seen"]
-    own("predict", "--split", "dev_seen")
-    assert written(own) == mine
+    tool.trained("bert")
+    mine, same = (own("predict", "--split", split) for split in ("трудные", "dev_seen"))
+    assert len(ids(mine)) == SPLITS["dev_seen"]
+    assert (ids(same), probabilities(same)) == (ids(mine), probabilities(mine))
     assert own.code("predict", "--split", "hard") == 3
     assert "трудные" in own.errors

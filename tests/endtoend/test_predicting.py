@@ -16,10 +16,8 @@ from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
 from mmf_win.results.probabilities import best_accuracy, blend
-from tests.endtoend.conftest import Tool
+from tests.endtoend.conftest import Tool, ids, probabilities
 from tests.worlds.tools import typed
-
-pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +42,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     annotations = tool.world.dataset / "annotations"
     for result in results:
         rows = read_rows(annotations / "test_unseen.jsonl")
-        assert [row.id for row in read_predictions(Path(result["csv"]))] == [row.shown_id for row in rows]
+        assert ids(result) == [row.shown_id for row in rows]
         assert result["annotations_sha256"] == sha256(annotations / "test_unseen.jsonl")
         beside = Path(result["csv"]).with_suffix(".metrics.json")
         record = json.loads(beside.read_text(encoding="utf-8"))
@@ -56,12 +54,9 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
         assert result["members"][0]["checkpoint_sha256"] == sha256(run.checkpoints / "best.ckpt")
         assert (result["threshold"], result["threshold_from"]) == (0.5, "default")
 
-    def probas(*results: dict[str, Any]) -> list[list[float]]:
-        return [[row.proba for row in read_predictions(Path(result["csv"]))] for result in results]
-
     page = Path(blended["report"]).read_text(encoding="utf-8")
     assert all(run.id in page for run in runs)
-    assert probas(blended)[0] == blend("mean", probas(first, second))
+    assert probabilities(blended) == blend("mean", [probabilities(first), probabilities(second)])
     val = [read_predictions(next(run.reports.glob("*_dev_unseen_*.csv"))) for run in runs]
     labels = [int(row.label or 0) for row in read_rows(annotations / "dev_unseen.jsonl")]
     threshold = best_accuracy(labels, blend("mean", [[row.proba for row in member] for member in val]))

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.protocol import read_events
 from mmf_win.results import profile as results
 from mmf_win.runs import own_code
-from tests.endtoend.conftest import Tool
-from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, Faulty, user
+from tests.endtoend.conftest import Faulty, Tool, events
+from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
 from tests.worlds.tools import requires_console_events
-
-pytestmark = pytest.mark.torch
 
 # Each row takes 50 ms, in which no processor works.
 SLOW_ROWS = """
@@ -135,7 +132,6 @@ def test_a_profile_that_would_begin_later_is_refused(tool: Tool) -> None:
 def test_a_training_that_waits_for_data_says_so_once(tool: Tool) -> None:
     words = ("--updates", "30", "--seed", "1", "training.evaluation_interval=30", slow_rows(tool))
     result = tool("train", tool.preset("vilbert"), *words)
-    notes = [e["text"] for e in read_events(tool.run_of(result).events) if e["kind"] == "note"]
-    assert len(notes) == 1
-    assert notes[0].startswith("the model waits for data ") and notes[0].endswith(" may help")
-    assert f"note: {notes[0]}" in tool.errors
+    (note,) = [event["text"] for event in events(tool.run_of(result), "note")]
+    assert note.startswith("the model waits for data ") and note.endswith(" may help")
+    assert f"note: {note}" in tool.errors

@@ -12,19 +12,15 @@ from typing import Any
 import pytest
 
 from mmf_win.dataset.annotations import read_rows
-from mmf_win.dataset.predictions import read_predictions
 from mmf_win.integrity import torch_file
-from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.checkpoint_files import counts
-from tests.endtoend.conftest import Tool
+from tests.endtoend.conftest import Tool, probabilities, saved, starts
 from tests.endtoend.test_predicting import predict
 from tests.worlds import zoo
 from tests.worlds.memes import tar_gz
 from tests.worlds.tools import typed
 from tests.worlds.web import WebServer, breaks_off
-
-pytestmark = pytest.mark.torch
 
 KEY = "vilbert.finetuned.hateful_memes.direct"
 ARCHIVE = "vilbert.finetuned.hateful_memes_direct.tar.gz"
@@ -64,8 +60,7 @@ class Shop:
 
     def probas(self, *words: str) -> list[list[float]]:
         """What ``mmfw predict`` gives, a list for each split."""
-        results = predict(self.tool, *words, "--no-report")
-        return [[row.proba for row in read_predictions(Path(result["csv"]))] for result in results]
+        return [probabilities(result) for result in predict(self.tool, *words, "--no-report")]
 
     def run_named(self, name: str) -> Run:
         """The only run of a name."""
@@ -77,8 +72,7 @@ class Shop:
 def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """The world and its zoo; the model is trained once for each MMF."""
     kept = tool.kept / "published"
-    own = replace(tool, world=replace(tool.world, root=tmp_path / "мир"))
-    shutil.copytree(tool.world.root, own.world.root)
+    own = tool.in_a_copy("мир")
     monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
     monkeypatch.setenv("MMF_CACHE_DIR", str(own.world.cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -101,20 +95,13 @@ def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def rewritten(shop: Shop, *, legacy: bool = False, **changes: Any) -> Path:
-    """The trained checkpoint with other contents; None removes a key."""
+    """The trained checkpoint with other contents."""
     import torch
 
-    contents = torch.load(shop.trained.checkpoints / "best.ckpt", weights_only=True)
-    contents = {key: value for key, value in {**contents, **changes}.items() if value is not None}
     path = shop.tool.folder / "rewritten.pth"
+    contents = {**saved(shop.trained, "best.ckpt"), **changes}
     torch.save(contents, path, _use_new_zipfile_serialization=not legacy)
     return path
-
-
-def model(shop: Shop) -> dict[str, Any]:
-    import torch
-
-    return dict(torch.load(shop.trained.checkpoints / "best.ckpt", weights_only=True)["model"])
 
 
 def hinted(errors: str) -> list[str]:
@@ -123,18 +110,13 @@ def hinted(errors: str) -> list[str]:
     return typed(line[line.index("mmfw train") + 5 :].split(";")[0])
 
 
-def first_update(run: Run) -> int:
-    return next(int(e["update"]) for e in read_events(run.events) if e["kind"] == "train_started")
-
-
 def test_published_weights_are_scored_on_the_papers_splits_without_training(shop: Shop) -> None:
     expected = shop.probas("trained", "--split", "dev_seen", "--split", "test_seen", "--split", "dev_unseen")
     shop.server.faults = [breaks_off(10_000), breaks_off(5_000)]
     results = predict(shop.tool, "--published", shop.preset)
     assert [asked.headers["Range"] for asked in shop.server.gets[1:]] == ["bytes=10000-", "bytes=15000-"]
     assert [result["split"] for result in results] == ["dev_seen", "test_seen"]
-    found = [[row.proba for row in read_predictions(Path(result["csv"]))] for result in results]
-    assert found == expected[:2]
+    assert [probabilities(result) for result in results] == expected[:2]
 
     run = shop.run_named("крошка-published")
     assert {result["members"][0]["run"] for result in results} == {run.id}
@@ -181,7 +163,7 @@ def test_training_on_from_weights_begins_at_update_0(shop: Shop) -> None:
     expected = shop.probas("trained", "--split", "dev_seen")
     for name, init in (("checkpoint", str(best)), ("weights", str(final))):
         run = shop.tool.run_of(shop.tool("train", shop.preset, "--init", init, "--name", name, *STILL))
-        assert first_update(run) == 0
+        assert starts(run) == [0]
         known = counts(run.checkpoints / "best.ckpt")
         assert known is not None and known.best_update == 1, "the best score is the old run's"
         assert shop.tool("runs", "show", name)["init"] == init
@@ -189,13 +171,11 @@ def test_training_on_from_weights_begins_at_update_0(shop: Shop) -> None:
 
     words = ("--name", "zoo", "--updates", "2", "--seed", "1", *LEARNING)
     run = shop.tool.run_of(shop.tool("train", shop.preset, "--init", "published", *words))
-    assert first_update(run) == 0
     assert shop.tool("runs", "show", "zoo")["init"] == KEY
     assert shop.probas("zoo", "--checkpoint", "last", "--split", "dev_seen") != expected
     going_on = shop.tool("train", "--resume", "last", "--updates", "3")
     assert (going_on["updates"], going_on["id"]) == (3, run.id)
-    starts = [event["update"] for event in read_events(run.events) if event["kind"] == "train_started"]
-    assert starts == [0, 2], "the run's own checkpoint is not what it began with"
+    assert starts(run) == [0, 2], "the run's own checkpoint is not what it began with"
     assert shop.tool.code("train", shop.preset, "--init", str(best), "--resume", "last") == 2
     assert shop.tool.code("train", "--init", str(best)) == 2
 
@@ -219,12 +199,13 @@ def test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trust
         assert "best.ckpt" in shop.tool.errors or "model.pth" in shop.tool.errors
         assert "--trust" in shop.tool.errors
     assert shop.probas(*words, "--trust") == expected
-    assert first_update(shop.tool.run_of(shop.tool(*train, "--trust"))) == 0
+    assert starts(shop.tool.run_of(shop.tool(*train, "--trust"))) == [0]
 
 
 def test_weights_that_leave_the_head_unset_are_refused_whatever_asks_for_them(shop: Shop) -> None:
-    headless = {key: value for key, value in model(shop).items() if "classifier" not in key}
-    assert len(headless) < len(model(shop))
+    whole = saved(shop.trained, "best.ckpt")["model"]
+    headless = {key: value for key, value in whole.items() if "classifier" not in key}
+    assert len(headless) < len(whole)
     path = rewritten(shop, model=headless)
     shop.publish(path)
     for words in (

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from mmf_win.paths import Places
-from mmf_win.protocol import Event, read_events
+from mmf_win.protocol import Event
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
-from tests.endtoend.conftest import Tool
+from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, starts
 from tests.worlds.tools import typed
 from tests.worlds.torch_files import checkpoint
-
-pytestmark = pytest.mark.torch
 
 # A schedule whose rate differs at every update, and validations between which it is interrupted.
 SCHEDULE = (
@@ -34,18 +30,11 @@ SCHEDULE = (
 
 def trained(run: Run) -> dict[int, Event]:
     """The last word on each update."""
-    return {event["update"]: event for event in read_events(run.events) if event["kind"] == "train"}
+    return {event["update"]: event for event in events(run, "train")}
 
 
 def validated(run: Run) -> dict[int, dict[str, float]]:
-    events = [e for e in read_events(run.events) if e["kind"] == "val" and not e["final"]]
-    return {event["update"]: event["metrics"] for event in events}
-
-
-def weights(run: Run) -> dict[str, Any]:
-    import torch
-
-    return dict(torch.load(run.checkpoints / "current.ckpt", weights_only=True)["model"])
+    return {event["update"]: event["metrics"] for event in events(run, "val") if not event["final"]}
 
 
 def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
@@ -91,11 +80,9 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights(
-    tool: Tool, faulty: Callable[..., None], workers: int
+    tool: Tool, faulty: Faulty, workers: int
 ) -> None:
     """14 rows are four batches; after updates 2 and 4, a validation is due as well."""
-    import torch
-
     preset = tool.preset("vilbert")
     words = ("--updates", "7", "--seed", "3", *SCHEDULE, f"training.num_workers={workers}")
     whole = tool.run_of(tool("train", preset, "--name", "whole", *words))
@@ -103,13 +90,11 @@ def test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights
     assert tool.code("train", preset, "--name", "parts", *words) == 130
     assert tool.code("train", "--resume", "parts") == 130
     parts = tool.run_of(tool("train", "--resume", "last"))
-    starts = [e["update"] for e in read_events(parts.events) if e["kind"] == "train_started"]
-    assert starts == [0, 2, 4]
+    assert starts(parts) == [0, 2, 4]
     assert list(trained(parts)) == list(trained(whole)) == [1, 2, 3, 4, 5, 6, 7]
     for figure in ("lr", "loss", "epoch"):
         values = [[event[figure] for event in trained(run).values()] for run in (whole, parts)]
         assert values[0] == values[1], figure
     assert len({event["lr"] for event in trained(whole).values()}) > 5, "the schedule does something"
     assert validated(parts) == validated(whole)
-    here, there = weights(parts), weights(whole)
-    assert here.keys() == there.keys() and all(torch.equal(here[key], there[key]) for key in here)
+    assert_same_weights(parts, whole)

@@ -11,7 +11,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("the soak looks for processes in /proc, which is not on Windows", allow_module_level=True)
 
-pytestmark = pytest.mark.torch
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "soak.py"
 
 

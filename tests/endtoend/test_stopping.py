@@ -22,13 +22,10 @@ from mmf_win.protocol import Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state, summarize
 from mmf_win.runs.lookup import all_runs
-from tests.endtoend.conftest import Tool
+from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds.held import Witness, witness
 from tests.worlds.tools import requires_console_events
 
-pytestmark = pytest.mark.torch
-
-Faulty = Callable[..., None]
 _INTERRUPTED = 130
 _WINDOWS = sys.platform == "win32"
 _CTRL_C = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT
@@ -48,11 +45,11 @@ class User:
         self._tool = tool
         self.read = ""
 
-    def sees(self, kind: str, attempt: str = "1") -> Run:
+    def sees(self, kind: str) -> Run:
         """Wait until the run has told of something."""
         while self._process.poll() is None:
             for run in all_runs(self._tool.save_dir):
-                if any(e["kind"] == kind and e["attempt"] == attempt for e in read_events(run.events)):
+                if events(run, kind):
                     return run
             time.sleep(0.02)
         raise AssertionError(f"it ended before any {kind}")
@@ -117,8 +114,7 @@ def goes_on(tool: Tool, run: Run) -> None:
     reached = summarize(run).updates
     result = tool("train", "--resume", "last", "--updates", str(reached + 1), "training.num_workers=0")
     assert (result["state"], result["updates"]) == ("done", reached + 1)
-    starts = [e["update"] for e in read_events(run.events) if e["kind"] == "train_started"]
-    assert starts == [0, reached]
+    assert starts(run) == [0, reached]
 
 
 @requires_console_events
@@ -256,8 +252,8 @@ def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
 def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
         run = somebody.sees("train")
-        (pid,) = [e["pid"] for e in read_events(run.events) if e["kind"] == "run_started"]
-        os.kill(pid, signal.SIGTERM)
+        (started,) = events(run, "run_started")
+        os.kill(started["pid"], signal.SIGTERM)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     goes_on(tool, run)
 

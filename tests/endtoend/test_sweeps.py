@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.train import resumed
-from mmf_win.protocol import Event, read_events
+from mmf_win.protocol import Event
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.lookup import all_runs
@@ -24,26 +24,16 @@ from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.slots import Slot, local
 from mmf_win.sweeps.store import State, Store, StoredTask
 from mmf_win.sweeps.tasks import plan
-from tests.endtoend.conftest import Tool
-from tests.worlds.sweeping import ROOT, rows, yaml
+from tests.endtoend.conftest import Faulty, Tool, starts
+from tests.worlds.sweeping import mmfw, rows, yaml
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 def _sweep(tool: Tool, *words: str) -> subprocess.Popen[str]:
     """``mmfw sweep run`` of a preset, as a process of its own."""
-    return _process(*words, "--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
-
-
-def _process(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "mmf_win", "sweep", "run", *words],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
+    places = ("--data-dir", tool.world.data, "--save-dir", tool.save_dir)
+    return mmfw("run", *words, *places, stderr=subprocess.PIPE)
 
 
 def _runs(output: Path) -> list[Run]:
@@ -88,7 +78,7 @@ def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> N
 
 
 def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
-    tool: Tool, faulty: Callable[..., None], tmp_path: Path
+    tool: Tool, faulty: Faulty, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     faulty({"at": "forward", "do": "wait", "update": 2, "once": str(here)})
@@ -108,12 +98,11 @@ def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
     assert process.returncode == 130
     assert [row.state for row in rows(output).values()] == ["queued", "queued"]
     assert f"mmfw sweep run {output} --slots 1" in said.replace("'", "")
-    with _process(str(output), "--slots", "1") as process:
+    with mmfw("run", output, "--slots", "1") as process:
         process.communicate()
     first, second = _runs(output)
     assert state(first) == state(second) == "done"
-    begun = [event["update"] for event in read_events(first.events) if event["kind"] == "train_started"]
-    assert begun == [0, 2]
+    assert starts(first) == [0, 2]
 
 
 class _PrunesAtOnce(OptunaSearch):
@@ -132,20 +121,6 @@ class _PrunesAtOnce(OptunaSearch):
         self.told.append(state)
 
 
-class _Silent:
-    """A display that shows nothing."""
-
-    def begins(self, slot: Slot, row: StoredTask) -> None: ...
-
-    def event(self, slot: Slot, event: Event) -> None: ...
-
-    def output(self, slot: Slot, text: str) -> None: ...
-
-    def ends(self, slot: Slot, row: StoredTask, state: State, message: str | None) -> None: ...
-
-    def stopping(self) -> None: ...
-
-
 def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: Tool) -> None:
     train = f"mmfw train '{tool.preset('text')}' --data-dir '{tool.world.data}' --updates 100000"
     often = "training.evaluation_interval=2 training.log_interval=1"
@@ -161,8 +136,9 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
     def execute(todo: job.Job, slot: Slot, watcher: job.Watcher, stops: Callable[[], int]) -> job.Ending:
         return job.run(todo, resumed, watcher, stops)
 
-    driver = Driver(store, local(["cpu"], 1, {}), job_of, execute, _Silent(), search)
-    assert driver.run(store.enter(plan(asked).tasks)) is False
+    with SweepDisplay(1) as display:
+        driver = Driver(store, local(["cpu"], 1, {}), job_of, execute, display, search)
+        assert driver.run(store.enter(plan(asked).tasks)) is False
     assert search.told == ["pruned"]
     assert [row.state for row in store.rows()] == ["pruned"]
     [run] = _runs(store.folder.path)

@@ -8,20 +8,15 @@ from pathlib import Path, PureWindowsPath
 
 import pytest
 
-from mmf_win.dataset.predictions import read_predictions
-from tests.endtoend.conftest import Tool
+from tests.endtoend.conftest import Tool, ids, probabilities
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 _WINDOWS_PYTHON = os.environ.get("MMFW_WINDOWS_PYTHON")
 
 
 def _on_windows(path: Path) -> str:
     return str(PureWindowsPath("Z:", path))
-
-
-def _predictions(file: Path) -> dict[str, float]:
-    return {row.id: row.proba for row in read_predictions(file)}
 
 
 @pytest.mark.skipif(_WINDOWS_PYTHON is None, reason="MMFW_WINDOWS_PYTHON names no Windows Python")
@@ -37,7 +32,6 @@ def test_windows_predicts_the_same_to_six_digits(tool: Tool) -> None:
         command, env=os.environ | caches, capture_output=True, encoding="utf-8", errors="replace"
     )
     assert done.returncode == 0, done.stdout
-    (theirs,) = (_predictions(file) for file in run.reports.glob("*.csv") if file != Path(here["csv"]))
-    ours = _predictions(Path(here["csv"]))
-    assert theirs.keys() == ours.keys()
-    assert theirs == pytest.approx(ours, abs=1e-6)
+    (there,) = ({"csv": file} for file in run.reports.glob("*.csv") if file != Path(here["csv"]))
+    assert ids(there) == ids(here)
+    assert probabilities(there) == pytest.approx(probabilities(here), abs=1e-6)

@@ -28,7 +28,7 @@ from tests.worlds import tiny_mmf
 from tests.worlds.held import witness
 from tests.worlds.packages import ROOT, Packages, bare_environment, environment_of, hide_all_but
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(1100)]  # Wine takes its time
+pytestmark = pytest.mark.timeout(1100)  # Wine takes its time
 
 UPDATES = presets.load("demo").settings["training"]["max_updates"]
 _FAULTS = Path(tiny_mmf.__file__).with_name("faults")
