@@ -41,12 +41,13 @@ def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> 
 
 
 @pytest.mark.parametrize(("workers", "said"), [(0, "truncated"), (2, "cannot identify")])
-def test_a_broken_picture_is_named_with_its_meme_and_row(own: Tool, workers: int, said: str) -> None:
-    preset = own.preset("image")
-    words = ("--updates", "4", f"training.num_workers={workers}")
-    trained = own.run_of(own("train", preset, *words))
+def test_a_broken_picture_is_named_with_its_meme_and_row(
+    tool: Tool, own: Tool, workers: int, said: str
+) -> None:
+    trained = tool.trained("image")
     path, meme = break_picture(own, "train", 3, said)
-    assert own.code("train", preset, *words) == 3
+    words = ("--updates", "4", f"training.num_workers={workers}")
+    assert own.code("train", own.preset("image"), *words) == 3
     where = f"meme {meme}, in row 4 of {annotations(own, 'train')}"
     assert path in own.errors and where in own.errors
     assert said in own.errors and "convert that folder again" in own.errors

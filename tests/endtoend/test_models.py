@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.predictions import read_predictions
 from mmf_win.paths import is_portable
 from tests.endtoend.conftest import Faulty, Tool, probabilities, starts
 from tests.worlds import tiny_mmf
@@ -33,10 +33,9 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     predicted = tool("predict", "--no-report")
     assert not list(tool.run_of(resumed).reports.glob("*.html"))
     rows = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")
-    with Path(predicted["csv"]).open(encoding="utf-8", newline="") as file:
-        written = list(csv.DictReader(file))
-    assert [int(row["id"]) for row in written] == [row.id for row in rows]
-    assert all(0 <= float(row["proba"]) <= 1 and row["label"] in "01" for row in written)
+    written = read_predictions(Path(predicted["csv"]))
+    assert [int(row.id) for row in written] == [row.id for row in rows]
+    assert all(0 <= row.proba <= 1 and row.label in (0, 1) for row in written)
     if rows[0].label is not None:
         assert 0 <= predicted["auroc"] <= 1
         assert 0 <= predicted["accuracy"] <= 1

@@ -45,9 +45,7 @@ def recipes() -> dict[str, Recipe]:
     text = {"bert_model_name": BERT, "text_hidden_size": HIDDEN, "text_encoder": {"params": {**SIZES}}}
     image: Settings = {"modal_encoder": {"params": {"pretrained": False}}}
     regions: Settings = {"modal_hidden_size": FC7}
-    tokens = {
-        "params": {"tokenizer_config": {"type": BERT}, "max_seq_length": 16},
-    }
+    tokens = {"params": {"tokenizer_config": {"type": BERT}, "max_seq_length": 16}}
     whole_bert: Settings = SIZES | {
         "bert_model_name": BERT,
         "intermediate_size": INNER,
