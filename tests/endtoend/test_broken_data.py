@@ -29,11 +29,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> tuple[str, str]:
-    """Cut a picture of the split in half, as a download that broke off, or put something else in its place.
-
-    Returns:
-        Its path, and the meme's id.
-    """
+    """Cut a picture in half, or put something else in its place; its path, and the meme's id."""
     meme = rows(annotations(tool, split))[row]
     path = tool.world.dataset / "images" / meme["img"]
     path.write_bytes(path.read_bytes()[:2000] if said == "truncated" else b"not a picture")
