@@ -93,7 +93,7 @@ ELSEWHERE = {
     "DamagedInputs": "test_the_command_that_verify_names_repairs_it",
     "MissingArchive": "test_an_archive_that_was_moved_is_named",
     "UnknownArchive": "test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie",
-    "MissingInputs": "test_weights_that_a_word_names_are_asked_for_and_fetched_with_the_same_words",
+    "MissingInputs": "test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_word_names",
     "IncompleteDataset": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
     "DamagedFeatures": "test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again",
     "DamagedCheckpoints": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
