@@ -69,6 +69,9 @@ def _problem(file: BinaryIO, advance: Advance) -> str | None:
         return "it is a zip file but not a checkpoint"
     for member in archive.infolist():
         try:
+            # Python compares no size, and torch loads what is stored only as it is.
+            if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+                raise zipfile.BadZipFile(member.filename)
             with archive.open(member) as content:
                 while piece := content.read(_PIECE):
                     advance(len(piece))

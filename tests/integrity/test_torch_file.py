@@ -43,6 +43,17 @@ def test_a_hole_where_a_member_begins_is_found(tmp_path: Path) -> None:
     assert problem(path) == "it is damaged at model/data/0"
 
 
+@pytest.mark.parametrize("place", [20, 24], ids=["packed", "unpacked"])
+def test_a_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\1\2") + place] ^= 1
+    path.write_bytes(content)
+    with zipfile.ZipFile(path) as archive:
+        last = archive.infolist()[-1].filename
+    assert problem(path) == f"it is damaged at {last}"
+
+
 @pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
 def test_a_file_cut_off_anywhere_is_found(tmp_path: Path, kept: int) -> None:
     path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
