@@ -46,7 +46,7 @@ FIRST_READING = "its first reading"
 
 _NOTES = "SHA256SUMS.json"
 _FORMAT = 1
-_LINE = re.compile(r"(\\?)([0-9a-f]{64}) [ *](.+)")
+_LINE = re.compile(r"(\\?)([0-9a-f]{64}) [ *]([^\0]+)")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 # FAT tells time in steps of two seconds, so a change may hide behind the time of one just before the check.

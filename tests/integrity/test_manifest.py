@@ -91,6 +91,7 @@ def test_an_editor_on_windows_may_have_saved_it(user_dir: Path) -> None:
     [
         (b"no hash", "not a line of sha256sum"),
         (b"0" * 63 + b"  short", "not a line of sha256sum"),
+        (b"0" * 64 + b"  zeros\0\0", "not a line of sha256sum"),
         (b"0" * 64 + b"  ../outside", "leads out of the folder"),
         (b"0" * 64 + b"  /etc/passwd", "leads out of the folder"),
     ],
