@@ -177,6 +177,12 @@ class _Info(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"its end is missing ({error})") from error
 
+    def _block(self, count: int) -> int:
+        """Where tarfile rounds sizes up; Pythons with CVE-2025-8194 go back in the file by negative ones."""
+        if count < 0:
+            raise tarfile.ReadError(f"a member of {count} bytes")
+        return super()._block(count)  # type: ignore[misc, no-any-return]
+
     def _proc_member(self, tar: _Tar) -> tarfile.TarInfo | None:
         """Where tarfile wants subclasses to say how a type of member is read."""
         if self.type in _READ_AT_ONCE:
