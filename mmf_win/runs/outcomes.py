@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from mmf_win.errors import (
     CheckpointError,
     DataError,
@@ -39,7 +41,9 @@ def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exi
         ended: how its process ended.
         memory_ran_out: the system killed a process meanwhile because memory ran out.
     """
-    said = Exit.load(asked.attempt.exit)
+    said = None
+    with suppress(DataError):  # one that cannot be read says nothing
+        said = Exit.load(asked.attempt.exit)
     end = said or _died(ended, memory_ran_out)
     if end.outcome == "killed" and memory_ran_out:
         end = Exit("host_oom", "memory ran out, and the system killed a rank")

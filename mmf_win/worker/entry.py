@@ -23,7 +23,7 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import NoReturn
 
-from mmf_win.errors import UsageError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
 from mmf_win.protocol import AttemptRequest, EventLog, Exit
 from mmf_win.worker.stopping import Stop
@@ -104,9 +104,12 @@ def perform(request: AttemptRequest, stop: Stop) -> Exit:
 
         traceback.print_exc()
         end = classify(error, prepared=prepared)
-        # What a helper recorded before it died; this process only sees that it is gone.
-        cause = None if end.outcome == "interrupted" else Exit.load(request.attempt.helper_exit)
-        return end if cause is None else replace(cause, validating=end.validating)
+        if end.outcome != "interrupted":
+            with suppress(DataError):
+                # What a helper recorded before it died; this process only sees that it is gone.
+                if (cause := Exit.load(request.attempt.helper_exit)) is not None:
+                    end = replace(cause, validating=end.validating)
+        return end
     return Exit("ok")
 
 

@@ -101,6 +101,7 @@ def test_a_worker_that_could_not_say_how_it_ended(
 ) -> None:
     request = training(Run(tmp_path))
     request.attempt.path.mkdir(parents=True)
+    request.attempt.exit.write_text("{half an", encoding="utf-8")
     assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
     assert Exit.load(Run(tmp_path).exit_file) is not None, "the run remembers it"
 
