@@ -147,7 +147,8 @@ def hash_in_name(path: Path) -> str | None:
     """What a file's SHA-256, or its id in git, begins with by its name or that of the blob it links to."""
     names = [path.resolve().name]
     if path.is_file() and not path.is_symlink():
-        names = [blob.name for blob in (path.parent.parent.parent / "blobs").glob("*") if blob.samefile(path)]
+        blobs = (path.parent.parent.parent / "blobs").glob("*")
+        names = [blob.name for blob in blobs if blob.is_file() and blob.samefile(path)]
     found = next(filter(None, map(_BLOB.fullmatch, names)), None) or _HASH_IN_NAME.search(path.name)
     return found[1] if found else None
 

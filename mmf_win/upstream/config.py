@@ -214,11 +214,9 @@ def parse_yaml(text: str) -> Any:
             if depth > _DEEPEST:
                 raise yaml.YAMLError(f"it is nested more than {_DEEPEST} levels deep")
         return OmegaConf.load(StringIO(text))
-    except (
-        yaml.YAMLError,
-        OmegaConfBaseException,
-        OSError,
-    ) as error:  # the last for a number
+    except OSError:  # OmegaConf says so of one number
+        raise ValueError("a mapping of keys is expected") from None
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"not valid YAML ({' '.join(str(error).split())})") from None
 
 

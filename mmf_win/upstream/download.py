@@ -74,7 +74,7 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
                 return there  # another process has just fetched it
         if sha256 is None:
             remove(part)  # nothing would tell what it is of
-        is_continued = part.exists()
+        is_continued = _arrived(part) > 0
         found = _fetch(url, part, title, attempts, keep=sha256 is not None)
         if not found.startswith(sha256 or "") and is_continued:
             _log.info("%s: what had arrived before does not fit; starting over", title)

@@ -59,7 +59,7 @@ def test_a_config_beside_the_preset_is_found(tmp_path: Path) -> None:
         ("title: x\n", "needs the key 'model'"),
         ("- 1\n", "a preset is a mapping"),
         ("model: [\n", "not valid YAML"),
-        ("5\n", "a preset is a mapping|Invalid"),
+        ("5\n", "a mapping of keys is expected|Invalid"),
         ("title: x${\n", "not valid YAML"),
         ("model: mmbt\nsettings: 5\n", "'settings' must be a mapping"),
         ("model: [mmbt]\n", "'model' must be a text"),
