@@ -17,7 +17,7 @@ from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
 from mmf_win.inputs.listing import Need, needs_of, paths_of
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.history import stopped_early
 from mmf_win.runs.lookup import owner
@@ -87,7 +87,8 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     keeps_counts = not (asked.weights_alone or reset.get("all") or reset.get("counts"))
     counted = counts(Path(asked.checkpoint)) if asked.checkpoint and keeps_counts else None
     total = _total(request.epochs, config, inputs)
-    if counted is not None and total is not None and counted.update >= total:
+    reached = counted is not None and total is not None and counted.update >= total
+    if counted is not None and reached and not (counted.update == total and _is_to_finish(asked, request)):
         raise TotalReached(
             f"{asked.checkpoint}: it is at update {counted.update}, and the run's total is {total}",
             checkpoint=Path(asked.checkpoint or ""),
@@ -99,6 +100,14 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     if counted is not None:
         _require_no_early_stop(Path(asked.checkpoint or ""), counted, training)
     return inputs, total
+
+
+def _is_to_finish(asked: AttemptRequest, request: RunRequest) -> bool:
+    """Whether a run is resumed that was stopped after its last update, but before it was done."""
+    run = owner(Path(asked.checkpoint or ""))
+    if run is None or request.start == asked.checkpoint:  # a new run
+        return False
+    return Exit.load(run.exit_file) != Exit("ok")
 
 
 def _require_no_early_stop(checkpoint: Path, counted: Counts, training: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mmf_win.paths import Places
-from mmf_win.protocol import Event
+from mmf_win.protocol import Event, Exit
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, starts
@@ -63,6 +63,7 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(
     places = Places.resolve(tool.world.data, tool.save_dir)
     run.save_request(replace(presets.request(preset, splits, places), updates=100))
     saved = checkpoint(run.checkpoints / "current.ckpt", 80)
+    Exit("ok").save(run.exit_file)
     for wanted in ("last", str(saved)):
         assert tool.code("train", "--resume", wanted, *total) == 2
         assert "update 80" in tool.errors and "--init" in tool.errors
@@ -82,19 +83,23 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(
 def test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights(
     tool: Tool, faulty: Faulty, workers: int
 ) -> None:
-    """14 rows are four batches; after updates 2 and 4, a validation is due as well."""
+    """14 rows are four batches; after updates 2 and 4, a validation is due as well, and 7 is the last."""
     preset = tool.preset("vilbert")
     words = ("--updates", "7", "--seed", "3", *SCHEDULE, f"training.num_workers={workers}")
     whole = tool.run_of(tool("train", preset, "--name", "whole", *words))
-    faulty(*({"at": "stepped", "do": "stop", "update": update} for update in (2, 4)))
+    faulty(*({"at": "stepped", "do": "stop", "update": update} for update in (2, 4, 7)))
     assert tool.code("train", preset, "--name", "parts", *words) == 130
     assert tool.code("train", "--resume", "parts") == 130
+    assert tool.code("train", "--resume", "parts") == 130
     parts = tool.run_of(tool("train", "--resume", "last"))
-    assert starts(parts) == [0, 2, 4]
+    assert starts(parts) == [0, 2, 4, 7]
     assert list(trained(parts)) == list(trained(whole)) == [1, 2, 3, 4, 5, 6, 7]
     for figure in ("lr", "loss", "epoch"):
         values = [[event[figure] for event in trained(run).values()] for run in (whole, parts)]
         assert values[0] == values[1], figure
     assert len({event["lr"] for event in trained(whole).values()}) > 5, "the schedule does something"
-    assert validated(parts) == validated(whole)
+    of_parts, of_whole = validated(parts), validated(whole)
+    # Where a process has made no update, kernels may sum up in another order.
+    assert of_parts.pop(7) == pytest.approx(of_whole.pop(7))
+    assert of_parts == of_whole
     assert_same_weights(parts, whole)
