@@ -31,9 +31,10 @@ Examples:
 def command(run: str | None, log: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
     """Write a zip for a bug report into the current folder, under a new name.
 
-    It holds what `mmfw doctor` shows and the run's requests, events and exits, with --log also its logs, of
-    each the last megabyte. Passwords, tokens, your user name and your home folder are replaced. Not every
-    secret can be known, and an error may quote a meme, so look through it before you give it away.
+    It holds what `mmfw doctor` shows and the run's requests, configurations, events and exits, with --log
+    also its logs, of each the last megabyte. Passwords, tokens, your user name and your home folder are
+    replaced. Not every secret can be known, and an error may quote a meme, so look through it before you give
+    it away.
     """
     places = Places.resolve(data_dir, save_dir)
     newest = next(iter(all_runs(places.save_dir)), None)

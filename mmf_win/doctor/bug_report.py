@@ -24,7 +24,7 @@ def write(run: Run | None, about: Mapping[str, Any], folder: Path, *, log: bool)
     """Write ``mmfw-bug-report-<time>.zip``.
 
     Args:
-        run: whose requests, events and exits go into it.
+        run: whose requests, configurations, events and exits go into it.
         about: what is known of the machine and the installation, as JSON.
         folder: where the zip goes.
         log: whether what the run printed goes into it, too.
@@ -50,7 +50,8 @@ def _records(run: Run | None, log: bool) -> Iterator[tuple[str, Path]]:
         return
     attempts = [AttemptFolder(folder) for folder in sorted(run.path.glob("attempts/*"))]
     files = [run.request_file, run.events, run.exit_file]
-    files += [file for each in attempts for file in (each.request, each.exit, each.helper_exit, each.events)]
+    files += [file for each in attempts for file in (each.request, each.config, each.exit)]
+    files += [file for each in attempts for file in (each.helper_exit, each.events)]
     files += [run.log, *(attempt.log for attempt in attempts)] if log else []
     yield from ((file.relative_to(run.path).as_posix(), file) for file in files if file.exists())
 
