@@ -66,8 +66,9 @@ def _show(added: dict[str, Any]) -> None:
         say(f"note: {images}; ViLBERT reads the boxes in it")
     if tuple(added["regions"]) != _REGIONS:
         fewest, most = added["regions"]
+        count = fewest if fewest == most else f"{fewest} to {most}"
         key = "dataset_config.hateful_memes.max_features"
-        say(f"note: an image has {fewest} to {most} regions; ViLBERT needs the same number in all, as {key}")
+        say(f"note: an image has {count} regions; ViLBERT needs the same number in all, as {key}")
     if added["numbers"] != _NUMBERS:
         say(f"note: {added['numbers']} numbers describe a region; the presets expect {_NUMBERS}")
     say(f"features of {added['images']} images: {added['lmdb']}")

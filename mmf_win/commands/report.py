@@ -54,8 +54,8 @@ def command(
     that it shows, under their name, or into the run's reports as report.html where there are none: curves,
     scores, the published ones where the split is one of the paper's, and the worst mistakes, their pictures
     blurred until they are clicked. For several it goes into the save dir under a new name. RUN is a run's
-    id, its name (the newest run of that name) or its folder; sweeps/NAME or the folder of a sweep stands for
-    its runs, and its page, which also shows what their parameters came to, goes there.
+    id, its name (the newest run of that name) or its folder. A sweep, as sweeps/NAME or by its folder, is
+    named alone; its page also shows what the parameters came to, and goes into that folder.
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     from mmf_win.results.report import pages

@@ -317,5 +317,5 @@ def no_source(need: Need, finding: Finding, places: Places, words: Sequence[str]
         return DamagedFeatures(f"{need.folder}: {problems}", lmdb=need.files[0].parent)
     hint = "put an intact copy there; mmfw knows no source of it"
     if need.kind == "glove":
-        hint = "put it there, or let MMF begin with random vectors: vocab.type=random"
+        hint = "put it there, or let each vocab of the configuration have the type random"
     return NoSource(f"{need.title}: {problems}", hint=hint, words=words, data_dir=places.data_dir)
