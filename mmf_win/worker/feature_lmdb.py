@@ -91,7 +91,7 @@ def read_keys(folder: Path) -> list[str]:
 
     Raises:
         lmdb.Error: this is no LMDB, or its pages are inconsistent.
-        ValueError, TypeError: it is truncated, lacks the list of its keys, or holds what cannot be read.
+        ValueError: it is truncated, lacks the list of its keys, or holds what cannot be read.
         Refused: a record would run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
@@ -105,6 +105,8 @@ def read_keys(folder: Path) -> list[str]:
             if listed is None:
                 raise ValueError("the list of its keys is missing")
             plain = _loaded("the list of its keys", listed)
+            if not (isinstance(plain, Iterable) and all(isinstance(key, (str, bytes)) for key in plain)):
+                raise ValueError("the list of its keys holds something else")
             keys: list[str] = [key.decode() if isinstance(key, bytes) else key for key in plain]
             with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
                 for key, value in transaction.cursor():
@@ -131,7 +133,7 @@ def main(folder: Path, output: Path) -> int:
         found: dict[str, Any] = {"keys": read_keys(folder)}
     except Refused as error:
         found = {"problem": str(error), "refused": True}
-    except (lmdb.Error, ValueError, TypeError, AttributeError) as error:
+    except (lmdb.Error, ValueError) as error:
         found = {"problem": f"{type(error).__name__}: {error}", "refused": False}
     write_json(output, found)
     return 0
