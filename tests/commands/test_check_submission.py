@@ -109,7 +109,7 @@ def test_the_hint_says_what_to_convert_and_that_helps(
     assert check(copy, csv_of([14]), split="test_unseen") == 3
     said = capsys.readouterr().err
     assert "2 memes of test_unseen" in said
-    words = typed(said[said.rindex("mmfw convert") :])[1:]
+    words = typed(said[said.rindex("mmfw convert") :].strip())[1:]
     complete = str(hostile.plain_zip(user_dir / "complete.zip", memes.memes()))
     assert main([{"ARCHIVE": complete}.get(word, word) for word in words]) == 0
     assert check(copy, csv_of([14]), split="test_unseen") == 3
