@@ -29,6 +29,7 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     run.save_request(RunRequest(model="mmbt", splits=SLOTS, overrides=overrides))
     attempt = run.new_attempt()
     AttemptRequest("train", "mmbt", "mmf", str(attempt.path), overrides=overrides).save()
+    attempt.config.write_text(f"training: {{tracker: {{api_key: {SECRETS[2]}}}}}\n", encoding="utf-8")
     EventLog(run.events, "1").write("note", text=f"password: {SECRETS[0]}")
     Exit("internal", f"KeyError: {SECRETS[1]!r}", where=f"{Path.home() / 'x.py'}:3").save(attempt.exit)
     log = [f"opts=['training.tracker.api_key={SECRETS[2]}']", f"Using {SECRETS[1]}"]
@@ -62,7 +63,7 @@ def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(
     assert set(members) == {
         "doctor.json",
         *(f"run/{name}" for name in ("request.json", "events.jsonl")),
-        *(f"run/attempts/1/{name}" for name in ("request.json", "exit.json")),
+        *(f"run/attempts/1/{name}" for name in ("request.json", "mmf.yaml", "exit.json")),
     }
     assert json.loads(members["doctor.json"])["versions"]["mmfw"]
     request = json.loads(members["run/request.json"])
@@ -85,7 +86,7 @@ def test_each_gets_a_name_of_its_own_and_an_unreadable_run_is_taken_too(
     assert main(["bug-report"]) == 0
     said = capsys.readouterr()
     assert Path(said.out.strip()).is_file()
-    assert f"4 files of run {run.id}" in said.err
+    assert f"5 files of run {run.id}" in said.err
     run.request_file.write_text("{", encoding="utf-8")
     assert main(["bug-report"]) == 0
     assert len(list(user_dir.glob("mmfw-bug-report-*.zip"))) == 2
