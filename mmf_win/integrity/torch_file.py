@@ -7,16 +7,22 @@ pickled, and ``<name>/data/0`` and on with the bytes of each storage
 
 from __future__ import annotations
 
+import os
 import pickle
+import struct
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mmf_win.fast_zlib import crc32
 from mmf_win.threads import Advance, ignore
 
 # The first bytes of torch's file format before 1.6: its magic number, pickled.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# Where a member's header has the lengths of its name and its extra field, which end it:
+# https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7
+_LENGTHS = 26
 _PIECE = 1 << 20
 
 
@@ -63,23 +69,36 @@ def _problem(file: BinaryIO, advance: Advance) -> str | None:
     try:
         archive = zipfile.ZipFile(file)
         _pickled(archive.infolist())
-    except (zipfile.BadZipFile, ValueError, OSError):
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
         return "it is cut off or not a checkpoint"
     except KeyError:
         return "it is a zip file but not a checkpoint"
     for member in archive.infolist():
         try:
-            # Python compares no size, and torch loads what is stored only as it is.
-            if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
-                raise zipfile.BadZipFile(member.filename)
-            with archive.open(member) as content:
-                while piece := content.read(_PIECE):
-                    advance(len(piece))
+            archive.open(member).close()  # compares its header with the directory
+            intact = _is_intact(file, member, advance)
         except OSError:
             raise
         except Exception:  # whatever a damaged header leads to
+            intact = False
+        if not intact:
             return f"it is damaged at {member.filename}"
     return None
+
+
+def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance) -> bool:
+    """Whether a member is stored as it is, as torch does, with the size and checksum in the directory."""
+    if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+        return False
+    file.seek(member.header_offset + _LENGTHS)
+    file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
+    # One buffer, and the faster checksum: zipfile takes five times as long, and each save waits for this.
+    buffer, left, checksum = memoryview(bytearray(_PIECE)), member.file_size, 0
+    while left and (size := file.readinto(buffer[: min(left, _PIECE)])):  # type: ignore[attr-defined]
+        checksum = crc32(buffer[:size], checksum)
+        left -= size
+        advance(size)
+    return not left and checksum == member.CRC
 
 
 def _pickled(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:

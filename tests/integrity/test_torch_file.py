@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -52,6 +53,22 @@ def test_a_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) ->
     with zipfile.ZipFile(path) as archive:
         last = archive.infolist()[-1].filename
     assert problem(path) == f"it is damaged at {last}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_changed_bit_anywhere_is_found_or_harms_nothing(tmp_path: Path, seed: int) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3})
+    data, chance = path.read_bytes(), random.Random(seed)
+    with zipfile.ZipFile(path) as archive:
+        contents = {member.filename: archive.read(member) for member in archive.infolist()}
+    for _ in range(300):
+        content = bytearray(data)
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        path.write_bytes(content)
+        if problem(path) is None:
+            with zipfile.ZipFile(path) as archive:
+                read = {member.filename: archive.read(member) for member in archive.infolist()}
+            assert read == contents
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
