@@ -373,5 +373,6 @@ def _report(
     say(f"{tasks(len(rows))} in {folder.path}: {told}")
     if failed := states["failed"]:
         show = shell_line("mmfw", "sweep", "status", folder.path, "--state", "failed")
-        hint = f"`{show}` shows why; `{shell_line(*go_on[:4], '--failed')}` runs them again"
+        repeat = shell_line("mmfw", "sweep", "run", folder.path, "--failed")
+        hint = f"`{show}` shows why; `{repeat}` runs them again"
         raise TrainingError(f"{failed} of {tasks(len(rows))} failed", hint=hint)

@@ -62,7 +62,7 @@ result is no probability then; ``logit`` the log-odds, which lets a sure member 
 """
 
 NO_PROBABILITIES = ("rank",)
-"""The kinds whose result is none."""
+"""The kinds whose result is none; a tuple, since a damaged record may hold what no set can look up."""
 
 
 def label(proba: float, threshold: float = DEFAULT_THRESHOLD) -> int:

@@ -11,6 +11,7 @@ from mmf_win.paths import tool_home
 from mmf_win.protocol import Event
 from mmf_win.runs.history import attempt_started
 
+_MOST = 200
 _PATIENCE = 5.0
 
 
@@ -30,7 +31,7 @@ def load() -> dict[str, int]:
 
 
 def remember(fit: str, rows: int | None) -> None:
-    """Keep what fitted.
+    """Keep what fitted; the oldest of very many are dropped.
 
     Args:
         fit: what it depends on.
@@ -45,7 +46,7 @@ def remember(fit: str, rows: int | None) -> None:
         others = {key: value for key, value in before.items() if key != fit}
         fits = {**others, fit: rows} if rows else others
         if fits != before:
-            write_json(file(), fits)
+            write_json(file(), dict(list(fits.items())[-_MOST:]))
 
 
 def remember_training(events: list[Event]) -> None:

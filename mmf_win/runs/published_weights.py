@@ -14,6 +14,7 @@ from mmf_win.files import share
 from mmf_win.inputs.fetch import Fetcher, Mirror
 from mmf_win.inputs.listing import Need, zoo_weights
 from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import checkpoints, lookup, presets
 from mmf_win.runs.folder import Run
@@ -102,7 +103,9 @@ def run_of(
         splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     splits |= splits_of_paper(places.dataset)
     weights = fetch(preset, places, source)
-    sha256 = file_digest(weights).hex()
+    manifest = Manifest.load(weights.parent)  # by which it was verified just now, if there could be one
+    entry = manifest.files.get(weights.name) if manifest else None
+    sha256 = entry.sha256 if entry else file_digest(weights).hex()
     request = replace(
         presets.request(preset, splits, places), published_weights=preset.zoo, published_sha256=sha256
     )

@@ -24,7 +24,8 @@ MMFTrainer.load_fp16_scaler = lambda self: setattr(self, "scaler", torch.amp.Gra
 WORDS = ("--seed", "3", "training.log_interval=1")
 
 
-@pytest.mark.parametrize(("name", "half"), [("mmbt", "bf16"), ("vilbert", "fp16")])
+@pytest.mark.parametrize("half", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["mmbt", "vilbert"])
 def test_a_run_in_half_precision_stays_near_the_other_and_resumes_exactly(
     tool: Tool, faulty: Faulty, name: str, half: str
 ) -> None:

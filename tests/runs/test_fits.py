@@ -28,6 +28,12 @@ def test_a_file_that_is_no_memory_holds_nothing_and_is_replaced(home: Path, cont
     assert fits.load() == {"a": 2}
 
 
+def test_only_the_newest_are_kept(home: Path) -> None:
+    for number in range(203):
+        fits.remember(f"kind {number}", 1)
+    assert list(fits.load()) == [f"kind {number}" for number in range(3, 203)]
+
+
 def test_doctor_shows_what_fitted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fits.remember("mmbt, batch 32, fp32, NVIDIA H200 140 GiB", 8)
     main(["doctor"])

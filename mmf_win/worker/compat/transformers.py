@@ -84,6 +84,7 @@ PATCHES = (
         mmf=RC10,
         library="transformers >= 3.1",
         after_import={_BERT: _add_layer_norm},
+        needed=lacks(_BERT, "BertLayerNorm"),
     ),
     Patch(
         name="transpose-for-scores",
