@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,20 @@ def test_two_that_are_like_a_third_are_of_one_group(tmp_path: Path) -> None:
         image.save(files[id_])
     assert pictures.alike({1: files[1], 2: files[2]}) == {}
     assert pictures.alike(files) == {1: 1, 2: 1, 3: 1}
+
+
+def test_pairs_need_no_attribute_that_pillow_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def set_by_pillow_alone(image: Any, name: str, value: object) -> None:
+        if not sys._getframe(1).f_globals["__name__"].startswith("PIL."):
+            raise AttributeError(name)
+        object.__setattr__(image, name, value)
+
+    monkeypatch.setattr(Image.Image, "__setattr__", set_by_pillow_alone)
+    for n in (1, 2):
+        tmp_path.joinpath(f"{n}.png").write_bytes(draw(Picture(True, 240, 200, 1), f"caption {n}"))
+    assert pictures.alike({n: tmp_path / f"{n}.png" for n in (1, 2)}) == {1: 1, 2: 1}
 
 
 def test_plain_backgrounds_are_not_the_same_picture(tmp_path: Path) -> None:
