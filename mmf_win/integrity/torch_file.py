@@ -69,6 +69,8 @@ def _problem(file: BinaryIO, advance: Advance) -> str | None:
     try:
         archive = zipfile.ZipFile(file)
         _pickled(archive.infolist())
+        if min(member.header_offset for member in archive.infolist()) < 0:
+            raise zipfile.BadZipFile("bytes are missing between its beginning and its end")
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
         return "it is cut off or not a checkpoint"
     except KeyError:

@@ -150,3 +150,8 @@ def test_a_tar_with_a_damaged_header_is_not_taken_for_one_that_ends_there(user_d
     hostile.flip_byte(path, 512)
     with pytest.raises(ArchiveError, match="its end is missing"):
         open_archive(path)
+
+
+def test_a_member_of_a_tar_whose_time_is_no_number_comes_out(user_dir: Path) -> None:
+    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member("x", told={"mtime": "nan"}))
+    assert unpack(path, user_dir / "out") == {"x": b""}

@@ -213,3 +213,9 @@ def test_a_download_that_cannot_be_had_names_the_source(
     said = capsys.readouterr().err
     assert f"{shop.server.url}/features.tar.gz" in said
     assert "hint: " in said
+
+
+@pytest.mark.torch
+def test_a_preset_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["features", "status", "mmbt_regoin"]) == 2
+    assert "did you mean mmbt_region?" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Mapping
@@ -252,3 +253,11 @@ def test_a_disk_that_fills_up_meanwhile(
     monkeypatch.undo()
     convert(archive, places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(memes())
+
+
+def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:
+    places = Places.resolve(small_disk, user_dir / "save", environ={})
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(OSError) as caught:
+        convert(archive, places, ask=lambda: PASSWORD)
+    assert caught.value.errno == errno.EROFS

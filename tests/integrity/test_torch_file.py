@@ -71,6 +71,15 @@ def test_one_changed_bit_anywhere_is_found_or_harms_nothing(tmp_path: Path, seed
             assert read == contents
 
 
+def test_bytes_that_are_missing_in_the_middle_are_noticed(tmp_path: Path) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        at = archive.getinfo("model/data/0").header_offset + 50
+    path.write_bytes(content[:at] + content[at + 90_000 :])
+    assert problem(path) == "it is cut off or not a checkpoint"
+
+
 @pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
 def test_a_file_cut_off_anywhere_is_found(tmp_path: Path, kept: int) -> None:
     path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import marshal
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +71,15 @@ class TestLater:
 FOUND = {"bert": {frozenset({"torch"}): {"modeling_bert": {"BertModel"}}, frozenset(): {"a": {"b"}}}}
 
 
+@pytest.mark.parametrize("loaded", [{}, {"torch._dynamo": None}])
+def test_the_compiler_is_told_only_where_it_is_loaded(loaded: dict[str, None]) -> None:
+    (edit,) = (edit for patch in late.PATCHES for edit in patch.edits if "graph_break" in edit.old)
+    calls: list[int] = []
+    torch = SimpleNamespace(_dynamo=SimpleNamespace(graph_break=lambda: calls.append(1)))
+    eval(edit.new, {"sys": SimpleNamespace(modules=loaded), "torch": torch})
+    assert len(calls) == len(loaded)
+
+
 class TestStructure:
     @pytest.fixture
     def models(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -98,6 +109,13 @@ class TestStructure:
     def test_is_found_out_once(self, models: Path) -> None:
         assert self.is_read(models / "__init__.py")
         assert not self.is_read(models) and not self.is_read(models)
+
+    @pytest.mark.parametrize("content", [b"", b"damaged", bytes(32) + marshal.dumps({})])
+    def test_a_damaged_note_is_made_again(self, models: Path, tmp_path: Path, content: bytes) -> None:
+        assert self.is_read(models)
+        [note] = (tmp_path / "home" / "imports").iterdir()
+        note.write_bytes(content)
+        assert self.is_read(models) and not self.is_read(models)
 
     def test_of_another_installation_or_version_is_found_out_again(self, models: Path) -> None:
         self.is_read(models)
