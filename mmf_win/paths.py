@@ -228,6 +228,11 @@ class Places:
         return self.cache_dir / "mmfw-images" if wanted == "on" else None
 
 
+def data_option(data_dir: Path) -> list[str]:
+    """What to type so that a command finds a data folder; nothing where it takes that anyway."""
+    return [] if data_dir == Places.resolve().data_dir else ["--data-dir", str(data_dir)]
+
+
 @dataclass(frozen=True)
 class DatasetPaths:
     """MMF's layout of the Hateful Memes dataset.

@@ -14,7 +14,7 @@ import click
 from mmf_win.archives import Ask
 from mmf_win.commands import features_add, findings, options
 from mmf_win.commands.completion import completed_by
-from mmf_win.commands.hints import data_option, hint_for
+from mmf_win.commands.hints import hint_for
 from mmf_win.commands.overrides import split_words
 from mmf_win.console import print_json, say, shell_line, size
 from mmf_win.dataset.features import extract_features
@@ -24,7 +24,7 @@ from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.listing import Need
 from mmf_win.inputs.verify import state_without_reading
 from mmf_win.integrity.finding import Finding
-from mmf_win.paths import Places
+from mmf_win.paths import Places, data_option
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import needs_of_presets, needs_of_run
 from mmf_win.runs.overrides import about_files

@@ -18,7 +18,7 @@ from mmf_win.commands.overrides import RESERVED
 from mmf_win.console import shell_line
 from mmf_win.inputs.added import built_from
 from mmf_win.integrity.manifest import Manifest, noted
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
@@ -60,11 +60,6 @@ class _Typed(Formatter):
 
 def _filled_in(hint: str, error: errors.MmfwError) -> str:
     return _Typed().format(hint, error)
-
-
-def data_option(data_dir: Path) -> list[str]:
-    """What to type so that a command finds a data folder; nothing where it takes that anyway."""
-    return [] if data_dir == Places.resolve().data_dir else ["--data-dir", str(data_dir)]
 
 
 def _repair_manifest(error: errors.DamagedManifest) -> str:

@@ -79,15 +79,15 @@ FOLLOWED = {
         option=f"--password {PASSWORD}",
     ),
     "UnknownOrigin": Case("repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True),
-    "convert: mmfw convert": Case("convert", 2),
-    "train: mmfw runs": Case("train", 2),
+    "commands/convert: mmfw convert": Case("convert", 2),
+    "commands/train: mmfw runs": Case("train", 2),
 }
 
 _DEMO = "test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
 ELSEWHERE = {
     "OtherSweep": "test_a_search_is_ranked_by_what_it_searches_for",
     "NoSuchGpu": "test_a_gpu_that_is_not_there_is_refused_before_anything_runs",
-    "sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
+    "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw bug-report": "test_without_any_run_it_is_about_the_machine",
     "UnusedGpu": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
     "DamagedInputs": "test_the_command_that_verify_names_repairs_it",
@@ -115,25 +115,26 @@ ELSEWHERE = {
     "nan": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
     "nan in fp16": "test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision",
     "killed": "test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before",
-    "check_submission: mmfw convert": "test_the_hint_says_what_to_convert_and_that_helps",
-    "check_submission: mmfw predict": "test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
-    "features: mmfw features": "test_features_that_no_zoo_has_are_for_the_user_to_bring",
-    "train: mmfw predict": "test_published_weights_are_scored_on_the_papers_splits_without_training",
-    "train: mmfw train": "test_training_on_from_weights_begins_at_update_0",
-    "demo: mmfw train": _DEMO,
-    "demo: mmfw predict": _DEMO,
-    "demo: mmfw demo": _DEMO,
-    "setup: mmfw demo": _DEMO,
+    "commands/check_submission: mmfw convert": "test_the_hint_says_what_to_convert_and_that_helps",
+    "commands/check_submission: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
+    "_is_predicted_as_the_hint_says",
+    "commands/features: mmfw features": "test_features_that_no_zoo_has_are_for_the_user_to_bring",
+    "commands/train: mmfw predict": "test_published_weights_are_scored_on_the_papers_splits_without_training",
+    "commands/train: mmfw train": "test_training_on_from_weights_begins_at_update_0",
+    "commands/demo: mmfw train": _DEMO,
+    "commands/demo: mmfw predict": _DEMO,
+    "commands/demo: mmfw demo": _DEMO,
+    "commands/setup: mmfw demo": _DEMO,
 }
 
 _READS = "it shows what there is, and changes nothing"
 _CHOICE = "it names an option for another choice, whose own command tests it"
 _PRESET = "which preset is the user's to choose; tests/endtoend/test_training.py trains some"
 NOT_RUN = {
-    "overrides: mmfw predict": "it names the command that does what was tried with another",
-    "overrides: mmfw train": _PRESET,
-    "convert: mmfw train": _PRESET,
-    "runs: mmfw train": _PRESET,
+    "commands/overrides: mmfw predict": "it names the command that does what was tried with another",
+    "commands/overrides: mmfw train": _PRESET,
+    "commands/convert: mmfw train": _PRESET,
+    "commands/runs: mmfw train": _PRESET,
     "NoSweep": _PRESET,
     "DownloadError": "the network is the user's; test_fetch.py takes archives from every kind of source",
     "NoDrive": "a Windows drive that does not exist; tests/unpacking/test_staging.py shows the message",
@@ -149,21 +150,30 @@ NOT_RUN = {
     "config": "the hint names no command",
     "network": "the hint names no command",
     "mmf": _READS,
-    "demo: mmfw doctor": _READS,
-    "doctor: mmfw doctor": _READS,
-    "setup: mmfw doctor": _READS,
-    "demo: mmfw convert": "the real dataset is the user's",
-    "features: mmfw setup": "as for BrokenMmf",
-    "train: mmfw setup": "as for BrokenMmf",
-    "predict: mmfw features": "PRESET and --source are the user's; as for NotFetched",
-    "train: mmfw features": "PRESET and --source are the user's; as for NotFetched",
-    "predict: mmfw predict": "it is an example of an ensemble, which tests/endtoend/test_predicting.py makes",
-    "demo: mmfw ?": "it shows a command that it runs itself",
+    "commands/demo: mmfw doctor": _READS,
+    "commands/doctor: mmfw doctor": _READS,
+    "commands/setup: mmfw doctor": _READS,
+    "commands/demo: mmfw convert": "the real dataset is the user's",
+    "commands/features: mmfw setup": "as for BrokenMmf",
+    "commands/train: mmfw setup": "as for BrokenMmf",
+    "commands/predict: mmfw features": "PRESET and --source are the user's; as for NotFetched",
+    "commands/train: mmfw features": "PRESET and --source are the user's; as for NotFetched",
+    "commands/predict: mmfw predict": "an example of an ensemble, which test_predicting.py makes",
+    "commands/convert: --password-file": _CHOICE,
+    "commands/demo: --keep": _CHOICE,
+    "commands/predict: --ensemble": _CHOICE,
+    "commands/predict: --memes": _CHOICE,
+    "commands/predict: --source": _CHOICE,
+    "commands/predict: --text": _CHOICE,
+    "commands/runs: --yes": _CHOICE,
+    "commands/train: --name": _CHOICE,
+    "commands/train: --source": _CHOICE,
+    "commands/demo: mmfw ?": "it shows a command that it runs itself",
 }
 
 
 def _named_in(tree: ast.Module) -> Iterator[str]:
-    """The commands that a module's texts name, but for docstrings and help."""
+    """The commands that a module's texts name, but for docstrings and help, and the options of its hints."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():  # --help
@@ -172,18 +182,28 @@ def _named_in(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             yield from re.findall(rf"\bmmfw (?:{names})\b", node.value)
+        if isinstance(node, ast.keyword) and node.arg == "hint":
+            yield from re.findall(r"(?<![\w-])--[a-z][a-z-]+", " ".join(_texts(node)))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "shell_line":
             words = [word.value if isinstance(word, ast.Constant) else "?" for word in node.args[:2]]
             if words[0] == "mmfw":
                 yield f"mmfw {words[1]}"
 
 
+def _texts(node: ast.AST) -> Iterator[str]:
+    """The texts in an expression, without those of the commands that it quotes."""
+    for below in ast.walk(node):
+        if isinstance(below, ast.Constant) and isinstance(below.value, str):
+            yield re.sub("`mmfw [^`]*(`|$)", "", below.value)
+
+
 def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
     printed = {kind.__name__ for kind in hints._HINTS} | set(hints._AFTER)
-    for path in [*(ROOT / "mmf_win/commands").glob("*.py"), ROOT / "mmf_win/cli.py"]:
+    for path in (ROOT / "mmf_win").rglob("*.py"):
         if path.stem != "hints":
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            printed |= {f"{path.stem}: {command}" for command in _named_in(tree)}
+            module = path.relative_to(ROOT / "mmf_win").with_suffix("").as_posix()
+            printed |= {f"{module}: {named}" for named in _named_in(tree)}
     listed = [*FOLLOWED, *ELSEWHERE, *NOT_RUN]
     assert sorted(listed) == sorted(printed)
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
