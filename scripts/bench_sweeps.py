@@ -5,16 +5,20 @@ python scripts/bench_sweeps.py --runs 5     more runs
 
 Short tasks     the same 100 commands that do nothing, two at a time: by xargs, by mmfw and by mlrunner
 Long tasks      two tasks that sleep for 30 seconds: the processor time of all that is there beside them
-Many tasks      how long it takes to plan 10,000 tasks; by Optuna's queue, 1,000
+Many tasks      how long it takes to plan 10,000 tasks, and to list 10,000 that have run; Optuna queues 1,000
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from _bench import MMFW, PYTHON, Cost, call, in_turn, parser, show
+
+from mmf_win.sweeps.folder import SweepFolder, write_yaml
+from mmf_win.sweeps.planning import all_tasks
 
 _SHORT, _SLEEP, _MANY, _QUEUED = 100, 30, 10_000, 1_000
 _SWEEP = (*MMFW, "sweep", "run", "params.yaml", "-o", "output")
@@ -50,11 +54,31 @@ def main() -> None:
             [*_SWEEP, "--dry-run"], _specification("/bin/true {n}", _MANY)
         ),
     }
-    show("many tasks", in_turn(contestants, runs))
+    with tempfile.TemporaryDirectory() as folder:
+        _have_run(SweepFolder(Path(folder)))
+        listing = (*MMFW, "sweep", "status", folder, "--json")
+        contestants[f"**mmfw**, the states of {_MANY:,}"] = lambda: call(listing, cwd=Path(folder))
+        show("many tasks", in_turn(contestants, runs))
 
 
 def _specification(template: str, count: int) -> str:
     return f"template:\n  t: {template}\nresource: [cpu, cpu]\n---\nn: {list(range(count))}\n"
+
+
+def _have_run(sweep: SweepFolder) -> None:
+    """Leave what a sweep of many tasks leaves, in its folder."""
+    sweep.specification.write_text(_specification("/bin/true {n}", _MANY), encoding="utf-8")
+    for task in all_tasks(sweep):
+        folder = sweep.task(task.name)
+        folder.path.mkdir()
+        meta = {
+            "_output": str(folder.path),
+            "_name": task.name,
+            "_scripts": {"t": f"/bin/true {task.values['n']}"},
+        }
+        write_yaml(folder.param, {**task.values, **meta})
+        write_yaml(folder.stat, {"t": "finished"})
+        replace(task, state="success", starts=1, seconds=1.5).record(folder)
 
 
 def _contestant(command: Sequence[str], specification: str = "") -> Callable[[], Cost]:

@@ -52,7 +52,7 @@ _WITH_TORCH = [
 _DATASET = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
 # Not what plans and reads sweeps, which is alike everywhere.
 _SWEEPS = [
-    *(f"tests/sweeps/test_{name}.py" for name in ("driver", "job", "search", "store")),
+    *(f"tests/sweeps/test_{name}.py" for name in ("driver", "running", "search", "task")),
     "tests/commands/test_sweep.py",
 ]
 _USERS_WAY = "tests/endtoend/test_users_way.py"

@@ -101,7 +101,7 @@ def _sweep(runs: tuple[str, ...], save_dir: Path) -> SweepFolder | None:
     if len(runs) != 1:
         return None
     sweep = SweepFolder(Path(runs[0]).expanduser().absolute())
-    if sweep.state.is_file():
+    if sweep.specification.is_file():
         return sweep
     parts = Path(runs[0]).parts
     return find_sweep(save_dir, str(Path(*parts[1:]))) if parts[:1] == (SWEEPS,) and parts[1:] else None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,16 @@ from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.request import RunRequest
-from mmf_win.sweeps import grid, job, on_ray, slots, specification
+from mmf_win.sweeps import grid, on_ray, slots, specification
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import SWEEPS
+from mmf_win.sweeps.planning import plan
+from mmf_win.sweeps.running import Runner
 from mmf_win.sweeps.search import OptunaSearch
-from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import Specification, read_text
-from mmf_win.sweeps.store import Store, StoredTask
 from mmf_win.sweeps.table import flat, lines
-from mmf_win.sweeps.tasks import plan, task_of
+from mmf_win.sweeps.task import Task, begun, joined
 from mmf_win.upstream.install import require_packages
 
 _MOST_SEEDS = 10_000
@@ -51,13 +52,6 @@ def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> t
             raise click.BadParameter(f"{value} is no list of seeds, such as 1-5 or 1,2,7")
         seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))
-
-
-def _cluster(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    """Where a Ray cluster is."""
-    if value is not None and not re.fullmatch(r"ray(://[^/:\s]+(:\d+)?)?", value):
-        raise click.BadParameter(f"{value} is neither ray nor ray://HOST[:PORT]")
-    return value
 
 
 @click.group(
@@ -111,9 +105,8 @@ Examples:
 @click.option(
     "--on",
     "cluster",
-    callback=_cluster,
-    metavar="ray|ray://HOST[:PORT]",
-    help="Run the tasks on a Ray cluster: that which this machine is part of, or another.  [default: here]",
+    type=click.Choice(["ray"]),
+    help="Run the tasks on the Ray cluster that this machine is part of.  [default: here]",
 )
 @click.option("-t", "--title", metavar="TITLE", help="Only the choices with this _title.")
 @click.option(
@@ -174,36 +167,66 @@ def run(
         request = RunRequest(preset=asked.preset, updates=updates, seed=min(seeds, default=None))
         _require_trainable(request, asked.overrides, Places.resolve(data_dir, save_dir))
     given = resources or asked.specification.resource
-    store = Store(asked.folder)
+    folder, before = asked.folder, begun(asked.folder)
+    asked_now = joined(planned.tasks, before)
     if dry_run:
         with suppress(NoSuchGpu):  # it is shown on another machine
             count = len(slots.local(given, count))
-        print_plan(store, asked.specification, planned, save_dir, count or len(given or "x"), as_json)
+        print_plan(
+            folder,
+            asked.specification,
+            asked_now,
+            planned.orphans,
+            save_dir,
+            count or len(given or "x"),
+            as_json,
+        )
         return
-    on_cluster = click.get_current_context().with_resource(on_ray.connected(cluster)) if cluster else None
-    places = on_cluster.slots(given, count) if on_cluster else slots.local(given, count)
+    on_cluster = click.get_current_context().with_resource(on_ray.connected()) if cluster else None
+    if on_cluster is None:
+        places = slots.local(given, count)
+    else:
+        places = on_cluster.slots(given, count, folder, Places.resolve(data_dir, save_dir).data_dir)
     searches = asked.specification.search is not None and not (title or debug or failed)
     if searches:
         require_packages("optuna", extra="[search]")  # before there is a folder
-    store.create()
-    if force and store.others_live():
-        raise UsageError(f"another driver works on {store.folder.path}, which may not run all again now")
-    whole = not (asked.preset or title or commands or sample or debug)
-    proposed = [task_of(asked.specification, row.parameters) for row in store.rows() if row.trial is not None]
-    entered = planned.tasks[:1] if debug else (*planned.tasks, *proposed)
-    search = OptunaSearch(asked.specification, store) if searches else None
-    wanted = store.enter(entered, whole=whole, force=force or debug, failed=failed)
-    write_bytes(store.folder.specification, asked.text.encode())
+    if force and any(task.state == "running" for task in before):
+        raise UsageError(f"another driver works on {folder.path}, which may not run all again now")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    search = OptunaSearch(asked.specification, folder, [*asked_now, *before]) if searches else None
+    write_bytes(folder.specification, asked.text.encode())
     _note(asked.specification, planned.orphans, title)
     chosen = tuple(commands) or tuple(asked.specification.template)
-    stopped = _drive(
-        asked.specification, store, wanted, places, on_cluster, chosen, stop_timeout, search, aloud=debug
+    if debug:
+        entered = asked_now[:1]
+    else:
+        every = tuple(asked.specification.template)
+        trials = (task.asked_for(replace(task, commands=every)) for task in before if task.trial is not None)
+        entered = [*asked_now, *(task for task in trials if task not in asked_now)]
+        entered += [] if search is None else search.unbegun()
+    if failed:
+        entered = [task for task in entered if task.state == "failed"]
+    runner = Runner(
+        sweep=folder,
+        template={name: asked.specification.template[name] for name in chosen},
+        shell=asked.specification.shell,
+        resume=resumed,
+        time=time.strftime("%Y%m%d.%H%M%S"),
+        patience=stop_timeout,
+        force=force or debug,
     )
+    wanted = _to_run(entered, chosen, force=runner.force)
+    more = asked.specification.search.trials if searches and asked.specification.search is not None else 0
+    execute = partial(on_cluster.run, runner) if on_cluster is not None else runner.run
+    with SweepDisplay(sum(task.state == "queued" for task in wanted) + more, aloud=debug) as display:
+        driver = Driver(folder, places, execute, display, search)
+        stopped = driver.run(wanted)
+    now = {**{task.key: task for task in entered}, **driver.tasks}
     again = [*(["--slots", count] if count else []), *(word for name in resources for word in ("-r", name))]
     again += [word for name in commands for word in ("-c", name)]
     for option, value in (("--on", cluster), ("-t", title), ("--sample", sample)):
         again += [option, value] if value else []
-    _report(store, wanted, chosen, again, stopped=stopped, as_json=as_json)
+    _report(folder, list(now.values()), chosen, again, stopped=stopped, as_json=as_json)
 
 
 command.add_command(status)
@@ -246,7 +269,7 @@ def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Pa
         text = read_text(file)
         folder = earlier if is_earlier else SweepFolder(output or save_dir / SWEEPS / name_part(path.stem))
         return _Asked(specification.parse(text, file), text, folder)
-    if earlier.state.is_file() and what not in presets.names():
+    if what not in presets.names() and begun(earlier):
         message = f"{earlier.path} is a sweep that has lost its {earlier.specification.name}"
         raise UsageError(message, hint="run the file that it was made of again, into this folder")
     preset = presets.load(what)
@@ -306,50 +329,18 @@ def _require_trainable(request: RunRequest, typed: Sequence[str], places: Places
         training.check(replace(request, overrides=overrides), places)
 
 
-def _drive(
-    asked: Specification,
-    store: Store,
-    wanted: Sequence[StoredTask],
-    places: Sequence[Slot],
-    on_cluster: on_ray.Cluster | None,
-    chosen: Sequence[str],
-    patience: float,
-    search: OptunaSearch | None,
-    *,
-    aloud: bool,
-) -> bool:
-    """Run the ``chosen`` commands of the tasks; return whether the user stopped that."""
-    more = 0 if search is None or asked.search is None else asked.search.trials
-    began = time.strftime("%Y%m%d.%H%M%S")
-
-    def job_of(row: StoredTask, slot: Slot) -> job.Job:
-        return job.Job(
-            output=str(store.folder.path),
-            name=row.name,
-            full_name=row.full_name,
-            templates={name: asked.template[name] for name in chosen if name in row.left},
-            values=row.values,
-            shell=asked.shell,
-            began=row.began,
-            time=began,
-            environment={**slot.environment, "MMFW_STOP_TIMEOUT": str(patience)},
-            patience=2 * patience,  # the command's own comes first
-        )
-
-    def execute(todo: job.Job, slot: Slot, watcher: job.Watcher, stops: Callable[[], int]) -> job.Ending:
-        if on_cluster is not None:
-            return on_cluster.run(todo, resumed, slot, watcher, stops)
-        return job.run(todo, resumed, watcher, stops)
-
-    wanted = [row for row in wanted if set(row.left) & set(chosen)]
-    left = sum(row.state == "queued" for row in wanted)
-    with SweepDisplay(left + more, aloud=aloud) as display:
-        return Driver(store, places, job_of, execute, display, search).run(wanted)
+def _to_run(entered: Sequence[Task], chosen: Sequence[str], *, force: bool) -> list[Task]:
+    """The tasks that have something to run; one that somebody else runs may be left by him."""
+    return [
+        task if task.state == "running" else replace(task, state="queued", message=None)
+        for task in entered
+        if force or (task.state != "pruned" and set(task.left) & set(chosen))
+    ]
 
 
 def _report(
-    store: Store,
-    wanted: Sequence[StoredTask],
+    folder: SweepFolder,
+    found: Sequence[Task],
     chosen: Sequence[str],
     again: Sequence[object],
     *,
@@ -357,10 +348,8 @@ def _report(
     as_json: bool,
 ) -> None:
     """Print the table, and end with an error where not all went well."""
-    folder, ids = store.folder, {row.id for row in wanted}
-    rows = [row for row in store.rows() if row.id in ids or row.trial is not None]
-    done = (row.state == "queued" and not set(row.left) & set(chosen) for row in rows)  # others are left
-    states = Counter("success" if over else row.state for row, over in zip(rows, done, strict=True))
+    done = (task.state == "queued" and not set(task.left) & set(chosen) for task in found)  # others are left
+    states = Counter("success" if over else task.state for task, over in zip(found, done, strict=True))
     if as_json:
         print_json({"sweep": folder.path, "states": states, "table": [flat(line) for line in lines(folder)]})
     elif states["success"]:
@@ -370,9 +359,9 @@ def _report(
     if stopped:
         hint = f"go on with: {shell_line(*go_on)}" if states["queued"] else None
         raise Interrupted(f"stopped: {told}", hint=hint)
-    say(f"{tasks(len(rows))} in {folder.path}: {told}")
+    say(f"{tasks(len(found))} in {folder.path}: {told}")
     if failed := states["failed"]:
         show = shell_line("mmfw", "sweep", "status", folder.path, "--state", "failed")
         repeat = shell_line("mmfw", "sweep", "run", folder.path, "--failed")
         hint = f"`{show}` shows why; `{repeat}` runs them again"
-        raise TrainingError(f"{failed} of {tasks(len(rows))} failed", hint=hint)
+        raise TrainingError(f"{failed} of {tasks(len(found))} failed", hint=hint)

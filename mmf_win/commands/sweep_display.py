@@ -8,7 +8,7 @@ from mmf_win.console import Progress, duration, say
 from mmf_win.protocol import Event
 from mmf_win.runs.history import val_auroc
 from mmf_win.sweeps.slots import Slot
-from mmf_win.sweeps.store import State, StoredTask
+from mmf_win.sweeps.task import Task
 
 
 class SweepDisplay:
@@ -33,10 +33,10 @@ class SweepDisplay:
             shown.close()
         self._all.__exit__()
 
-    def begins(self, slot: Slot, row: StoredTask) -> None:
+    def begins(self, slot: Slot, task: Task) -> None:
         """Say which task runs where."""
-        self._slots[slot.number] = _SlotDisplay(f"{slot.resource}: {row.name}")
-        say(f"started on {slot.resource}: {row.name}")
+        self._slots[slot.number] = _SlotDisplay(f"{slot.resource}: {task.name}")
+        say(f"started on {slot.resource}: {task.name}")
 
     def event(self, slot: Slot, event: Event) -> None:
         """Move the slot's bar."""
@@ -47,15 +47,15 @@ class SweepDisplay:
         if self._aloud:
             say(text.rstrip("\n"))
 
-    def ends(self, slot: Slot, row: StoredTask, state: State, message: str | None) -> None:
+    def ends(self, slot: Slot, task: Task) -> None:
         """Say how a task ended."""
         shown = self._slots.pop(slot.number)
         shown.close()
         score = f", best AUROC {shown.best:.4f}" if shown.best is not None else ""
-        told = f": {message}" if message else score
-        words = {"queued": "stopped, to go on later"}
-        say(f"{words.get(state, state)}: {row.name}, {duration(time.monotonic() - shown.began)}{told}")
-        if state != "queued":
+        told = f": {task.message}" if task.message else score
+        state = "stopped, to go on later" if task.state == "queued" else task.state
+        say(f"{state}: {task.name}, {duration(time.monotonic() - shown.began)}{told}")
+        if task.state != "queued":
             self._all.advance(1)
 
     def stopping(self) -> None:

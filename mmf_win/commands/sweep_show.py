@@ -16,10 +16,10 @@ from mmf_win.commands import options
 from mmf_win.console import aligned, duration, print_json, say, shell_line, size
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import cost, find_sweep, position
+from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.specification import Specification
-from mmf_win.sweeps.store import State, Store
 from mmf_win.sweeps.table import AUROC, Line, Spread, flat, lines, search_of
-from mmf_win.sweeps.tasks import Plan
+from mmf_win.sweeps.task import State, Task, begun
 from mmf_win.sweeps.templates import line, words
 
 
@@ -39,29 +39,25 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     SWEEP is its folder, or its name in the save dir; the newest one there is the default.
     """
     folder = find_sweep(save_dir, sweep)
-    store = Store(folder)
-    rows = store.rows()
-    dead = {row.id for row in rows if row.state == "running" and store.is_dead(row)}
-    counts = Counter(row.state for row in rows)
-    shown = [(row, position(folder.task(row.name))) for row in rows if state in (None, row.state)]
+    found = all_tasks(folder)
+    counts = Counter(task.state for task in found)
+    shown = [(task, position(folder.task(task.name))) for task in found if state in (None, task.state)]
     if as_json:
-        listed = [{**asdict(row), **asdict(where)} for row, where in shown]
+        listed = [{**asdict(task), **asdict(where)} for task, where in shown]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
-    say(f"{folder.path}: {tasks(len(rows))}, {', '.join(f'{n} {name}' for name, n in counts.items())}")
-    if dead:
-        say(f"note: the driver of {tasks(len(dead))} has died; run the sweep again, and it continues")
+    say(f"{folder.path}: {tasks(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}")
     header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "left", "time", "why")
     table = [
         (
-            *(row.name, row.state, row.slot, row.command),
+            *(task.name, task.state, task.slot, task.command),
             None if where.update is None else f"{where.update}/{where.max_updates or '?'}",
             *(where.loss, where.auroc),
-            duration(where.left) if where.left and row.state == "running" else None,
-            duration(row.seconds) if row.seconds else None,
-            row.message,
+            duration(where.left) if where.left and task.state == "running" else None,
+            duration(task.seconds) if task.seconds else None,
+            task.message,
         )
-        for row, where in shown
+        for task, where in shown
     ]
     kept = [n for n, _ in enumerate(header) if n < 2 or any(line[n] is not None for line in table)]
     print(
@@ -176,37 +172,37 @@ def tasks(count: int) -> str:
 
 
 def print_plan(
-    store: Store, asked: Specification, planned: Plan, save_dir: Path, slots: int, as_json: bool
+    folder: SweepFolder,
+    asked: Specification,
+    wanted: Sequence[Task],
+    orphans: Sequence[str],
+    save_dir: Path,
+    slots: int,
+    as_json: bool,
 ) -> None:
     """Print what would run, and what it will take by what earlier tasks or runs took."""
-    rows = {row.key: row for row in (store.rows() if store.folder.state.is_file() else [])}
     plans: list[dict[str, Any]] = []
-    for task in planned.tasks:
-        known = rows.get(task.key)
-        folder = store.folder.task(task.name)
+    for task in wanted:
         values = {**task.values, "_output": str(folder.path), "_name": task.name, "_time": "TIME"}
-        left = [name for name in task.commands if known is None or name not in known.done]
         plans.append(
             {
                 "task": task.name,
-                "state": known.state if known else "queued",
+                "state": task.state,
                 "commands": {
                     name: line(asked.template[name], values)
                     if asked.shell
                     else shell_line(*words(asked.template[name], values))
-                    for name in left
+                    for name in task.left
                 },
             }
         )
     left_over = sum(bool(entry["commands"]) for entry in plans)
     runs = left_over + (asked.search.trials if asked.search is not None else 0)
-    expected = cost(store.folder, list(rows.values()), _preset_of(asked), save_dir)
+    expected = cost(folder, begun(folder), _preset_of(asked), save_dir)
     seconds = None if expected is None else expected.seconds * -(-runs // slots)
     if as_json:
         space = None if expected is None else expected.size * runs
-        print_json(
-            {"tasks": plans, "orphans": planned.orphans, "slots": slots, "seconds": seconds, "bytes": space}
-        )
+        print_json({"tasks": plans, "orphans": orphans, "slots": slots, "seconds": seconds, "bytes": space})
         return
     for entry in plans:
         print(f"{entry['task']}  ({entry['state']})")
@@ -215,8 +211,8 @@ def print_plan(
     say(f"{tasks(len(plans))}, of which {left_over} are to be run, {slots} at a time")
     if asked.search is not None:
         say(f"and {asked.search.trials} trials, whose values Optuna chooses one after the other")
-    if planned.orphans:
-        say(f"note: no command uses {', '.join(planned.orphans)}; they only name folders")
+    if orphans:
+        say(f"note: no command uses {', '.join(orphans)}; they only name folders")
     if expected is None or seconds is None:
         say("how long they take is not known: nothing like them has run so far")
         return

@@ -1,32 +1,36 @@
-"""Works through the tasks of a sweep: claims them, runs them in slots, and notes how they end."""
+"""Works through the tasks of a sweep in slots, beside other drivers that may do the same."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from mmf_win.locking import is_locked
 from mmf_win.protocol import Event
 from mmf_win.supervise import stop_requests
-from mmf_win.sweeps.job import Ending, Job, Watcher
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.running import Asked, Watcher
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.slots import Slot
-from mmf_win.sweeps.store import BEAT, State, Store, StoredTask
+from mmf_win.sweeps.task import Task
 
 _TICK = 0.2
+_BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
 
-Execute = Callable[[Job, Slot, Watcher, Callable[[], int]], Ending]
-"""Runs a job in a slot to its end; its arguments are those of :func:`mmf_win.sweeps.job.run`."""
+Execute = Callable[[Task, Slot, Watcher, Callable[[], Asked]], Task]
+"""Runs a task to its end, as :meth:`mmf_win.sweeps.running.Runner.run` does."""
 
 
 class Display(Protocol):
     """Shows how the tasks go on."""
 
-    def begins(self, slot: Slot, row: StoredTask) -> None:
+    def begins(self, slot: Slot, task: Task) -> None:
         """A task was claimed."""
 
     def event(self, slot: Slot, event: Event) -> None:
@@ -35,8 +39,8 @@ class Display(Protocol):
     def output(self, slot: Slot, text: str) -> None:
         """Its command printed something."""
 
-    def ends(self, slot: Slot, row: StoredTask, state: State, message: str | None) -> None:
-        """It is over, for now where the state is ``queued``."""
+    def ends(self, slot: Slot, task: Task) -> None:
+        """It is over, for now where its state is ``queued``."""
 
     def stopping(self) -> None:
         """The user asked for an end."""
@@ -44,60 +48,57 @@ class Display(Protocol):
 
 @dataclass
 class _Running:
-    """A task in a slot."""
+    """A task in a slot; another driver may turn out to have it."""
 
-    row: StoredTask
+    task: Task
     slot: Slot
-    future: Future[Ending]
+    future: Future[Task]
+    shown: bool = False
     pruned: bool = False
-    lost: bool = False
 
 
 @dataclass
 class Driver:
-    """Runs tasks until none is left to claim.
+    """Runs tasks until none is left that nobody else runs.
 
     Attributes:
-        store: the state.
+        sweep: the folder.
         slots: where tasks run, one at a time in each.
-        job_of: makes the job of a task.
-        execute: runs it.
+        execute: runs one.
         display: shows it.
         search: proposes more tasks; None where there is no search.
+        tasks: all that were asked of it, by their keys, as they are.
     """
 
-    store: Store
+    sweep: SweepFolder
     slots: Sequence[Slot]
-    job_of: Callable[[StoredTask, Slot], Job]
     execute: Execute
     display: Display
     search: OptunaSearch | None = None
-    _wanted: set[int] = field(default_factory=set)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    _waiting: deque[Task] = field(default_factory=deque)
+    _elsewhere: list[Task] = field(default_factory=list)
     _running: dict[int, _Running] = field(default_factory=dict)
-    _news: SimpleQueue[tuple[Slot, Event | str] | None] = field(default_factory=SimpleQueue)
+    _news: SimpleQueue[tuple[Slot, Task | Event | str] | None] = field(default_factory=SimpleQueue)
     _ended: bool = False
 
-    def run(self, wanted: Sequence[StoredTask]) -> bool:
-        """Run tasks.
-
-        Args:
-            wanted: their rows; others are left to other drivers.
+    def run(self, wanted: Sequence[Task]) -> bool:
+        """Run tasks, in this order.
 
         Returns:
             Whether the user stopped it.
-
-        Raises:
-            MmfwError: the state cannot be read or written; what runs then saves and leaves first.
         """
-        self._wanted = {row.id for row in wanted}
-        with self.store.alive(), stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
+        self._waiting.extend(wanted)
+        self.tasks |= {task.key: task for task in wanted}
+        with stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
             try:
-                next_beat, told_to_stop = 0.0, False
-                look = True  # whether there may be something to claim
+                next_look, told_to_stop = 0.0, False
+                look = True  # whether there may be something to run
                 while True:
-                    if time.monotonic() > next_beat:
-                        next_beat, look = time.monotonic() + BEAT, True
-                        self._beat()
+                    if time.monotonic() > next_look or not self._running:
+                        next_look, look = time.monotonic() + _BETWEEN_LOOKS, True
+                        self._waiting.extend(self._elsewhere)
+                        self._elsewhere.clear()
                     if stops() and not told_to_stop:
                         told_to_stop = True
                         self.display.stopping()
@@ -109,37 +110,47 @@ class Driver:
             finally:
                 self._ended = True  # so what still runs where an error ended this saves and leaves
 
-    def _beat(self) -> None:
-        mine = self.store.beat()
-        for running in self._running.values():
-            running.lost = running.row.id not in mine
-        self.store.requeue_dead()
-
     def _fill(self, pool: ThreadPoolExecutor, stops: Callable[[], int]) -> None:
         """Give each free slot a task, as long as there are some."""
         for slot in self.slots:
             if slot.number in self._running:
                 continue
-            row = self.store.claim(self._wanted, slot.resource)
-            if row is None and self.search is not None and (more := self.search.propose()) is not None:
-                self._wanted.add(more.id)
-                row = self.store.claim(self._wanted, slot.resource)
-            if row is None:
+            task = self._next()
+            if task is None:
                 return
-            self.display.begins(slot, row)
-            job, watcher = self.job_of(row, slot), _Noting(self.store, row, slot, self._news)
-            future = pool.submit(self.execute, job, slot, watcher, self._asked(slot, stops))
+            watcher = _Telling(slot, self._news)
+            future = pool.submit(self.execute, task, slot, watcher, self._asked(slot, stops))
+            self._running[slot.number] = _Running(task, slot, future)
             future.add_done_callback(lambda _: self._news.put(None))
-            self._running[slot.number] = _Running(row, slot, future)
 
-    def _asked(self, slot: Slot, stops: Callable[[], int]) -> Callable[[], int]:
-        """How often the task in a slot was asked to end, by the user or for a reason of its own."""
+    def _next(self) -> Task | None:
+        """The next task that nobody runs at this moment."""
+        while self._waiting:
+            task = self._waiting.popleft()
+            try:
+                taken = is_locked(self.sweep.task(task.name).lock)
+            except OSError:
+                taken = False  # why, is found out when it is to run
+            if not taken:
+                return task
+            self._set_aside(task)
+        proposed = None if self.search is None else self.search.propose()
+        if proposed is not None:
+            self.tasks[proposed.key] = proposed
+        return proposed
 
-        def asked() -> int:
+    def _set_aside(self, task: Task) -> None:
+        """Leave a task to whoever runs it, and look again later: he may die."""
+        self._elsewhere.append(task)
+        self.tasks[task.key] = replace(task, state="running")
+
+    def _asked(self, slot: Slot, stops: Callable[[], int]) -> Callable[[], Asked]:
+        """What is asked of the task in a slot, by the user or for a reason of its own."""
+
+        def asked() -> Asked:
             running = self._running.get(slot.number)
-            if running is not None and running.lost:
-                return 2
-            return max(stops(), self._ended or (running is not None and running.pruned))
+            pruned = running is not None and running.pruned
+            return Asked(max(stops(), self._ended or pruned), pruned)
 
         return asked
 
@@ -161,50 +172,44 @@ class Driver:
             return bool(ended)
         return False
 
-    def _show(self, slot: Slot, news: Event | str) -> None:
-        if isinstance(news, str):
+    def _show(self, slot: Slot, news: Task | Event | str) -> None:
+        running = self._running[slot.number]
+        if isinstance(news, Task):
+            running.shown = True
+            self.display.begins(slot, news)
+        elif isinstance(news, str):
             self.display.output(slot, news)
-            return
-        self.display.event(slot, news)
-        running = self._running.get(slot.number)
-        if running is not None and self.search is not None and not running.pruned:
-            running.pruned = self.search.is_hopeless(running.row, news)
+        else:
+            self.display.event(slot, news)
+            if self.search is not None and not running.pruned:
+                running.pruned = self.search.is_hopeless(running.task, news)
 
     def _end(self, running: _Running) -> None:
         try:
-            ending = running.future.result()
+            task = running.future.result()
         except Exception as error:  # of one task; the others go on
-            ending = Ending("failed", f"{type(error).__name__}: {error}")
-        if ending.state != "stopped":
-            state: State = ending.state
-        else:
-            state = "pruned" if running.pruned else "queued"
-        if not running.lost:
-            others = state == "success" and running.row.left  # commands that this driver was not to run
-            if others:
-                self._wanted.discard(running.row.id)
-            self.store.end(running.row, "queued" if others else state, ending.message)
-            if self.search is not None and state != "queued":
-                self.search.tell(running.row, state)
-        self.display.ends(running.slot, running.row, state, ending.message)
+            task = replace(running.task, state="failed", message=f"{type(error).__name__}: {error}")
+        if task.state == "running":
+            self._set_aside(running.task)
+            return
+        self.tasks[task.key] = task
+        if self.search is not None and task.state != "queued":
+            self.search.tell(task)
+        if not running.shown and task.state == "failed":
+            running.shown = True
+            self.display.begins(running.slot, task)
+        if running.shown:
+            self.display.ends(running.slot, task)
 
 
-class _Noting(Watcher):
-    """Notes in the state what a task does, and hands on the rest."""
+class _Telling(Watcher):
+    """Tells the driver what the task in a slot does."""
 
-    def __init__(
-        self, store: Store, row: StoredTask, slot: Slot, news: SimpleQueue[tuple[Slot, Event | str] | None]
-    ) -> None:
-        self._store, self._row, self._slot, self._news = store, row, slot, news
+    def __init__(self, slot: Slot, news: SimpleQueue[tuple[Slot, Task | Event | str] | None]) -> None:
+        self._slot, self._news = slot, news
 
-    def begins(self, command: str, script: str | None) -> None:
-        self._store.begin(self._row, command, script)
-
-    def trains(self, command: str, run: str) -> None:
-        self._store.trains(self._row, command, run)
-
-    def finished(self, command: str) -> None:
-        self._store.finish(self._row, command)
+    def begins(self, task: Task) -> None:
+        self._news.put((self._slot, task))
 
     def event(self, event: Event) -> None:
         self._news.put((self._slot, event))

@@ -3,14 +3,14 @@
 ::
 
     <output>/
-      sweep.sqlite      the state of each task
-      sweep.yaml        what was asked for last
-      drivers/          a lock of each driver that runs
+      sweep.yaml        what was asked for last; what of it has not begun has no folder
+      optuna.sqlite     what Optuna knows of a search
       <task>/           named by its parameters
         param           YAML: its values, names and commands
-        stat            YAML: command → running, finished, failed, for people and mlrunner
+        stat            YAML: command → running, finished, failed, stopped
+        task.json       what these two, which mlrunner reads, do not tell
         log.<command>.<time>   the output
-        lock            held while it runs
+        lock            held by whoever runs it, until all that was started for it has ended
         stop            asks its command to leave
         <run>/<time>/   what `mmfw train` leaves
 """
@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.files import replacing
+from mmf_win.files import write_bytes
 from mmf_win.paths import Inside
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
+
+_BY_LIBYAML = 4096  # characters; of more, something nested too deeply might crash it
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,12 @@ class SweepFolder:
 
     path: Path
 
-    state = Inside("sweep.sqlite")
-    """The table of tasks; a folder without it is no sweep."""
     specification = Inside("sweep.yaml")
-    """What was asked for last."""
-    drivers = Inside("drivers")
-    """Locks of drivers."""
+    """What was asked for last; a folder without it is no sweep."""
     study = Inside("optuna.sqlite")
     """What Optuna knows."""
+    earlier_state = Inside("sweep.sqlite")
+    """What an earlier mmfw knew of the tasks."""
 
     def task(self, name: str) -> TaskFolder:
         """The folder of a task."""
@@ -55,11 +55,13 @@ class TaskFolder:
     path: Path
 
     param = Inside("param")
-    """What it was run with."""
+    """What it was run with; a folder without it is no task that has begun."""
     stat = Inside("stat")
     """How each command ended."""
+    record = Inside("task.json")
+    """How far it is; see :mod:`mmf_win.sweeps.task`."""
     lock = Inside("lock")
-    """Held while a command runs, also where the driver is gone."""
+    """Held while it runs, also where the driver is gone and its command is not."""
     stop = Inside("stop")
     """Asks the command that runs to leave."""
 
@@ -77,8 +79,7 @@ def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
     import yaml
 
     text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=1_000_000)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -86,7 +87,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        text = path.read_text(encoding="utf-8")
+        fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        value = yaml.load(text, fast if len(text) < _BY_LIBYAML else yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

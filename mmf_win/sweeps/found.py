@@ -13,8 +13,9 @@ from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import size_of, summaries, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
-from mmf_win.sweeps.store import Store, StoredTask
+from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.table import differing_parameters
+from mmf_win.sweeps.task import Task
 
 _SAMPLE = 20  # tasks whose files are counted
 SWEEPS = "sweeps"
@@ -61,25 +62,27 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     """
     places = [Path(wanted).expanduser(), save_dir / SWEEPS / wanted] if wanted else []
     found = [SweepFolder(path) for path in places or sorted((save_dir / SWEEPS).glob("*"))]
-    found = [sweep for sweep in found if sweep.state.is_file()]
+    found = [sweep for sweep in found if sweep.specification.is_file()]
     if not found:
         missing = (
             f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
         )
         raise NoSweep(missing, save_dir=save_dir)
-    return found[0] if wanted else max(found, key=lambda sweep: sweep.state.stat().st_mtime)
+    return found[0] if wanted else max(found, key=lambda sweep: sweep.specification.stat().st_mtime)
 
 
 def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
     """The newest run of each task that ended well or was pruned, with the parameters that differ.
 
     Raises:
-        DataError: the state, or a run's request, cannot be read.
+        UsageError: the sweep's specification is invalid.
     """
-    rows = [row for row in Store(sweep).rows() if row.state in ("success", "pruned")]
-    differing = differing_parameters(rows)
-    found = [(sweep.task(row.name).newest_run(), row) for row in rows]
-    return {run: {name: row.values.get(name) for name in differing} for run, row in found if run is not None}
+    tasks = [task for task in all_tasks(sweep) if task.state in ("success", "pruned")]
+    differing = differing_parameters(tasks)
+    found = [(sweep.task(task.name).newest_run(), task) for task in tasks]
+    return {
+        run: {name: task.values.get(name) for name in differing} for run, task in found if run is not None
+    }
 
 
 def position(folder: TaskFolder) -> Position:
@@ -99,15 +102,15 @@ def position(folder: TaskFolder) -> Position:
     return Position(update, total, last.get("loss"), max(scores, default=None), left)
 
 
-def cost(sweep: SweepFolder, rows: Sequence[StoredTask], preset: str | None, save_dir: Path) -> Cost | None:
+def cost(sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path) -> Cost | None:
     """What one more task will take: by those of the sweep that ended well, else by runs of the preset.
 
     None where there is neither.
     """
-    done = [row for row in rows if row.state == "success"]
+    done = [task for task in tasks if task.state == "success"]
     if done:
-        sizes = [size_of(Run(sweep.task(row.name).path)) for row in done[:_SAMPLE]]
-        return Cost(len(done), statistics.mean(row.seconds for row in done), statistics.mean(sizes))
+        sizes = [size_of(Run(sweep.task(task.name).path)) for task in done[:_SAMPLE]]
+        return Cost(len(done), statistics.mean(task.seconds for task in done), statistics.mean(sizes))
     runs = summaries(save_dir, preset=preset, state="done") if preset else []
     seconds, sizes = [run.seconds for run in runs], [run.size for run in runs]
     return Cost(len(runs), statistics.mean(seconds), statistics.mean(sizes)) if runs else None

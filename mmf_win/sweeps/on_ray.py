@@ -1,14 +1,8 @@
 """Runs the tasks of a sweep on a Ray cluster, wherever their GPUs are free.
 
-A task is an actor: unlike a Ray task it says how it goes on and leaves when it is asked to, also where the
-driver is connected by Ray's client. When its node is lost, the driver places it anew; it knows which of the
-task's commands have ended, and Ray's own retries would not.
-
-Where a node sees the sweep's folder, its tasks run there. Otherwise a task's files are sent to the node and
-come back when it ends, all but the older checkpoints, and ``current.ckpt`` only where it may be resumed.
-Nothing comes back from a node that is lost: what it ran starts again with what the driver has.
-
-The clocks of the nodes and of the driver have to agree, as they do with NTP.
+A task is an actor: unlike a Ray task it says how it goes on and leaves when it is asked to. The sweep's
+folder lies on storage that all nodes see, and the actor claims the task there, as a driver does on one
+machine. When its node is lost, the driver places the task anew, and it continues with what is left of it.
 """
 
 from __future__ import annotations
@@ -17,33 +11,38 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Condition, Thread
 from typing import Any
 
 from mmf_win import __version__
 from mmf_win.errors import MmfError, NoSuchGpu
-from mmf_win.files import rename
-from mmf_win.sweeps import remote
-from mmf_win.sweeps.folder import TaskFolder
-from mmf_win.sweeps.job import Ending, Job, Resume, Watcher
+from mmf_win.locking import is_locked, locked
+from mmf_win.protocol import Event
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder
+from mmf_win.sweeps.running import Asked, Runner, Watcher
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import CPU
+from mmf_win.sweeps.task import Task
 from mmf_win.upstream.install import require_packages
 
 _log = logging.getLogger(__name__)
 
-_PORT = 10001  # of Ray's client
 _TICK = 0.5
+_WAIT = 0.5  # seconds for which a driver is kept waiting when there is no news
 _FAREWELL = 10.0  # seconds for a node to say that it has killed a task
 _TO_CONNECT = 10.0
 _TRIES = 4
+_AFTER_A_LOSS = 180.0  # seconds that storage may take to free what a lost node had locked; NFS takes 90
 # Ray would kill the keeper of a command (mmf_win/supervise/keeper.py) when it ends an actor. The keeper ends
 # by itself then, and its command first; killed, it would leave that behind.
 _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0"}
@@ -64,39 +63,83 @@ class Place(Slot):
     gpus: int = 0
 
 
-@contextmanager
-def connected(address: str) -> Iterator[Cluster]:
-    """Be connected to a cluster until the block ends.
+class OnNode(Watcher):
+    """A task on the machine that runs it: a driver calls ``start``, and then ``news`` until it has ended."""
 
-    Args:
-        address: ``ray`` for that which this machine is part of, or ``ray://HOST[:PORT]``.
+    def __init__(self) -> None:
+        self._change = Condition()
+        self._notes: list[tuple[str, Any]] = []
+        self._asked = Asked()
+        self._result: Future[Task] = Future()
+
+    def start(self, runner: Runner, task: Task, slot: Slot, directory: str) -> None:
+        """Run it, in the driver's current directory."""
+        os.chdir(directory)
+        self._result.add_done_callback(lambda _: self._tell())
+        # Not one of a pool, which Python would wait for: when this process is to end, so is the task.
+        Thread(target=self._run, args=(runner, task, slot), daemon=True).start()
+
+    def news(self, asked: Asked) -> tuple[list[tuple[str, Any]], Task | None]:
+        """What happened since the last call, as methods of a watcher and their arguments, and how it ended.
+
+        Raises:
+            Exception: what :meth:`mmf_win.sweeps.running.Runner.run` has raised.
+        """
+        with self._change:
+            self._asked = asked
+            self._change.wait_for(lambda: self._notes or self._result.done(), _WAIT)
+            ended, notes, self._notes = self._result.done(), self._notes, []
+            return notes, self._result.result() if ended else None
+
+    def begins(self, task: Task) -> None:
+        """Note it."""
+        self._tell(("begins", task))
+
+    def event(self, event: Event) -> None:
+        """Note it."""
+        self._tell(("event", event))
+
+    def output(self, text: str) -> None:
+        """Note it."""
+        self._tell(("output", text))
+
+    def _run(self, runner: Runner, task: Task, slot: Slot) -> None:
+        try:
+            self._result.set_result(runner.run(task, slot, self, lambda: self._asked))
+        except BaseException as error:
+            self._result.set_exception(error)
+
+    def _tell(self, *notes: tuple[str, Any]) -> None:
+        with self._change:
+            self._notes += notes
+            self._change.notify_all()
+
+
+@contextmanager
+def connected() -> Iterator[Cluster]:
+    """Be connected to the cluster that this machine is part of, until the block ends.
 
     Raises:
         MmfError: Ray is not installed, or there is no such cluster.
     """
-    named = os.environ.get("RAY_ADDRESS", "auto") if address == "ray" else address
-    if named.startswith("ray://") and ":" not in named.removeprefix("ray://"):
-        named = f"{named}:{_PORT}"
+    named = os.environ.get("RAY_ADDRESS") or "auto"
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or a call after the connection was lost may start a cluster
     require_packages("ray", extra="[ray]")
     import ray
 
+    hint = "`ray start --head` starts one, and `ray start --address=HOST:6379` adds a machine to it"
     try:
+        if "://" in named:
+            raise ValueError("mmfw is to be run on a machine of the cluster")
         _knock(named)
         with warnings.catch_warnings():  # of how later versions of Ray will differ
             warnings.simplefilter("ignore")
-            ray.init(named, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
-        if named == "auto":
-            hint = "`ray start --head` starts one, and `ray start --address=HOST:6379` adds a machine to it"
-        else:
-            hint = "see that it runs, and that this machine can reach it"
         missing = f"there is no Ray cluster to connect to at {named}: {_line(error)}"
         raise MmfError(missing, hint=hint) from None
-    with suppress(AttributeError):  # or a thread of Ray's prints to stdout the logs of nodes that are lost
-        ray._private.worker.print_to_stdstream = lambda *_, **__: None
     try:
-        yield Cluster(ray, named if named.startswith("ray://") else ray.get_runtime_context().gcs_address)
+        yield Cluster(ray, ray.get_runtime_context().gcs_address)
     finally:
         ray.shutdown()
 
@@ -106,67 +149,73 @@ class Cluster:
 
     def __init__(self, ray: Any, address: str) -> None:
         self._ray, self._address, self._gone = ray, address, False
-        self._runner = ray.remote(max_restarts=0, runtime_env={"env_vars": _ENVIRONMENT})(remote.Runner)
+        self._on_node = ray.remote(max_restarts=0, runtime_env={"env_vars": _ENVIRONMENT})(OnNode)
 
-    def slots(self, resources: Sequence[str] | None, count: int | None) -> list[Slot]:
+    def slots(
+        self, resources: Sequence[str] | None, count: int | None, sweep: SweepFolder, data: Path
+    ) -> list[Slot]:
         """Slots in the cluster.
 
         Args:
             resources: what each slot has, as for :func:`mmf_win.sweeps.slots.local`, but only the number of
                 GPUs counts. None for one GPU, or a CPU where the cluster has no GPUs.
             count: how many slots; None for as many as the cluster has room for.
+            sweep: where the tasks are to lie.
+            data: what they read.
 
         Raises:
             NoSuchGpu: no node has so many GPUs, or a CPU.
-            MmfError: a node that would be used has no mmfw, or another version.
+            MmfError: a node that would be used has another mmfw or none, or does not see what it needs.
         """
         wanted = [0 if name == CPU else len(name.split(",")) for name in resources or ()]
         wanted = wanted or [1 if self._room(1) else 0]
         for gpus in wanted:
             if not self._room(gpus):
                 raise NoSuchGpu(f"no node of the cluster has {_told(gpus)}; {self._inventory()}")
-        self._require_mmfw([node for node in self._nodes() if any(_fitting(node, gpus) for gpus in wanted)])
+        used = [node for node in self._nodes() if any(_fitting(node, gpus) for gpus in wanted)]
+        self._require_shared(used, sweep.path.absolute(), [Path.cwd(), Path(sys.prefix), data])
         chosen = islice(cycle(wanted), count or min(map(self._room, wanted)))
         hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
         return [Place(n, _told(gpus), {} if gpus else hidden, gpus) for n, gpus in enumerate(chosen)]
 
     def run(
-        self, job: Job, resume: Resume, slot: Slot, watcher: Watcher, stops: Callable[[], int] = lambda: 0
-    ) -> Ending:
-        """Run a task on a node, and on another one when that is lost; as :func:`mmf_win.sweeps.job.run`.
+        self, runner: Runner, task: Task, slot: Slot, watcher: Watcher, asked: Callable[[], Asked] = Asked
+    ) -> Task:
+        """Run a task on a node, and on another one when that is lost; as ``runner`` does on this machine.
 
         Raises:
             MmfError: no node could run it any more.
-            OSError: a folder cannot be written, here or there.
+            OSError: the folder cannot be written.
         """
-        output = str(Path(job.output).absolute())
-        job = replace(job, output=output, templates=dict(job.templates), began=dict(job.began))
+        runner = replace(runner, sweep=SweepFolder(runner.sweep.path.absolute()))
         exceptions = self._ray.exceptions
         for _ in range(_TRIES):
             try:
-                return self._try(job, resume, slot, watcher, stops)
+                return self._try(runner, task, slot, watcher, asked)
             except _Left:
-                return Ending("stopped")
+                return replace(task, state="queued")
             except exceptions.RayTaskError as error:
                 raise error.cause from None
             except (exceptions.RayError, ConnectionError) as error:
                 lost = error
-                _log.warning("%s: %s", job.name, _line(error))
-            if stops():
-                return Ending("stopped")
+                _log.warning("%s: %s", task.name, _line(error))
+            if asked().stops:
+                return replace(task, state="queued")
+            runner = replace(runner, force=False)
+            self._wait_for_the_lost(runner.sweep.task(task.name), asked)
         raise MmfError(f"Ray could not run it, tried {_TRIES} times: {_line(lost)}")
 
     def _try(
-        self, job: Job, resume: Resume, slot: Slot, watcher: Watcher, stops: Callable[[], int]
-    ) -> Ending:
-        """Run a task on one node, and let the job be what is left of it, where the folder shows that."""
-        self._require_head()
+        self, runner: Runner, task: Task, slot: Slot, watcher: Watcher, asked: Callable[[], Asked]
+    ) -> Task:
+        """Run a task on one node."""
         gpus = slot.gpus if isinstance(slot, Place) else 0
-        runner = self._runner.options(num_gpus=gpus, num_cpus=0 if gpus else 1).remote()
+        self._require_head()
+        node = self._on_node.options(num_gpus=gpus, num_cpus=0 if gpus else 1).remote()
         killed = 0.0
 
         def is_placed() -> None:
-            if stops():
+            if asked().stops:
                 raise _Left
             self._require_head()
             if not self._room(gpus):
@@ -174,46 +223,27 @@ class Cluster:
 
         def is_awaited() -> None:
             nonlocal killed
-            killed = (killed or time.monotonic()) if stops() > 1 else 0.0
+            killed = (killed or time.monotonic()) if asked().stops > 1 else 0.0
             if killed and time.monotonic() > killed + _FAREWELL:
                 raise _Left
 
-        def ask(method: Any, *arguments: Any, **options: Any) -> Any:
-            return self._answer(method.remote(*arguments, **options), is_awaited)
+        try:
+            self._answer(node.start.remote(runner, task, slot, str(Path.cwd())), is_placed)
+            ended: Task | None = None
+            while ended is None:
+                notes, ended = self._answer(node.news.remote(asked()), is_awaited)
+                for name, argument in notes:
+                    getattr(watcher, name)(argument)
+            return ended
+        finally:
+            with suppress(Exception):  # it is gone already, or the whole cluster is
+                self._ray.kill(node)
 
-        # Beside the task's folder, where it can take its place.
-        with TemporaryDirectory(prefix=".ray-", dir=job.output, ignore_cleanup_errors=True) as ours:
-            try:
-                shared = self._answer(runner.sees.remote(ours), is_placed)
-                ask(runner.take, job, shared=shared)
-                if not shared:
-                    _send(job.folder, runner, ask)
-                ask(runner.start, resume, str(Path.cwd()))
-                known, finished = 0, list[str]()
-                ending: Ending | None = None
-                while ending is None:
-                    notes, ending = ask(runner.news, known, stops())
-                    known += len(notes)
-                    for name, arguments in notes:
-                        if name == "begins" and arguments[1] is not None:
-                            job.began[arguments[0]] = {"script": arguments[1]}
-                        if name == "trains":
-                            job.began.setdefault(arguments[0], {})["run"] = arguments[1]
-                        if name == "finished" and not shared:
-                            finished.append(arguments[0])
-                            continue  # not before its files are here
-                        if name == "finished":
-                            job.templates.pop(arguments[0])
-                        getattr(watcher, name)(*arguments)
-                if not shared and stops() < 2:
-                    _bring(job.folder.path, runner, ask, Path(ours), resumable=ending.state != "success")
-                    for command in finished:
-                        watcher.finished(command)
-                ask(runner.leave)
-                return ending
-            finally:
-                with suppress(Exception):  # it is gone already, or the whole cluster is
-                    self._ray.kill(runner)
+    def _wait_for_the_lost(self, folder: TaskFolder, asked: Callable[[], Asked]) -> None:
+        """Wait until the storage has freed what a lost node had locked."""
+        deadline = time.monotonic() + _AFTER_A_LOSS
+        while is_locked(folder.lock) and not asked().stops and time.monotonic() < deadline:
+            time.sleep(_TICK)
 
     def _answer(self, answer: Any, check: Callable[[], None]) -> Any:
         while not self._ray.wait([answer], timeout=_TICK)[0]:
@@ -245,57 +275,57 @@ class Cluster:
         )
         return f"it has {nodes}" if nodes else "it has no nodes"
 
-    def _require_mmfw(self, nodes: Sequence[dict[str, Any]]) -> None:
-        """See to it that nodes have this version of mmfw: one error now instead of one a task."""
+    def _require_shared(self, nodes: Sequence[dict[str, Any]], sweep: Path, folders: Sequence[Path]) -> None:
+        """See to it that nodes have this mmfw, and see the sweep with its locks and the other folders.
+
+        That is one error now instead of one a task.
+        """
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        version = self._ray.remote(num_cpus=0, max_retries=0)(remote.version)
-        asked = [
-            version.options(scheduling_strategy=strategy(node["NodeID"], False)).remote() for node in nodes
-        ]
-        for node, answer in zip(nodes, asked, strict=True):
-            host = node["NodeManagerHostname"]
-            hint = f"install mmfw {__version__} there, for the Python that runs Ray"
-            try:
-                there = self._ray.get(answer)
-            except self._ray.exceptions.RayError as error:
-                if "No module named 'mmf_win" in str(error):
-                    raise MmfError(f"node {host} of the cluster has no mmfw", hint=hint) from None
-                raise MmfError(f"node {host} of the cluster: {_line(error)}") from None
-            if there != __version__:
-                raise MmfError(f"node {host} has mmfw {there}, and this machine {__version__}", hint=hint)
+        asked = self._ray.remote(num_cpus=0, max_retries=0)(seen)
+        place = next(folder for folder in (sweep, *sweep.parents) if folder.is_dir())
+        needed = [folder for folder in folders if folder.is_dir()]
+        with TemporaryDirectory(prefix=".ray-", dir=place) as ours, locked(Path(ours, "lock")):
+            answers = [
+                asked.options(scheduling_strategy=strategy(node["NodeID"], False)).remote(ours, needed)
+                for node in nodes
+            ]
+            for node, answer in zip(nodes, answers, strict=True):
+                host = node["NodeManagerHostname"]
+                hint = f"install mmfw {__version__} there, for the Python that runs Ray"
+                try:
+                    version, missing, locks = self._ray.get(answer)
+                except self._ray.exceptions.RayError as error:
+                    if "No module named 'mmf_win" in str(error):
+                        raise MmfError(f"node {host} of the cluster has no mmfw", hint=hint) from None
+                    raise MmfError(f"node {host} of the cluster: {_line(error)}") from None
+                if version != __version__:
+                    message = f"node {host} has mmfw {version}, and this machine {__version__}"
+                    raise MmfError(message, hint=hint)
+                hint = "the sweep, the data and the environment must lie on storage that all nodes see"
+                if missing:
+                    what = place if missing[0] == Path(ours) else missing[0]
+                    raise MmfError(
+                        f"node {host} of the cluster does not see {what} of this machine", hint=hint
+                    )
+                if not locks:
+                    message = f"node {host} of the cluster does not see who has locked a file in {place}"
+                    raise MmfError(
+                        message, hint="mount it so that locks work on all nodes, or use other storage"
+                    )
+
+
+def seen(place: str, folders: Sequence[Path]) -> tuple[str, list[Path], bool]:
+    """On a node: its version of mmfw, which folders are missing, and whether a lock in the first is held."""
+    missing = [folder for folder in (Path(place), *folders) if not folder.is_dir()]
+    return __version__, missing, is_locked(Path(place, "lock"))
 
 
 def _knock(address: str) -> None:
     """See that somebody listens where a port is named: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     if port.isdecimal():
         with socket.create_connection((host.strip("[]"), int(port)), _TO_CONNECT):
             pass
-
-
-def _send(folder: TaskFolder, runner: Any, ask: Callable[..., Any]) -> None:
-    """Send a node what there is of a task from before."""
-    for name in remote.files(folder, resumable=True):
-        offset = 0
-        while (piece := remote.read(folder.path / name, offset)) or not offset:
-            ask(runner.write, name, piece)
-            offset += len(piece) or 1
-
-
-def _bring(folder: Path, runner: Any, ask: Callable[..., Any], ours: Path, *, resumable: bool) -> None:
-    """Let the files of a task on a node take the place of its folder here, all at once."""
-    new = ours / "new"
-    new.mkdir()
-    for name in ask(runner.files, resumable=resumable):
-        (new / name).parent.mkdir(parents=True, exist_ok=True)
-        with (new / name).open("wb") as file:
-            while piece := ask(runner.read, name, file.tell()):
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-    if folder.exists():
-        rename(folder, ours / "old")
-    rename(new, folder)
 
 
 def _fitting(node: dict[str, Any], gpus: int) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mmf_win.errors import OtherSweep
 from mmf_win.protocol import Event
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.planning import task_of
 from mmf_win.sweeps.specification import Specification
-from mmf_win.sweeps.store import State, Store, StoredTask
 from mmf_win.sweeps.table import objective, validation
-from mmf_win.sweeps.tasks import task_of
+from mmf_win.sweeps.task import State, Task, recorded
 
 _log = logging.getLogger(__name__)
 
@@ -19,17 +22,18 @@ _REPEATS = "repeats"  # marks a trial that is one
 
 
 class OptunaSearch:
-    """The search of a specification; Optuna keeps what it knows beside the state.
+    """The search of a specification; Optuna keeps what it knows in the sweep's folder.
 
     Args:
         specification: one with a search.
-        store: where its tasks are queued.
+        sweep: the folder.
+        tasks: those of the sweep so far.
 
     Raises:
         OtherSweep: the folder has the study of another search.
     """
 
-    def __init__(self, specification: Specification, store: Store) -> None:
+    def __init__(self, specification: Specification, sweep: SweepFolder, tasks: Sequence[Task]) -> None:
         import optuna
         from sqlalchemy import URL
 
@@ -42,68 +46,95 @@ class OptunaSearch:
             "median": optuna.pruners.MedianPruner,
             "hyperband": optuna.pruners.HyperbandPruner,
         }
-        self._asked, self._specification, self._store = asked, specification, store
+        self._asked, self._specification, self._sweep = asked, specification, sweep
+        self._known = {task.key: task for task in tasks}
         self._states = optuna.trial.TrialState
         self._trial_of = optuna.trial.Trial
         self._study = optuna.create_study(
             study_name="sweep",
             storage=optuna.storages.RDBStorage(
-                URL.create("sqlite", database=str(store.folder.study)).render_as_string()
+                URL.create("sqlite", database=str(sweep.study)).render_as_string()
             ),
             pruner=pruners[asked.pruner](),
             direction=asked.direction,
             load_if_exists=True,
         )
         if self._study.direction.name.lower() != asked.direction:
-            message = f"{store.folder.study} is of a search that was to {self._study.direction.name.lower()}"
+            message = f"{sweep.study} is of a search that was to {self._study.direction.name.lower()}"
             raise OtherSweep(message)
         # A search that goes on must not draw again what it drew at first.
         drawn = len(self._study.get_trials(deepcopy=False))
         seed = None if asked.seed is None else asked.seed + drawn
         self._study.sampler = samplers[asked.sampler](seed=seed)
 
-    def propose(self) -> StoredTask | None:
-        """Queue the next trial that is no repetition; None where there are as many as were asked for."""
-        known = {row.key: row for row in self._store.rows()}
+    def unbegun(self) -> list[Task]:
+        """The tasks of trials that were proposed before, and that nobody has begun.
+
+        Trials that have ended while nobody told Optuna are told now.
+        """
+        found = []
+        for trial in self._trials():
+            task = self._task_of(trial)
+            known = self._known.get(task.key)
+            if trial.state.is_finished():
+                continue
+            if known is None:
+                found.append(self._known.setdefault(task.key, task))
+            elif known.trial == trial.number and known.state not in ("queued", "running"):
+                self.tell(known)
+        return found
+
+    def propose(self) -> Task | None:
+        """The task of the next trial that is no repetition; None where there are enough."""
         for _ in range(_REPETITIONS):
             if self._count() >= self._asked.trials:
                 return None
             trial = self._study.ask()
             try:
-                domains = self._asked.parameters.items()
-                chosen = {name: _suggest(trial, name, domain) for name, domain in domains}
+                for name, domain in self._asked.parameters.items():
+                    _suggest(trial, name, domain)
             except ValueError as error:
-                message = f"{self._store.folder.study}: {error}"
-                raise OtherSweep(message) from None
-            task = task_of(self._specification, chosen)
-            same = known.get(task.key)
+                raise OtherSweep(f"{self._sweep.study}: {error}") from None
+            task = self._task_of(trial)
+            others = (self._task_of(other) for other in self._trials() if other.number < trial.number)
+            same = self._known.get(task.key) or next((t for t in others if t.key == task.key), None)
             if same is None and self._count() <= self._asked.trials:  # no other driver was faster
-                return self._store.add_trial(task, trial.number)
+                self._known[task.key] = task
+                return task
             trial.set_user_attr(_REPEATS, True)
-            if same is not None and same.state in ("success", "pruned"):
-                score = objective(self._asked, self._store.folder.task(same.name))
-                self._tell(trial.number, same.state, score)
+            ended = None if same is None else recorded(self._sweep.task(same.name))
+            if ended is not None and ended.key == task.key and ended.state in ("success", "pruned"):
+                self.tell(replace(ended, trial=trial.number))
             else:
                 self._tell(trial.number, "failed", None)
         return None  # there is hardly a combination left
+
+    def _task_of(self, trial: Any) -> Task:
+        return replace(task_of(self._specification, trial.params), order=trial.number, trial=trial.number)
+
+    def _trials(self) -> list[Any]:
+        """The trials whose parameters have all been chosen, and that are no repetitions."""
+        found = self._study.get_trials(deepcopy=False)
+        parameters = self._asked.parameters.keys()
+        return [t for t in found if t.params.keys() == parameters and _REPEATS not in t.user_attrs]
 
     def _count(self) -> int:
         """How many trials there are that are no repetitions."""
         return sum(_REPEATS not in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
 
-    def is_hopeless(self, row: StoredTask, event: Event) -> bool:
+    def is_hopeless(self, task: Task, event: Event) -> bool:
         """Whether a task is to be stopped after a validation."""
         value = validation(event).get(self._asked.metric) if event["kind"] == "val" else None
-        if value is None or row.trial is None or event.get("final") or self._asked.pruner == "none":
+        if value is None or task.trial is None or event.get("final") or self._asked.pruner == "none":
             return False
-        trial = self._trial_of(self._study, self._study.get_trials(deepcopy=False)[row.trial]._trial_id)
+        trial = self._trial_of(self._study, self._study.get_trials(deepcopy=False)[task.trial]._trial_id)
         trial.report(value, event["update"])
         return bool(trial.should_prune())
 
-    def tell(self, row: StoredTask, state: State) -> None:
+    def tell(self, task: Task) -> None:
         """Learn how a task ended."""
-        if row.trial is not None:
-            self._tell(row.trial, state, objective(self._asked, self._store.folder.task(row.name)))
+        if task.trial is not None:
+            self._tell(task.trial, task.state, objective(self._asked, self._sweep.task(task.name)))
 
     def _tell(self, number: int, state: State, value: float | None) -> None:
         if state == "success" and value is not None:

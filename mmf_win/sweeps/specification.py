@@ -156,11 +156,13 @@ def parse(text: str, path: Path) -> Specification:
 def dump(specification: Specification) -> str:
     """The text of a file that says the same.
 
-    Only for what :func:`mmf_win.sweeps.grid.of_preset` makes: templates, choices and resources.
+    Only for what :func:`mmf_win.sweeps.grid.of_preset` makes: templates, defaults, choices and resources.
     """
     import yaml
 
     head: dict[str, Any] = {"template": specification.template}
+    if specification.default:
+        head["default"] = specification.default
     if specification.resource is not None:
         head["resource"] = list(specification.resource)
     documents = [head, *(dict(choice.values) for choice in specification.choices)]

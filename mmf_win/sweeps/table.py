@@ -16,8 +16,9 @@ from mmf_win.protocol import Event, read_events
 from mmf_win.runs.history import tested, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
+from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.specification import Search, parse, read_text
-from mmf_win.sweeps.store import Store, StoredTask
+from mmf_win.sweeps.task import Task
 from mmf_win.upstream.install import require_packages
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
 
     Raises:
         UsageError: the metric is one of a test set, or is not there, or ``baseline`` names not one line.
-        DataError: the state cannot be read.
     """
     search = search_of(folder)
     searched = search.metric if search is not None else AUROC
@@ -84,13 +84,13 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
             f"{metric} is measured on a test set, which must not choose a model",
             hint="rank by a validation metric",
         )
-    done = [row for row in Store(folder).rows() if row.done and row.state in ("success", "queued")]
+    done = [task for task in all_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
-    groups: dict[str, list[StoredTask]] = defaultdict(list)
-    for row in done:
-        shown = {name: row.values.get(name) for name in differing}
-        groups[json.dumps(shown, default=str)].append(row)
-    found = [_line(folder, rows, differing, search) for rows in groups.values()]
+    groups: dict[str, list[Task]] = defaultdict(list)
+    for task in done:
+        shown = {name: task.values.get(name) for name in differing}
+        groups[json.dumps(shown, default=str)].append(task)
+    found = [_line(folder, tasks, differing, search) for tasks in groups.values()]
     found = [line for line in found if line.runs]
     known = {name for line in found for name in line.metrics}
     if known and metric not in known:
@@ -130,16 +130,15 @@ def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
     return columns | ({"difference": line.difference, "p": line.p} if compared else {})
 
 
-def differing_parameters(rows: Sequence[StoredTask]) -> list[str]:
+def differing_parameters(tasks: Sequence[Task]) -> list[str]:
     """The parameters that not all tasks have alike, but for seeds and those that begin with ``_``."""
-    names = dict.fromkeys(name for row in rows for name in (*row.parameters, *row.values))
+    names = dict.fromkeys(name for task in tasks for name in task.values)
     return [
         name
         for name in names
         if name not in SEEDS
         and not name.startswith("_")
-        and any(name in row.values for row in rows)
-        and len({json.dumps(row.values.get(name), default=str) for row in rows}) > 1
+        and len({json.dumps(task.values.get(name), default=str) for task in tasks}) > 1
     ]
 
 
@@ -187,17 +186,17 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
 
 
 def _line(
-    folder: SweepFolder, rows: Sequence[StoredTask], differing: Sequence[str], search: Search | None
+    folder: SweepFolder, tasks: Sequence[Task], differing: Sequence[str], search: Search | None
 ) -> Line:
     measured: dict[str, dict[str, float]] = defaultdict(dict)
     runs = 0
-    for row in rows:
-        seed = " ".join(str(row.values[name]) for name in SEEDS if name in row.values) or row.name
-        found = metrics_of(folder.task(row.name))
+    for task in tasks:
+        seed = " ".join(str(task.values[name]) for name in SEEDS if name in task.values) or task.name
+        found = metrics_of(folder.task(task.name))
         if search is not None and search.metric not in found:
-            value = objective(search, folder.task(row.name))
+            value = objective(search, folder.task(task.name))
             found |= {} if value is None else {search.metric: value}
-        runs += bool(found) or row.state == "success"
+        runs += bool(found) or task.state == "success"
         for name, value in found.items():
             measured[name][seed] = value
     metrics = {
@@ -208,7 +207,7 @@ def _line(
         )
         for name, values in measured.items()
     }
-    parameters = {name: rows[0].values.get(name) for name in differing}
+    parameters = {name: tasks[0].values.get(name) for name in differing}
     return Line(parameters, runs, metrics)
 
 

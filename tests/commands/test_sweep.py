@@ -14,8 +14,8 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.store import Store
-from tests.worlds.sweeping import python, rows, trained
+from mmf_win.sweeps.task import begun
+from tests.worlds.sweeping import python, tasks, trained
 from tests.worlds.tools import typed
 
 Captured = pytest.CaptureFixture[str]
@@ -115,9 +115,9 @@ def test_a_report_of_no_sweep_is_one_error(
 def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
     assert sweep.run() == 0
-    store = Store(SweepFolder(sweep.output))
-    for row, score in zip(store.rows(), (0.6, 0.7, 0.8, 0.8), strict=True):
-        trained(store.folder.task(row.name), score)
+    made = SweepFolder(sweep.output)
+    for task, score in zip(begun(made), (0.6, 0.7, 0.8, 0.8), strict=True):
+        trained(made.task(task.name), score)
     assert sweep.code("table", sweep.output, "--baseline", "lr=0.1") == 0
     assert "0.6500 ± 0.0707" in sweep.out and "+0.1500" in sweep.out
     for form, delimiter in (("csv", ","), ("tsv", "\t")):
@@ -142,7 +142,7 @@ def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(s
     assert sweep.code(*status) == 0
     (sweep.folder / "luck").touch()
     assert sweep.code(*again) == 0
-    assert {row.state for row in rows(sweep.output).values()} == {"success"}
+    assert {task.state for task in tasks(sweep.output).values()} == {"success"}
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -> None:
@@ -158,7 +158,7 @@ def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Swe
     assert sweep.run("--debug") == 0
     assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
     assert sweep.run("--debug") == 0  # again, though it ended well
-    assert [row.starts for row in rows(sweep.output).values()] == [2]
+    assert [task.starts for task in tasks(sweep.output).values()] == [2, 0]
 
 
 def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
@@ -166,9 +166,9 @@ def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)", "{a}"), *choices)
     assert sweep.run("-t", "y") == 0
     assert "2 choices have the title y" in sweep.err
-    assert list(rows(sweep.output)) == ["A_5", "A_6"]
+    assert [task.name for task in begun(SweepFolder(sweep.output))] == ["A_5", "A_6"]
     assert sweep.run("-t", "x", "--sample", "2") == 0
-    assert len(rows(sweep.output)) == 4
+    assert len(begun(SweepFolder(sweep.output))) == 4
 
 
 @pytest.mark.parametrize(

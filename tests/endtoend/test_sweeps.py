@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,15 @@ from mmf_win.protocol import Event
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.lookup import all_runs
-from mmf_win.sweeps import job
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.planning import plan
+from mmf_win.sweeps.running import Runner
 from mmf_win.sweeps.search import OptunaSearch
-from mmf_win.sweeps.slots import Slot, local
-from mmf_win.sweeps.store import State, Store, StoredTask
-from mmf_win.sweeps.tasks import plan
+from mmf_win.sweeps.slots import local
+from mmf_win.sweeps.task import State, Task
 from tests.endtoend.conftest import Faulty, Tool, starts
-from tests.worlds.sweeping import mmfw, rows, yaml
+from tests.worlds.sweeping import mmfw, tasks, yaml
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -96,7 +95,7 @@ def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
     here.with_name("here.go").touch()
     _, said = process.communicate()
     assert process.returncode == 130
-    assert [row.state for row in rows(output).values()] == ["queued", "queued"]
+    assert [task.state for task in tasks(output).values()] == ["queued", "queued"]
     assert f"mmfw sweep run {output} --slots 1" in said.replace("'", "")
     with mmfw("run", output, "--slots", "1") as process:
         process.communicate()
@@ -111,35 +110,27 @@ class _PrunesAtOnce(OptunaSearch):
     def __init__(self) -> None:
         self.told: list[State] = []
 
-    def propose(self) -> StoredTask | None:
+    def propose(self) -> Task | None:
         return None
 
-    def is_hopeless(self, row: StoredTask, event: Event) -> bool:
+    def is_hopeless(self, task: Task, event: Event) -> bool:
         return event["kind"] == "val"
 
-    def tell(self, row: StoredTask, state: State) -> None:
-        self.told.append(state)
+    def tell(self, task: Task) -> None:
+        self.told.append(task.state)
 
 
 def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: Tool) -> None:
     train = f"mmfw train '{tool.preset('text')}' --data-dir '{tool.world.data}' --updates 100000"
     often = "training.evaluation_interval=2 training.log_interval=1"
     asked = yaml(f"template: {{train: \"{train} {often}\", test: 'echo {{n}}'}}\n---\nn: 1\n")
-    store = Store(SweepFolder(tool.folder / "sweep"))
-    store.create()
+    sweep = SweepFolder(tool.folder / "sweep")
     search = _PrunesAtOnce()
-
-    def job_of(row: StoredTask, slot: Slot) -> job.Job:
-        where = (str(store.folder.path), row.name, row.full_name)
-        return job.Job(*where, dict(asked.template), row.values, False, row.began, "now")
-
-    def execute(todo: job.Job, slot: Slot, watcher: job.Watcher, stops: Callable[[], int]) -> job.Ending:
-        return job.run(todo, resumed, watcher, stops)
-
+    runner = Runner(sweep, asked.template, False, resumed, "now")
     with SweepDisplay(1) as display:
-        driver = Driver(store, local(["cpu"], 1, {}), job_of, execute, display, search)
-        assert driver.run(store.enter(plan(asked).tasks)) is False
+        driver = Driver(sweep, local(["cpu"], 1, {}), runner.run, display, search)
+        assert driver.run(plan(asked).tasks) is False
     assert search.told == ["pruned"]
-    assert [row.state for row in store.rows()] == ["pruned"]
-    [run] = _runs(store.folder.path)
+    assert [task.state for task in tasks(sweep.path).values()] == ["pruned"]
+    [run] = _runs(sweep.path)
     assert state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()

@@ -17,7 +17,7 @@ import pytest
 import mmf_win
 from mmf_win.cli import main
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.store import Store, StoredTask
+from mmf_win.sweeps.task import Task, begun
 
 if sys.platform == "win32":
     pytest.skip("Ray on Windows is a beta, and cannot be tried under Wine", allow_module_level=True)
@@ -48,17 +48,7 @@ if what == "meet":  # the other one, which so must run at the same time
     Path("here." + number).touch()
     wait_until(lambda: len(list(Path().glob("here.*"))) == 2)
 if what == "save":
-    models = out / "run" / "checkpoints" / "models"
-    models.mkdir(parents=True)
-    models.joinpath("model_1.ckpt").write_text("older")
-    models.with_name("best.ckpt").write_text("best")
-    models.with_name("current.ckpt").write_text("current")
-    out.joinpath("empty").touch()
-if what == "read":  # fails once
-    assert out.joinpath("run", "checkpoints", "best.ckpt").read_text() == "best"
-    again = out.joinpath("again").exists()
-    out.joinpath("again").touch()
-    sys.exit("error: not yet" if not again else 0)
+    out.joinpath("saved").touch()
 if what == "lose":  # the node, once
     lost = Path("lost")
     if number == "1" and not lost.exists():
@@ -81,12 +71,6 @@ if what == "orphan":
     os.kill(int(number), signal.SIGKILL)
     wait_until(lambda: False)
 """
-
-
-@pytest.fixture(scope="module")
-def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the only node with a CPU sees empty."""
-    return tmp_path_factory.mktemp("hidden")
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +149,8 @@ def words(
     return ["sweep", "run", "params.yaml", "--on", "ray", "-o", str(folder), *options]
 
 
-def rows(folder: Path) -> list[StoredTask]:
-    return Store(SweepFolder(folder)).rows()
+def tasks(folder: Path) -> list[Task]:
+    return begun(SweepFolder(folder))
 
 
 def lines(file: Path) -> list[str]:
@@ -184,49 +168,17 @@ def test_each_task_runs_once_on_gpus_of_its_own(cluster: Any, here: Path) -> Non
     assert sweep(here, here / "out", [1, 2], "meet") == 0
     cards = [lines(here / "out" / f"N_{n}" / "ran.meet") for n in (1, 2)]
     assert sorted(cards) == [["0"], ["1"]]
-    assert [(row.state, row.starts) for row in rows(here / "out")] == [("success", 1)] * 2
-    assert not list((here / "out").glob(".ray-*"))
-
-
-@pytest.fixture
-def blind(cluster: Any, hidden: Path) -> Iterator[None]:
-    """A node with a CPU, which sees the folder empty."""
-    mounts = f"mount -t tmpfs tmpfs '{hidden}'"
-    with node(cluster, "--num-cpus=1", "--num-gpus=0", mounts=mounts):
-        yield
-
-
-@pytest.mark.usefixtures("blind")
-def test_results_come_from_a_node_that_does_not_see_the_folder_and_go_back_for_what_is_left(
-    here: Path, hidden: Path
-) -> None:
-    out = hidden / "out"
-    options = ("-r", "cpu")
-    assert sweep(here, out, [1], "save", "read", options=options) == 7
-    (row,) = rows(out)
-    assert (row.state, row.message, list(row.done)) == ("failed", "read: not yet", ["save"])
-    task = out / "N_1"
-    assert (task / "run" / "checkpoints" / "current.ckpt").read_text(encoding="utf-8") == "current"
-
-    assert sweep(here, out, [1], "save", "read", options=options) == 0
-    (row,) = rows(out)
-    assert (row.state, sorted(row.done)) == ("success", ["read", "save"])
-    assert lines(task / "ran.save") == ["-1"]
-    assert lines(task / "ran.read") == ["-1", "-1"]
-    found = {file.name for file in task.rglob("*") if file.is_file()}
-    assert {"best.ckpt", "empty", "param", "stat"} < found
-    assert not found & {"current.ckpt", "model_1.ckpt"}
-    assert not list(out.glob(".ray-*"))
+    assert [(task.state, task.starts) for task in tasks(here / "out")] == [("success", 1)] * 2
+    assert not list(here.rglob(".ray-*"))
 
 
 def test_what_a_lost_node_ran_is_run_on_another(cluster: Any, here: Path) -> None:
     options = ("--num-cpus=0", "--num-gpus=3")
     with node(cluster, *options), node(cluster, *options):
         assert sweep(here, here / "out", [1, 2, 3], "save", "lose", options=("-r", "0,1,2")) == 0
-    found = rows(here / "out")
-    assert [(row.state, row.starts, sorted(row.done)) for row in found] == [
-        ("success", 1, ["lose", "save"])
-    ] * 3
+    found = tasks(here / "out")
+    assert [(task.state, sorted(task.finished)) for task in found] == [("success", ["lose", "save"])] * 3
+    assert [task.starts for task in found] == [2, 1, 1]
     assert [len(lines(here / "out" / f"N_{n}" / "ran.save")) for n in (1, 2, 3)] == [1, 1, 1]
     assert [len(lines(here / "out" / f"N_{n}" / "ran.lose")) for n in (1, 2, 3)] == [2, 1, 1]
 
@@ -247,23 +199,23 @@ def test_tasks_of_a_cluster_that_is_gone_stay_queued(
         ended = pool.submit(end)
         assert sweep(here, here / "out", [1, 2], "wait") == 130
         ended.result()
-    assert [row.state for row in rows(here / "out")] == ["queued", "queued"]
+    assert {task.state for task in tasks(here / "out")} == {"queued"}
     assert "is gone" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("cluster")
 def test_the_first_stop_lets_a_command_save_and_leave(here: Path) -> None:
     assert sweep(here, here / "out", [os.getpid()], "stop") == 130
-    (row,) = rows(here / "out")
-    task = here / "out" / row.name
-    assert (row.state, (task / "saved").exists(), is_running(task / "pid")) == ("queued", True, False)
+    (task,) = tasks(here / "out")
+    folder = here / "out" / task.name
+    assert (task.state, (folder / "saved").exists(), is_running(folder / "pid")) == ("queued", True, False)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_the_second_stop_kills_a_command(here: Path) -> None:
     assert sweep(here, here / "out", [os.getpid()], "kill") == 130
-    (row,) = rows(here / "out")
-    assert (row.state, is_running(here / "out" / row.name / "pid")) == ("queued", False)
+    (task,) = tasks(here / "out")
+    assert (task.state, is_running(here / "out" / task.name / "pid")) == ("queued", False)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -283,19 +235,38 @@ def test_nothing_of_a_task_outlives_a_driver_that_was_killed(here: Path) -> None
         ("mount -t tmpfs tmpfs '{package}'", "of the cluster has no mmfw"),
         ("mount --bind '{init}' '{package}/__init__.py'", "has mmfw 0.0.1, and this machine"),
         ("mount --bind /dev/null '{package}/__init__.py'", "of the cluster: ImportError: cannot import"),
+        ("mount -t tmpfs tmpfs '{here}/shared'", "does not see {here}/shared of this machine"),
+        ("mount -t tmpfs tmpfs '{here}/memes'", "does not see {here}/memes/data of this machine"),
+        (
+            "mount --bind '{locking}' '{package}/locking.py'",
+            "does not see who has locked a file in {here}/shared",
+        ),
     ],
+    ids=["no mmfw", "another mmfw", "a broken mmfw", "another folder", "other data", "no locks"],
 )
-def test_a_node_with_another_mmfw_is_refused(
-    cluster: Any, here: Path, capsys: pytest.CaptureFixture[str], mounts: str, message: str
+def test_a_node_that_lacks_something_is_refused(
+    cluster: Any,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    mounts: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    init = here / "init.py"
+    (here / "shared").mkdir()
+    (here / "memes" / "data").mkdir(parents=True)
+    monkeypatch.setenv("MMF_DATA_DIR", str(here / "memes" / "data"))
+    init, locking = here / "init.py", here / "locking.py"
     init.write_text("__version__ = '0.0.1'\n", encoding="utf-8")
     package = Path(mmf_win.__file__).parent
-    mounts = mounts.format(package=package, init=init)
+    unlocked = (package / "locking.py").read_text(
+        encoding="utf-8"
+    ) + "\n\ndef is_locked(path): return False\n"
+    locking.write_text(unlocked, encoding="utf-8")  # as where each machine has locks of its own
+    mounts = mounts.format(package=package, init=init, here=here, locking=locking)
     with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=mounts):
-        assert sweep(here, here / "out", [1], "save", options=("-r", "0,1,2,3")) == 6
-    assert message in capsys.readouterr().err
-    assert not (here / "out").exists()
+        assert sweep(here, here / "shared" / "out", [1], "save", options=("-r", "0,1,2,3")) == 6
+    assert message.format(here=here) in capsys.readouterr().err.replace("\n", " ")
+    assert not [*(here / "shared").iterdir()]
 
 
 @pytest.mark.usefixtures("cluster")

@@ -10,9 +10,9 @@ import pytest
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
-from mmf_win.sweeps.store import Store, StoredTask
 from mmf_win.sweeps.table import objective
-from tests.worlds.sweeping import trained, yaml
+from mmf_win.sweeps.task import Task, begun
+from tests.worlds.sweeping import ended, trained, yaml
 
 pytest.importorskip("optuna")
 
@@ -26,79 +26,87 @@ search:
 
 
 @pytest.fixture
-def store(user_dir: Path) -> Store:
-    """An empty state."""
-    store = Store(SweepFolder(user_dir / "sweep"))
-    store.create()
-    return store
+def sweep(user_dir: Path) -> SweepFolder:
+    """A folder of a sweep, where nothing is yet."""
+    folder = SweepFolder(user_dir / "sweep")
+    folder.path.mkdir()
+    return folder
 
 
-def _run(store: Store, search: OptunaSearch) -> list[StoredTask]:
-    """Let each proposed task end with the square of its distance from 3."""
-    while (row := search.propose()) is not None:
-        claimed = store.claim({row.id}, "cpu")
-        assert claimed is not None
-        folder = store.folder.task(row.name)
-        folder.path.mkdir()
-        score = (row.values["x"] - 3) ** 2
-        (folder.path / "out.json").write_text(json.dumps({"scores": [score]}), encoding="utf-8")
-        store.end(claimed, "success")
-        search.tell(row, "success")
-    return store.rows()
+def _search(sweep: SweepFolder, text: str) -> OptunaSearch:
+    return OptunaSearch(yaml(text), sweep, begun(sweep))
+
+
+def _end(sweep: SweepFolder, search: OptunaSearch, task: Task) -> None:
+    """Let a task end with the square of its distance from 3."""
+    done = ended(sweep, task)
+    score = (task.values["x"] - 3) ** 2
+    result = sweep.task(task.name).path / "out.json"
+    result.write_text(json.dumps({"scores": [score]}), encoding="utf-8")
+    search.tell(done)
+
+
+def _run(sweep: SweepFolder, text: str) -> list[Task]:
+    """Let each proposed task end."""
+    search = _search(sweep, text)
+    while (task := search.propose()) is not None:
+        _end(sweep, search, task)
+    return begun(sweep)
 
 
 def _asked(rest: str) -> str:
     return _HEAD + "".join(f"  {line}\n" for line in rest.splitlines())
 
 
-def test_a_search_has_as_many_trials_as_asked_for_and_goes_on_where_it_was(store: Store) -> None:
+def test_a_search_has_as_many_trials_as_asked_for_and_goes_on_where_it_was(sweep: SweepFolder) -> None:
     text = "trials: {}\ndirection: minimize\nparameters: {{x: {{low: 0.0, high: 10.0}}, kind: [a, b]}}"
-    assert len(_run(store, OptunaSearch(yaml(_asked(text.format(4))), store))) == 4
-    rows = _run(store, OptunaSearch(yaml(_asked(text.format(25))), store))
+    assert len(_run(sweep, _asked(text.format(4)))) == 4
+    rows = _run(sweep, _asked(text.format(25)))
     assert sorted(row.trial for row in rows if row.trial is not None) == list(range(25))
     assert all(0 <= row.values["x"] <= 10 and row.values["kind"] in "ab" for row in rows)
     late = [abs(row.values["x"] - 3) for row in rows[-8:]]
     assert sum(late) / len(late) < 2.5  # by chance it is 2.9, and maximizing 7
 
 
-def test_a_combination_that_comes_again_is_not_run_again(store: Store) -> None:
+def test_a_combination_that_comes_again_is_not_run_again(sweep: SweepFolder) -> None:
     text = "trials: 12\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 3}}"
-    rows = _run(store, OptunaSearch(yaml(_asked(text)), store))
+    rows = _run(sweep, _asked(text))
     assert sorted(row.values["x"] for row in rows) == [1, 2, 3]
 
 
-def test_ranges_are_logarithmic_whole_or_stepped(store: Store) -> None:
+def test_ranges_are_logarithmic_whole_or_stepped(sweep: SweepFolder) -> None:
     domain = (
         "{x: {low: 1, high: 1000, log: true}, y: {low: 0.0, high: 1.0, step: 0.25}, z: {low: 1.0, high: 2}}"
     )
-    rows = _run(store, OptunaSearch(yaml(_asked(f"trials: 10\nparameters: {domain}")), store))
+    rows = _run(sweep, _asked(f"trials: 10\nparameters: {domain}"))
     assert all(type(row.values["x"]) is int and row.values["y"] % 0.25 == 0 for row in rows)
     assert all(type(row.values["z"]) is float for row in rows)
 
 
-def test_a_training_that_falls_behind_is_hopeless(store: Store) -> None:
+def test_a_training_that_falls_behind_is_hopeless(sweep: SweepFolder) -> None:
     head = "template: {t: 'echo {x}'}\nsearch:\n  pruner: median\n  trials: 9\n"
-    search = OptunaSearch(yaml(f"{head}  parameters: {{x: {{low: 0.0, high: 1.0}}}}\n"), store)
+    asked = f"{head}  parameters: {{x: {{low: 0.0, high: 1.0}}}}\n"
+    search = _search(sweep, asked)
 
-    def begun() -> StoredTask:
+    def begun() -> Task:
         row = search.propose()
         assert row is not None
         return row
 
-    def hopeless(row: StoredTask, auroc: float) -> bool:
+    def hopeless(row: Task, auroc: float) -> bool:
         metrics = {"hateful_memes/roc_auc": auroc}
         return search.is_hopeless(row, {"kind": "val", "update": 10, "metrics": metrics})
 
     for _ in range(5):  # Optuna's median waits for so many
         row = begun()
         assert not hopeless(row, 0.7)
-        trained(store.folder.task(row.name), 0.7)
-        search.tell(row, "success")
+        trained(sweep.task(row.name), 0.7)
+        search.tell(ended(sweep, row))
     good, bad = begun(), begun()
     assert not hopeless(good, 0.8)
     assert hopeless(bad, 0.6)
-    search.tell(bad, "pruned")
-    assert len(store.rows()) == 7
+    search.tell(ended(sweep, bad, "pruned"))
+    assert _search(sweep, asked).unbegun() == [good]
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "nothing", '{"scores": []}', '{"scores": ["x"]}'])
@@ -109,3 +117,18 @@ def test_a_result_that_is_not_there_is_none(user_dir: Path, content: str) -> Non
     task.path.mkdir()
     (task.path / "out.json").write_text(content, encoding="utf-8")
     assert objective(asked, task) is None
+
+
+def test_what_a_dead_driver_had_proposed_or_seen_end_is_run_or_told(sweep: SweepFolder) -> None:
+    asked = _asked("trials: 3\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
+    dead = _search(sweep, asked)
+    proposed = [dead.propose() for _ in range(2)]
+    first, second = (task for task in proposed if task is not None)
+    ended(sweep, first)  # and the driver died before it told Optuna
+    search = _search(sweep, asked)
+    assert search.unbegun() == [second]
+    _end(sweep, search, second)
+    third = search.propose()
+    assert third is not None and third.trial == 2
+    assert search.propose() is None
+    assert _search(sweep, asked).unbegun() == [third]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import UsageError
+from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.specification import Choice, dump, parse, read_text
-from mmf_win.sweeps.tasks import plan
 from tests.worlds.sweeping import ROOT, yaml
 
 HEAD = "template: {train: 'echo {lr}'}\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.sweeps import frame
 from mmf_win.sweeps.folder import SweepFolder, write_yaml
-from mmf_win.sweeps.found import position, trained
-from mmf_win.sweeps.store import Store
+from mmf_win.sweeps.found import position
+from mmf_win.sweeps.found import trained as trained_ones
+from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.table import lines
-from mmf_win.sweeps.tasks import plan
-from tests.worlds.sweeping import ROOT, ended, yaml
+from mmf_win.sweeps.task import begun
+from tests.worlds.sweeping import ROOT, ended, trained, yaml
 
 SCORES = {
     **{"Lr_0.1-Seed_1": 0.60, "Lr_0.1-Seed_2": 0.70, "Lr_0.1-Seed_3": 0.65},
@@ -32,13 +33,11 @@ def sweep(user_dir: Path) -> SweepFolder:
     asked = yaml(
         "template: {t: 'echo {lr} {seed} {same}'}\n---\nlr: [0.1, 0.5, 0.9]\nseed: [1, 2, 3]\nsame: 7\n"
     )
-    store = Store(SweepFolder(user_dir / "sweep"))
-    store.create()
-    tasks = plan(asked).tasks
-    store.enter(tasks)
-    by_values = {f"Lr_{t.values['lr']}-Seed_{t.values['seed']}": t.name for t in tasks}
-    ended(store, "success", **{by_values[name]: score for name, score in SCORES.items()})
-    return store.folder
+    made = SweepFolder(user_dir / "sweep")
+    for task in plan(asked).tasks:
+        ended(made, task)
+        trained(made.task(task.name), SCORES[f"Lr_{task.values['lr']}-Seed_{task.values['seed']}"])
+    return made
 
 
 def test_the_best_combination_comes_first_with_mean_and_deviation(sweep: SweepFolder) -> None:
@@ -51,12 +50,13 @@ def test_the_best_combination_comes_first_with_mean_and_deviation(sweep: SweepFo
 
 
 def test_a_task_counts_once_it_has_a_score(sweep: SweepFolder) -> None:
-    queued, scored, *_ = Store(sweep).rows()
-    shutil.rmtree(sweep.task(queued.name).path)
-    with sqlite3.connect(sweep.state) as table:  # as where a driver ran some of their commands alone
-        table.execute("UPDATE tasks SET state = 'queued' WHERE id IN (?, ?)", [queued.id, scored.id])
+    without, scored, *_ = begun(sweep)
+    for task in (without, scored):  # as where a driver ran some of their commands alone
+        ended(sweep, task)
+        replace(task, state="queued").record(sweep.task(task.name))
+    shutil.rmtree(sweep.task(without.name).path / "demo")
     runs = {line.parameters["lr"]: line.runs for line in lines(sweep)}
-    assert runs == {0.1: 3, 0.5: 3, 0.9: 3} | {queued.values["lr"]: 2}
+    assert runs == {0.1: 3, 0.5: 3, 0.9: 3} | {without.values["lr"]: 2}
 
 
 def test_a_loss_is_the_better_the_smaller(sweep: SweepFolder) -> None:
@@ -100,13 +100,13 @@ def test_a_notebook_gets_a_table(sweep: SweepFolder) -> None:
 
 
 def test_the_page_gets_the_runs_with_what_differs(sweep: SweepFolder) -> None:
-    found = trained(sweep)
+    found = trained_ones(sweep)
     assert len(found) == 9
     assert {tuple(values) for values in found.values()} == {("lr",)}
 
 
 def test_where_a_training_is_comes_from_its_events(sweep: SweepFolder) -> None:
-    where = position(sweep.task(Store(sweep).rows()[0].name))
+    where = position(sweep.task(begun(sweep)[0].name))
     assert (where.update, where.max_updates, where.loss, where.left) == (30, 40, 0.5, 5.0)
     assert where.auroc == pytest.approx(0.60)
 
@@ -115,9 +115,9 @@ def test_the_guides_lines_for_a_notebook_run(sweep: SweepFolder, monkeypatch: py
     pytest.importorskip("pandas")
     guide = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     code = guide.split("```python\n")[1].split("```")[0]
-    for row in Store(sweep).rows():
-        folder = sweep.task(row.name)
-        write_yaml(folder.param, row.values)
+    for task in begun(sweep):
+        folder = sweep.task(task.name)
+        write_yaml(folder.param, task.values)
         folder.log("train", "20260101.120000").write_text("one\ntwo\n", encoding="utf-8")
     there = sweep.path.parent / "save" / "sweeps"
     there.mkdir(parents=True)

@@ -6,15 +6,18 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder, write_yaml
+from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.specification import Specification, parse
-from mmf_win.sweeps.store import State, Store, StoredTask
+from mmf_win.sweeps.task import State, Task
 from tests.worlds.memes import SLOTS
 
 ROOT = Path(__file__).parents[2]
@@ -56,9 +59,9 @@ def yaml(text: str) -> Specification:
     return parse(text, Path("params.yaml"))
 
 
-def rows(output: Path) -> dict[str, StoredTask]:
+def tasks(output: Path) -> dict[str, Task]:
     """The tasks of a sweep by their names."""
-    return {row.name: row for row in Store(SweepFolder(output)).rows()}
+    return {task.name: task for task in all_tasks(SweepFolder(output))}
 
 
 def mmfw(*words: object, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
@@ -72,6 +75,11 @@ def mmfw(*words: object, stderr: int = subprocess.STDOUT) -> subprocess.Popen[st
         stderr=stderr,
         encoding="utf-8",
     )
+
+
+def never_resumed(words: Sequence[str], begun: Run) -> list[str]:
+    """What resumes a training, where none has a checkpoint to resume from."""
+    raise AssertionError(f"{begun.path} has no checkpoint")
 
 
 def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
@@ -89,14 +97,11 @@ def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
     return run
 
 
-def ended(store: Store, state: State, **scores: float) -> None:
-    """Let every queued task end in a state; ``scores`` are the AUROCs of tasks by their names."""
-    wanted = {row.id for row in store.rows()}
-    while (row := store.claim(wanted, "cpu")) is not None:
-        store.folder.task(row.name).path.mkdir()
-        if row.name in scores:
-            trained(store.folder.task(row.name), scores[row.name])
-        for command in row.left:
-            store.begin(row, command, "words")
-            store.finish(row, command)
-        store.end(row, state)
+def ended(sweep: SweepFolder, task: Task, state: State = "success") -> Task:
+    """A task that has ended in a state, as its folder tells it; a success has finished its commands."""
+    folder = sweep.task(task.name)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder.param, {**task.values, "_name": task.full_name})
+    write_yaml(folder.stat, dict.fromkeys(task.commands, "finished" if state == "success" else "stopped"))
+    replace(task, state=state, starts=task.starts + 1).record(folder)
+    return replace(task, state=state, finished=task.commands if state == "success" else ())

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
 from mmf_win.sweeps.folder import read_yaml
-from mmf_win.sweeps.tasks import LONGEST_NAME, plan
+from mmf_win.sweeps.planning import plan
+from mmf_win.sweeps.task import LONGEST_NAME
 from mmf_win.sweeps.templates import line, words
 from tests.worlds.sweeping import yaml
 
@@ -143,7 +144,7 @@ def test_a_sample_is_the_same_each_time_and_in_order() -> None:
     asked = yaml("template: {t: 'echo {a}'}\n---\na: [1, 2, 3, 4, 5, 6, 7, 8]\n")
     first, again = (plan(asked, sample=3).tasks for _ in range(2))
     assert len(first) == 3 and first == again
-    assert [task.parameters["a"] for task in first] == sorted(task.parameters["a"] for task in first)
+    assert [task.values["a"] for task in first] == sorted(task.values["a"] for task in first)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mlrunner needs /bin/bash, which Windows has not")

@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import portable_name
-from mmf_win.sweeps.specification import Choice, Specification, Values
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.specification import Choice, Specification, Values, parse, read_text
+from mmf_win.sweeps.task import LONGEST_NAME, Task, begun, joined
 from mmf_win.sweeps.templates import RESERVED, placeholders
 
-LONGEST_NAME = 80
-"""Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
-
 _LETTERS_OF_A_VALUE = 100
-
-
-@dataclass(frozen=True)
-class Task:
-    """One combination.
-
-    Attributes:
-        name: of its folder.
-        full_name: the same before it was cut and made portable.
-        title: of its choice.
-        parameters: what was chosen: parameter → value.
-        values: what the commands may use: aliases replaced, defaults added.
-        commands: which templates to run, in their order.
-    """
-
-    name: str
-    full_name: str
-    title: str | None
-    parameters: Values
-    values: Values
-    commands: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        """What tells it from other tasks: its values."""
-        return key_of(self.values)
 
 
 @dataclass(frozen=True)
@@ -60,11 +31,6 @@ class Plan:
 
     tasks: tuple[Task, ...]
     orphans: tuple[str, ...]
-
-
-def key_of(values: Values) -> str:
-    """What tells tasks apart, whatever the order of their parameters."""
-    return json.dumps(values, sort_keys=True, default=str)
 
 
 def plan(
@@ -99,8 +65,8 @@ def plan(
                 both = {*known.commands, *task.commands}
                 task = replace(known, commands=tuple(name for name in specification.template if name in both))
             elif taken.setdefault(task.name.casefold(), task.key) != task.key:
-                task = replace(task, name=told_apart(task.name, task.key))
-            tasks[task.key] = task
+                task = task.told_apart()
+            tasks[task.key] = replace(task, order=known.order if known else len(tasks))
     if specification.search is not None and title is None:
         domains = specification.search.parameters.items()
         first = {name: domain[0] if isinstance(domain, list) else domain["low"] for name, domain in domains}
@@ -108,6 +74,20 @@ def plan(
         given |= trial.values.keys()
         used |= _used(specification, trial)
     return Plan(tuple(tasks.values()), tuple(sorted(given - used)))
+
+
+def all_tasks(sweep: SweepFolder) -> list[Task]:
+    """The tasks of a sweep: those that it was asked for last, in their order, then others that have begun.
+
+    Raises:
+        UsageError: the specification in its folder is invalid.
+    """
+    file = sweep.specification
+    planned = plan(parse(read_text(file), file)).tasks if file.is_file() else ()
+    before = begun(sweep)
+    asked = joined(planned, before)
+    keys = {task.key for task in asked}
+    return [*asked, *(task for task in before if task.key not in keys)]
 
 
 def task_of(
@@ -125,7 +105,7 @@ def task_of(
     values = {**values, **{k: v for k, v in specification.default.items() if k not in values}}
     full_name = "-".join(f"{_camel(name)}_{_named(value)}" for name, value in parameters.items()) or "default"
     chosen = tuple(name for name in specification.template if commands is None or name in commands)
-    return Task(portable_name(full_name, LONGEST_NAME), full_name, title, parameters, values, chosen)
+    return Task(portable_name(full_name, LONGEST_NAME), full_name, values, chosen, title)
 
 
 def _titled(specification: Specification, title: str | None) -> Iterator[Choice]:
@@ -185,12 +165,6 @@ def _used(specification: Specification, task: Task) -> set[str]:
                 raise UsageError(message, hint="set it in 'default' or in each choice")
             used.add(name)
     return used
-
-
-def told_apart(name: str, key: str) -> str:
-    """The name with a few digits of what it stands for: two values may be written alike."""
-    ending = f"-{sha256(key.encode()).hexdigest()[:6]}"
-    return portable_name(name, LONGEST_NAME - len(ending)) + ending
 
 
 def _camel(name: str) -> str:

@@ -1,0 +1,340 @@
+"""Runs the commands of one task in order, here or on another machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmf_win.console import shell_line
+from mmf_win.errors import DataError
+from mmf_win.locking import locked
+from mmf_win.paths import module_command
+from mmf_win.protocol import Event, EventReader
+from mmf_win.runs import checkpoints, history
+from mmf_win.runs.folder import Run
+from mmf_win.runs.lookup import all_runs
+from mmf_win.supervise import Ended, run_child
+from mmf_win.sweeps import templates
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
+from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.task import SCRIPTS, State, Task, recorded
+
+_POLITE = 5.0  # seconds for a program that knows the stop file, before it gets SIGTERM
+_LOOKS = 5  # a look for a new run costs more than one for new events
+_TAIL = 4096  # bytes of a log in which the error is looked for
+
+Resume = Callable[[Sequence[str], Run], list[str]]
+"""Turns the words of ``mmfw train …`` into those that resume the run that they began."""
+
+
+class Asked(NamedTuple):
+    """What is asked of a task that runs.
+
+    Attributes:
+        stops: how often an end was asked for: once lets the command save and leave, twice kills it.
+        pruned: whether that is because it has fallen behind.
+    """
+
+    stops: int = 0
+    pruned: bool = False
+
+
+class Watcher:
+    """Is told how a task proceeds; does nothing by itself."""
+
+    def begins(self, task: Task) -> None:
+        """It is this process that runs the task."""
+
+    def event(self, event: Event) -> None:
+        """A training of mmfw's wrote an event."""
+
+    def output(self, text: str) -> None:
+        """A command printed something."""
+
+
+class _Taken(Exception):
+    """Somebody else runs the task."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How a driver's tasks are run; it can be sent to another machine.
+
+    Attributes:
+        sweep: the folder.
+        template: the commands that may be run, in order.
+        shell: give them to a shell.
+        resume: how a training goes on.
+        time: when the sweep was started, for the names of logs.
+        patience: seconds without progress after which a command that was asked to leave is killed.
+        force: run again, from the beginning, what ended well.
+    """
+
+    sweep: SweepFolder
+    template: Mapping[str, str]
+    shell: bool
+    resume: Resume
+    time: str
+    patience: float = 60.0
+    force: bool = False
+
+    def run(self, task: Task, slot: Slot, watcher: Watcher, asked: Callable[[], Asked] = Asked) -> Task:
+        """Claim a task, and run its commands until one fails.
+
+        Args:
+            task: as it was when the driver began.
+            slot: where it runs.
+            watcher: is told what happens.
+            asked: what is asked of it at this moment.
+
+        Returns:
+            The task as it is now: ``running`` where somebody else has it, ``queued`` where it was stopped.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        folder = self.sweep.task(task.name)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with locked(folder.lock, refused=_Taken()) as held:
+                known = recorded(folder)
+                if known is None or known.key == task.key:
+                    if (
+                        known is not None
+                        and known.starts > task.starts
+                        and known.state in ("failed", "pruned")
+                    ):
+                        return known  # another driver was faster
+                    task = task if known is None else known.asked_for(task)
+                    return _Turn(self, task, slot, folder, held, watcher, asked).run()
+        except _Taken:
+            return replace(task, state="running")
+        # Another driver was asked for other values that are written alike.
+        return self.run(task.told_apart(), slot, watcher, asked)
+
+
+class _Turn:
+    """A task that this process has claimed, and holds the lock of as ``held``."""
+
+    def __init__(
+        self,
+        how: Runner,
+        task: Task,
+        slot: Slot,
+        folder: TaskFolder,
+        held: int,
+        watcher: Watcher,
+        asked: Callable[[], Asked],
+    ) -> None:
+        self._how, self._task, self._slot, self._folder = how, task, slot, folder
+        self._held, self._watcher, self._asked = held, watcher, asked
+        self._stat = read_yaml(folder.stat)
+
+    def run(self) -> Task:
+        """Run what is left of it; return what it is then."""
+        known = [name for name in self._how.template if name in self._task.commands]
+        left = known if self._how.force else [name for name in known if name not in self._task.finished]
+        if not left:
+            return replace(self._task, state="success")
+        began = time.monotonic()
+        kept = {name: run for name, run in self._task.runs.items() if not (self._how.force and name in left)}
+        self._stat = {name: how for name, how in self._stat.items() if name not in left}
+        self._task = replace(
+            self._task,
+            state="running",
+            command=None,
+            message=None,
+            slot=self._slot.resource,
+            starts=self._task.starts + 1,
+            runs=kept,
+        )
+        self._watcher.begins(self._task)
+        try:
+            state, message = self._run_commands(left)
+        except Exception as error:  # of one task; the others go on
+            state, message = "failed", f"{type(error).__name__}: {error}"
+        self._note(
+            state=state,
+            message=message,
+            command=self._task.command if state == "failed" else None,
+            slot=None,
+            seconds=self._task.seconds + time.monotonic() - began,
+            finished=tuple(name for name, how in self._stat.items() if how == "finished"),
+        )
+        return self._task
+
+    def _run_commands(self, left: Sequence[str]) -> tuple[State, str | None]:
+        """Run commands until one fails; return how they ended, and why where one failed."""
+        filled = {name: self._words(name) for name in left}
+        scripts = dict(read_yaml(self._folder.param).get(SCRIPTS) or {}) | {
+            name: words[0] if self._how.shell else shell_line(*words) for name, words in filled.items()
+        }
+        meta = {**self._meta, "_name": self._task.full_name, SCRIPTS: scripts}
+        write_yaml(self._folder.param, {**self._task.values, **meta})
+        for name, words in filled.items():
+            if self._asked().stops:
+                return self._stopped(), None
+            script = self._script(name)
+            begun = self._begun(name, script) if list(words[:2]) == ["mmfw", "train"] else None
+            if begun is not None and history.state(begun) == "done":  # all had died just after its end
+                self._note_stat(name, "finished")
+                continue
+            if begun is not None and checkpoints.can_resume(begun):
+                self._note(command=name)
+                words = self._how.resume(words, begun)
+            else:
+                self._note(command=name, runs={**self._task.runs, name: {"script": script}})
+            state, message = self._run_command(name, words)
+            if state != "success":
+                return state, message
+        return "success", None
+
+    def _run_command(self, name: str, words: Sequence[str]) -> tuple[State, str | None]:
+        how, folder, log = self._how, self._folder, self._folder.log(name, self._how.time)
+        self._note_stat(name, "running")
+        ours = not how.shell and words[0] == "mmfw"
+        has_ours = ours or (how.shell and "mmfw " in words[0])
+        ended: Ended | None = None
+        try:
+            ended = run_child(
+                _program(words, how.shell),
+                log=log,
+                environment=self._environment(),
+                stop_file=folder.stop.absolute(),
+                exit_file=None,
+                watch=_Watch(folder, log, self._watcher, lambda run: self._trains(name, run)),
+                on_stop=lambda: None,
+                patience=2 * how.patience,  # the command's own comes first
+                orphaned=None if has_ours else 0.0,
+                terminate=None if has_ours else _POLITE,
+                held=[self._held],
+                stops=lambda: self._asked().stops,
+            )
+        except FileNotFoundError as error:  # on Linux a process that mmfw starts first finds that out
+            log.write_text(f"{words[0]}: {error.strerror}\n", encoding="utf-8")
+        # A program that was asked to leave may end with 0, too; of mmfw it is known that it had done all.
+        asked = ended is not None and ended.stop_requested
+        if ended is not None and ended.code == 0 and not ended.killed and (ours or not asked):
+            self._note_stat(name, "finished")
+            return "success", None
+        if asked:
+            self._note_stat(name, "stopped")
+            return self._stopped(), None
+        self._note_stat(name, "failed")
+        why = _last_words(log)
+        told = why if why.isprintable() and why else f"exit code {ended and ended.code}"
+        return "failed", f"{name}: {told}"
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        """The placeholders that are no parameters."""
+        return {"_output": str(self._folder.path), "_name": self._task.name, "_time": self._how.time}
+
+    def _words(self, name: str) -> list[str]:
+        template, values = self._how.template[name], {**self._task.values, **self._meta}
+        return [templates.line(template, values)] if self._how.shell else templates.words(template, values)
+
+    def _script(self, name: str) -> str:
+        """The words of a command, but for what differs between one start of a sweep and the next."""
+        values = {**self._task.values, **dict.fromkeys(templates.RESERVED, "")}
+        return shell_line(*templates.words(self._how.template[name], values))
+
+    def _begun(self, name: str, script: str) -> Run | None:
+        """The run that an earlier start of the same words has begun; None where there is none."""
+        known = self._task.runs.get(name, {})
+        if "run" not in known or known.get("script") != script:
+            return None
+        for run in all_runs(self._folder.path):
+            with suppress(DataError):
+                if self._within(run) == known["run"] and history.state(run):
+                    return run
+        return None
+
+    def _within(self, run: Run) -> str:
+        return run.path.relative_to(self._folder.path).as_posix()
+
+    def _trains(self, name: str, run: Run) -> None:
+        known = self._task.runs.get(name, {})
+        self._note(runs={**self._task.runs, name: {**known, "run": self._within(run)}})
+
+    def _stopped(self) -> State:
+        return "pruned" if self._asked().pruned else "queued"
+
+    def _note(self, **changes: Any) -> None:
+        self._task = replace(self._task, **changes)
+        self._task.record(self._folder)
+
+    def _note_stat(self, command: str, how: str) -> None:
+        self._stat = {**self._stat, command: how}
+        write_yaml(self._folder.stat, self._stat)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PYTHONIOENCODING": "utf-8",  # or Python writes a log in the code page of Windows
+            "PYTHONUNBUFFERED": "1",
+            **os.environ,
+            **self._slot.environment,
+            "MMFW_STOP_TIMEOUT": str(self._how.patience),
+            "MMF_SAVE_DIR": str(self._folder.path.absolute()),
+            "MMFW_STOP_FILE": str(self._folder.stop.absolute()),
+        }
+
+
+class _Watch:
+    """Hands on what a command does; called several times a second, it says whether there was progress."""
+
+    def __init__(
+        self, folder: TaskFolder, log: Path, watcher: Watcher, trains: Callable[[Run], None]
+    ) -> None:
+        self._folder, self._log, self._watcher, self._trains = folder, log, watcher, trains
+        self._read = log.stat().st_size if log.exists() else 0
+        self._calls = 0
+        before = folder.newest_run()
+        self._readers = {} if before is None else {before.path: EventReader(before.events, from_end=True)}
+
+    def __call__(self) -> bool:
+        self._calls += 1
+        if self._calls % _LOOKS == 0:
+            with suppress(DataError):
+                run = self._folder.newest_run()
+                if run is not None and run.path not in self._readers:
+                    self._readers[run.path] = EventReader(run.events)
+                    self._trains(run)
+        events = [event for reader in self._readers.values() for event in reader.poll()]
+        for event in events:
+            self._watcher.event(event)
+        with suppress(OSError), self._log.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+            self._read += len(new)
+            if new:
+                self._watcher.output(new.decode(errors="replace"))
+        return bool(events)
+
+
+def _program(words: Sequence[str], shell: bool) -> Sequence[str]:
+    if shell and sys.platform == "win32":
+        return f'{os.environ.get("COMSPEC", "cmd.exe")} /d /s /c "{words[0]}"'
+    if shell:
+        return [shutil.which("bash") or "/bin/sh", "-c", words[0]]
+    return module_command("mmf_win", *words[1:]) if words[0] == "mmfw" else words
+
+
+def _last_words(log: Path) -> str:
+    """The error in a log: its last line that says so, else its last line."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    lines = [line for line in lines if line]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]

@@ -1,0 +1,165 @@
+"""A task of a sweep: one combination of values, the commands to run with it, and how far it is.
+
+::
+
+    queued ──claimed──▶ running ──▶ success | failed | pruned
+       ▲                   │
+       └── stopped, or all that ran it is gone
+
+A task that has begun is what its folder says; the others follow from the sweep's specification. Whoever runs
+one holds the lock in its folder, and so does all that was started for it, so nobody else runs it before that
+has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, Literal
+
+from mmf_win.files import read_json, write_json
+from mmf_win.locking import is_locked
+from mmf_win.paths import portable_name
+from mmf_win.protocol import known_fields
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml
+from mmf_win.sweeps.specification import Values
+from mmf_win.sweeps.templates import RESERVED
+
+_log = logging.getLogger(__name__)
+
+State = Literal["queued", "running", "success", "failed", "pruned"]
+
+LONGEST_NAME = 80
+"""Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
+
+SCRIPTS = "_scripts"
+"""The key of ``param`` for the commands as they were run."""
+
+_RECORDED = ("title", "order", "trial", "state", "command", "message", "slot", "starts", "seconds", "runs")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One combination.
+
+    Attributes:
+        name: of its folder.
+        full_name: the same before it was cut and made portable.
+        values: what its commands may use: aliases replaced, defaults added.
+        commands: which templates to run, in their order.
+        title: of its choice.
+        order: in which tasks are run.
+        trial: Optuna's number; None where the specification names the values.
+        state: how far it is.
+        command: which runs, or failed.
+        message: why it failed.
+        slot: where it runs.
+        starts: how often it was begun.
+        seconds: spent so far.
+        finished: the commands that ended well, which do not run again.
+        runs: command → its words when it was begun (``script``) and its run of mmfw's (``run``), which is
+            resumed where the words are the same.
+    """
+
+    name: str
+    full_name: str
+    values: Values
+    commands: tuple[str, ...]
+    title: str | None = None
+    order: int = 0
+    trial: int | None = None
+    state: State = "queued"
+    command: str | None = None
+    message: str | None = None
+    slot: str | None = None
+    starts: int = 0
+    seconds: float = 0.0
+    finished: tuple[str, ...] = ()
+    runs: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> str:
+        """What tells it from other tasks, whatever the order of its parameters."""
+        return json.dumps(self.values, sort_keys=True, default=str)
+
+    @property
+    def left(self) -> list[str]:
+        """The commands that have not ended well."""
+        return [name for name in self.commands if name not in self.finished]
+
+    def asked_for(self, planned: Task) -> Task:
+        """The same as it is asked for now: with other commands, perhaps."""
+        asked = replace(self, commands=planned.commands, title=planned.title, order=planned.order)
+        if asked.state in ("queued", "success"):
+            asked = replace(asked, state="queued" if asked.left else "success")
+        return asked
+
+    def told_apart(self) -> Task:
+        """The same in a folder whose name ends in a few digits of its values, which may be written alike."""
+        ending = f"-{sha256(self.key.encode()).hexdigest()[:6]}"
+        return replace(self, name=portable_name(self.name, LONGEST_NAME - len(ending)) + ending)
+
+    def record(self, folder: TaskFolder) -> None:
+        """Write down what ``param`` and ``stat`` do not tell."""
+        write_json(folder.record, {name: getattr(self, name) for name in _RECORDED})
+
+
+def recorded(folder: TaskFolder) -> Task | None:
+    """What a folder says of its task; None where it has not begun.
+
+    A folder of mlrunner's, or of an earlier mmfw, has no record; its commands tell the state.
+    """
+    param = {str(name): value for name, value in read_yaml(folder.param).items()}
+    if not param:
+        return None
+    stat = read_yaml(folder.stat)
+    known: dict[str, Any] = {}
+    try:
+        record = read_json(folder.record)
+        known = known_fields(Task, {name: record[name] for name in _RECORDED if name in record})
+    except (OSError, ValueError, TypeError):
+        ended = set(stat.values())
+        known["state"] = "failed" if "failed" in ended else "success" if ended == {"finished"} else "queued"
+    if known.get("state") == "running" and not is_locked(folder.lock):
+        known |= {"state": "queued", "slot": None, "message": "what ran it has died; another run continues"}
+    return Task(
+        name=folder.path.name,
+        full_name=str(param.get("_name", folder.path.name)),
+        values={name: value for name, value in param.items() if name not in (*RESERVED, SCRIPTS)},
+        commands=tuple(stat),
+        finished=tuple(name for name, how in stat.items() if how == "finished"),
+        **known,
+    )
+
+
+def begun(sweep: SweepFolder) -> list[Task]:
+    """The tasks of a sweep that have begun, in their order; those of a search come last."""
+    if sweep.earlier_state.exists():
+        _log.warning(
+            "%s is of an earlier mmfw, and is not read: what its tasks have finished counts, what was "
+            "stopped begins anew",
+            sweep.earlier_state,
+        )
+    folders = (path for path in sweep.path.iterdir() if path.is_dir()) if sweep.path.is_dir() else ()
+    found = [task for path in folders if (task := recorded(TaskFolder(path))) is not None]
+    return sorted(found, key=lambda task: (task.trial is not None, task.order, task.name))
+
+
+def joined(planned: Sequence[Task], before: Sequence[Task]) -> list[Task]:
+    """The tasks that are asked for, with what is known of those that have begun before.
+
+    One that has not gets a folder that no other has, which may hold results of other values.
+    """
+    known = {task.key: task for task in before}
+    taken = {task.name.casefold() for task in before}
+    found = []
+    for task in planned:
+        if task.key in known:
+            found.append(known[task.key].asked_for(task))
+        else:
+            found.append(task.told_apart() if task.name.casefold() in taken else task)
+    return found

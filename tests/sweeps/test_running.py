@@ -1,0 +1,61 @@
+"""Which run a command of a task goes on with, and which is another command's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.protocol import Exit
+from mmf_win.runs.folder import Run
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.running import Runner, Watcher
+from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.task import Task
+from tests.worlds.sweeping import ended, never_resumed, trained
+
+# Both refuse at once, so a task with them fails unless it takes them for done.
+_TEMPLATES = {"one": "mmfw train nope [seed]", "two": "mmfw train nope-neither [seed]"}
+
+
+def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLATES["one"]) -> Task:
+    """What becomes of a task that an earlier driver has begun, and that has these runs."""
+    sweep, task = SweepFolder(folder), Task("task", "task", {"seed": 1}, ("one",))
+    replace(ended(sweep, task, "queued"), runs=runs).record(sweep.task("task"))
+    return Runner(sweep, {"one": template}, False, never_resumed, "now").run(
+        task, Slot(0, "cpu", {}), Watcher()
+    )
+
+
+@pytest.fixture
+def done(user_dir: Path) -> dict[str, str]:
+    """A finished run in the task's folder, as the first command would have noted it."""
+    folder = SweepFolder(user_dir).task("task")
+    made = trained(folder, 0.7)
+    return {"script": "mmfw train nope --seed 1", "run": made.path.relative_to(folder.path).as_posix()}
+
+
+def test_a_training_that_ended_while_nobody_watched_is_done(user_dir: Path, done: dict[str, str]) -> None:
+    after = _run(user_dir, {"one": done})
+    assert (after.state, after.finished) == ("success", ("one",))
+
+
+def test_the_run_of_another_command_is_not_taken_for_its_own(user_dir: Path, done: dict[str, str]) -> None:
+    assert _run(user_dir, {"two": done}).state == "failed"
+
+
+def test_a_run_of_other_words_is_not_gone_on_with(user_dir: Path, done: dict[str, str]) -> None:
+    other = "mmfw train nope [seed] training.batch_size=8"
+    assert _run(user_dir, {"one": done}, other).state == "failed"
+
+
+def test_a_run_outside_of_the_task_is_never_its_own(user_dir: Path, done: dict[str, str]) -> None:
+    outside = {**done, "run": f"../task/{done['run']}"}
+    assert _run(user_dir, {"one": outside}).state == "failed"
+
+
+def test_a_run_that_failed_without_a_checkpoint_begins_again(user_dir: Path, done: dict[str, str]) -> None:
+    Exit("nan", "a loss is no number").save(Run(user_dir / "task" / done["run"]).exit_file)
+    after = _run(user_dir, {"one": done})
+    assert after.state == "failed" and "nope" in str(after.message)

@@ -1,0 +1,199 @@
+"""What the folder of a task says of it, who may run it, and what of it is run again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmf_win.locking import locked
+from mmf_win.sweeps.folder import SweepFolder, read_yaml, write_yaml
+from mmf_win.sweeps.planning import all_tasks, plan
+from mmf_win.sweeps.running import Runner, Watcher
+from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.specification import Specification
+from mmf_win.sweeps.task import Task, begun, joined, recorded
+from tests.worlds.rivals import compete
+from tests.worlds.sweeping import ended, never_resumed, python, yaml
+
+MANY = 12
+_CPU = Slot(0, "cpu", {})
+_FAILS = "import sys; sys.exit('no')"
+
+
+def _asked(values: str = "[1, 2, 3]", default: int = 0) -> Specification:
+    template = "{train: 'echo {a} {b}', test: 'echo {a}'}"
+    return yaml(f"template: {template}\ndefault: {{b: {default}}}\n---\na: {values}\n")
+
+
+@pytest.fixture
+def sweep(user_dir: Path) -> SweepFolder:
+    """A folder of a sweep, where nothing is yet."""
+    folder = SweepFolder(user_dir / "sweep")
+    folder.path.mkdir()
+    return folder
+
+
+def _now(sweep: SweepFolder, asked: Specification | None = None) -> list[Task]:
+    return joined(plan(asked or _asked()).tasks, begun(sweep))
+
+
+class _Begun(Watcher):
+    """Remembers which tasks were begun."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def begins(self, task: Task) -> None:
+        self.names.append(task.name)
+
+
+def _run(
+    sweep: SweepFolder,
+    task: Task,
+    *programs: str,
+    commands: tuple[str, ...] = ("train", "test"),
+    force: bool = False,
+) -> tuple[Task, bool]:
+    """What a task has become, and whether it was begun for that."""
+    template = {
+        name: python(sweep.path.parent, p) for name, p in zip(commands, programs or ("", ""), strict=False)
+    }
+    watcher = _Begun()
+    after = Runner(sweep, template, False, never_resumed, "now", force=force).run(task, _CPU, watcher)
+    return after, bool(watcher.names)
+
+
+def _take_all(folder: Path) -> list[str]:
+    watcher = _Begun()
+    runner = Runner(SweepFolder(folder), {"train": python(folder, "")}, False, never_resumed, "now")
+    for task in plan(_asked(str(list(range(MANY))))).tasks:
+        runner.run(task, _CPU, watcher)
+    return watcher.names
+
+
+def test_of_several_processes_one_runs_a_task(sweep: SweepFolder) -> None:
+    python(sweep.path, "")
+    assert sorted(compete(_take_all, sweep.path)) == sorted(f"A_{n}" for n in range(MANY))
+
+
+def test_a_task_that_ended_well_has_nothing_left(sweep: SweepFolder) -> None:
+    for task in _now(sweep):
+        assert _run(sweep, task)[0].state == "success"
+    again = _now(sweep, _asked("[1, 2, 3, 4]"))
+    assert [(task.state, task.left) for task in again] == [
+        *[("success", [])] * 3,
+        ("queued", ["train", "test"]),
+    ]
+    assert [_run(sweep, task)[1] for task in again] == [False, False, False, True]
+
+
+def test_a_finished_command_of_a_failed_task_is_not_left(sweep: SweepFolder) -> None:
+    first = _now(sweep)[0]
+    failed, _ = _run(sweep, first, "", _FAILS)
+    assert (failed.state, failed.command, failed.message) == ("failed", "test", "test: no")
+    assert recorded(sweep.task("A_1")) == replace(failed, commands=("train", "test"))
+    known = _now(sweep)[0]
+    assert (known.state, known.left, known.starts) == ("failed", ["test"], 1)
+    assert _run(sweep, first)[0] == failed  # a driver that began before it failed leaves it
+    assert _run(sweep, known)[0].state == "success"
+    assert len([*sweep.task("A_1").path.glob("log.train.*")]) == 1
+
+
+def test_force_forgets_what_was_done(sweep: SweepFolder) -> None:
+    _run(sweep, _now(sweep)[0])
+    forced, begun_again = _run(sweep, _now(sweep)[0], "", _FAILS, force=True)
+    assert begun_again and (forced.state, forced.finished, forced.starts) == ("failed", ("train",), 2)
+
+
+def test_one_command_alone_leaves_the_other(sweep: SweepFolder) -> None:
+    assert _run(sweep, _now(sweep)[0], commands=("test",))[0].state == "success"
+    assert next((task.state, task.left) for task in _now(sweep)) == ("queued", ["train"])
+
+
+def test_what_is_no_longer_asked_for_is_listed_where_it_has_run(sweep: SweepFolder) -> None:
+    ended(sweep, _now(sweep)[1], "failed")
+    sweep.specification.write_text("template: {train: 'echo {a}'}\n---\na: [3, 4]\n", encoding="utf-8")
+    assert [(task.name, task.state) for task in all_tasks(sweep)] == [
+        ("A_3", "queued"),
+        ("A_4", "queued"),
+        ("A_2", "failed"),
+    ]
+
+
+def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
+    for task in _now(sweep):
+        ended(sweep, task)
+    late = plan(_asked(default=5)).tasks[0]  # planned before the others had begun
+    assert _run(sweep, late)[0].state == "success"
+    now = _now(sweep, _asked(default=5))
+    assert [task.state for task in now] == ["success", "queued", "queued"]
+    assert len({task.name.casefold() for task in [*begun(sweep), *now]}) == 6
+    assert read_yaml(sweep.task("A_1").param)["b"] == 0
+
+
+@pytest.mark.parametrize("values", [("[A]", "[a, A]"), ("[1234567]", "[1234568, 1234567]")])
+def test_a_sweep_grows_by_values_that_are_written_alike(sweep: SweepFolder, values: tuple[str, str]) -> None:
+    ended(sweep, _now(sweep, _asked(values[0]))[0])
+    assert [task.state for task in _now(sweep, _asked(values[1]))] == ["queued", "success"]
+
+
+_VALUES = st.one_of(st.text(max_size=30), st.booleans(), st.integers(), st.floats(allow_nan=False))
+
+
+@given(st.lists(_VALUES, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=50)
+def test_a_task_is_known_again_by_any_values(
+    tmp_path_factory: pytest.TempPathFactory, values: list[object]
+) -> None:
+    sweep = SweepFolder(tmp_path_factory.mktemp("sweep"))
+    task = Task("task", "task", {f"v{n}": value for n, value in enumerate(values)}, ("t",))
+    ended(sweep, task)
+    assert [known.key for known in begun(sweep)] == [task.key]
+
+
+def test_a_task_whose_folder_was_deleted_runs_again(sweep: SweepFolder) -> None:
+    for task in _now(sweep)[:2]:
+        ended(sweep, task)
+    for file in sweep.task("A_2").path.iterdir():
+        file.unlink()
+    sweep.task("A_2").path.rmdir()
+    assert [task.state for task in _now(sweep)] == ["success", "queued", "queued"]
+
+
+def test_nobody_runs_a_task_before_all_that_a_dead_driver_left_has_ended(sweep: SweepFolder) -> None:
+    task = ended(sweep, _now(sweep)[0], "running")
+    with locked(sweep.task("A_1").lock):
+        assert _now(sweep)[0].state == "running"
+        assert _run(sweep, task) == (replace(task, state="running"), False)
+    known = _now(sweep)[0]
+    assert (known.state, known.starts) == ("queued", 1) and "died" in str(known.message)
+    assert _run(sweep, task)[0].state == "success"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"state": "lost"}', '{"runs": {"train": 3}}'])
+def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, content: str) -> None:
+    ended(sweep, _now(sweep)[0])
+    sweep.task("A_1").record.write_text(content, encoding="utf-8")
+    assert _now(sweep)[0].state == "success"
+
+
+def test_a_sweep_of_an_earlier_version_is_listed_by_its_params_and_stats(
+    sweep: SweepFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    for task, how in zip(_now(sweep), ("finished", "failed", "running"), strict=True):
+        folder = sweep.task(task.name)
+        folder.path.mkdir()
+        write_yaml(folder.param, {**task.values, "_name": task.full_name, "_output": "x", "_time": "y"})
+        write_yaml(folder.stat, {"train": "finished", "test": how})
+    sweep.earlier_state.touch()
+    now = _now(sweep)
+    assert [(task.state, task.left) for task in now] == [
+        ("success", []),
+        ("failed", ["test"]),
+        ("queued", ["test"]),
+    ]
+    assert "of an earlier mmfw" in caplog.text
