@@ -307,7 +307,7 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
     if not folder.specification.is_file():
         return asked
     before = specification.parse(read_text(folder.specification), folder.specification)
-    if before.template != asked.template:
+    if (before.template, before.default) != (asked.template, asked.default):
         raise OtherSweep(f"{folder.path} has another sweep: {' '.join(before.template.values())}")
     new = [choice for choice in asked.choices if choice not in before.choices]
     return replace(before, choices=(*before.choices, *new))

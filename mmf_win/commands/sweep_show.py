@@ -20,7 +20,7 @@ from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.specification import Specification
 from mmf_win.sweeps.table import AUROC, Line, Spread, flat, lines, search_of
 from mmf_win.sweeps.task import State, Task, begun
-from mmf_win.sweeps.templates import line, words
+from mmf_win.sweeps.templates import line, placeholders, words
 
 
 @click.command(
@@ -222,5 +222,6 @@ def print_plan(
 
 def _preset_of(asked: Specification) -> str | None:
     """The preset that the first command trains, if it does."""
-    first = next(iter(asked.template.values())).split()
-    return Path(first[2]).stem if first[:2] == ["mmfw", "train"] and len(first) > 2 else None
+    first = next(iter(asked.template.values()))
+    filled = words(first, {**dict.fromkeys(placeholders(first), ""), **asked.default})
+    return Path(filled[2]).stem if filled[:2] == ["mmfw", "train"] and len(filled) > 2 else None

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmf_win.errors import UsageError
-from mmf_win.sweeps.specification import Choice, Specification
+from mmf_win.sweeps.specification import Choice, Specification, Values
 
 SEED = "seed"
 SEEDS = (SEED, "training_seed")
 """The parameters over whose values results are averaged."""
 
+_BRACKET = re.compile(r"[][{}]")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -33,15 +34,24 @@ def of_preset(
         UsageError: a list has an empty value.
     """
     listed = values_of(overrides)
-    words = [shlex.join(["mmfw", "train", preset, *options])]
+    default: Values = {}
+
+    def literal(word: str) -> str:
+        """A word of the template; one that looks like a placeholder is the value of one instead."""
+        if not _BRACKET.search(word):
+            return shlex.quote(word)
+        default[f"_word{len(default)}"] = word
+        return f"{{{list(default)[-1]}}}"
+
+    words = ["mmfw", "train", *map(literal, [preset, *options])]
     values: dict[str, list[Any]] = {}
     for (key, choices), name in zip(listed.items(), _short(list(listed)), strict=True):
-        words.append(f"{key}={{{name}}}")
+        words.append(f"{literal(key)}={{{name}}}")
         values[name] = choices
     if seeds:
         words.append(f"[{SEED}]")
         values[SEED] = list(seeds)
-    return Specification({"train": " ".join(words)}, (Choice(values),))
+    return Specification({"train": " ".join(words)}, (Choice(values),), default)
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import UsageError
+from mmf_win.sweeps.grid import of_preset
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.specification import Choice, dump, parse, read_text
+from mmf_win.sweeps.templates import words
 from tests.worlds.sweeping import ROOT, yaml
 
 HEAD = "template: {train: 'echo {lr}'}\n"
@@ -101,6 +103,16 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_what_was_typed_can_be_written_as_a_file() -> None:
     asked = yaml("template: {train: 'mmfw train «a b» lr={lr}'}\n---\nlr: [1, 'two']\nseed: [3]\n")
     assert yaml(dump(asked)) == asked
+
+
+@pytest.mark.parametrize("typed", ["/data/[2024]/{best}.yaml", "one {lr}", "[seed]", "C:\\[x]\\p.yaml"])
+def test_a_typed_path_may_hold_what_marks_a_placeholder(typed: str) -> None:
+    asked = of_preset(typed, [7], ["a[0].lr=1,2"], ["--data-dir", typed])
+    assert yaml(dump(asked)) == asked
+    task = plan(asked).tasks[0]
+    filled = words(asked.template["train"], task.values)
+    assert filled == ["mmfw", "train", typed, "--data-dir", typed, "a[0].lr=1", "--seed", "7"]
+    assert task.name == "Lr_1-Seed_7"
 
 
 def test_the_guides_files_are_valid() -> None:
