@@ -219,7 +219,7 @@ def run(
     more = asked.specification.search.trials if searches and asked.specification.search is not None else 0
     execute = partial(on_cluster.run, runner) if on_cluster is not None else runner.run
     with SweepDisplay(sum(task.state == "queued" for task in wanted) + more, aloud=debug) as display:
-        driver = Driver(folder, places, execute, display, search)
+        driver = Driver(folder, places, execute, display, display.stopping, search)
         stopped = driver.run(wanted)
     now = {**{task.key: task for task in entered}, **driver.tasks}
     again = [*(["--slots", count] if count else []), *(word for name in resources for word in ("-r", name))]

@@ -7,12 +7,13 @@ import time
 from mmf_win.console import Progress, duration, say
 from mmf_win.protocol import Event
 from mmf_win.runs.history import val_auroc
+from mmf_win.sweeps.running import News
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.task import Task
 
 
 class SweepDisplay:
-    """What a driver tells, for people; see :class:`mmf_win.sweeps.driver.Display`.
+    """What a driver tells, for people; see :class:`mmf_win.sweeps.driver.Driver`.
 
     Args:
         total: how many tasks there are to run.
@@ -33,23 +34,20 @@ class SweepDisplay:
             shown.close()
         self._all.__exit__()
 
-    def begins(self, slot: Slot, task: Task) -> None:
-        """Say which task runs where."""
-        self._slots[slot.number] = _SlotDisplay(f"{slot.resource}: {task.name}")
-        say(f"started on {slot.resource}: {task.name}")
+    def __call__(self, slot: Slot, news: News) -> None:
+        """Show what is told of the task in a slot."""
+        if isinstance(news, Task):
+            if news.state == "running":
+                self._slots[slot.number] = _SlotDisplay(f"{slot.resource}: {news.name}")
+                say(f"started on {slot.resource}: {news.name}")
+            else:
+                self._ends(self._slots.pop(slot.number, _SlotDisplay("")), news)
+        elif isinstance(news, dict):
+            self._slots[slot.number].show(news)
+        elif self._aloud:
+            say(news.rstrip("\n"))
 
-    def event(self, slot: Slot, event: Event) -> None:
-        """Move the slot's bar."""
-        self._slots[slot.number].show(event)
-
-    def output(self, slot: Slot, text: str) -> None:
-        """Show what a command prints, where that is wanted."""
-        if self._aloud:
-            say(text.rstrip("\n"))
-
-    def ends(self, slot: Slot, task: Task) -> None:
-        """Say how a task ended."""
-        shown = self._slots.pop(slot.number)
+    def _ends(self, shown: _SlotDisplay, task: Task) -> None:
         shown.close()
         score = f", best AUROC {shown.best:.4f}" if shown.best is not None else ""
         told = f": {task.message}" if task.message else score

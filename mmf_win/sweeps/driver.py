@@ -9,13 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from mmf_win.locking import is_locked
-from mmf_win.protocol import Event
 from mmf_win.supervise import stop_requests
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.running import Asked, Watcher
+from mmf_win.sweeps.running import Asked, News, Tell
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.task import Task
@@ -23,27 +21,12 @@ from mmf_win.sweeps.task import Task
 _TICK = 0.2
 _BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
 
-Execute = Callable[[Task, Slot, Watcher, Callable[[], Asked]], Task]
+Execute = Callable[[Task, Slot, Tell, Callable[[], Asked]], Task]
 """Runs a task to its end, as :meth:`mmf_win.sweeps.running.Runner.run` does."""
 
 
-class Display(Protocol):
-    """Shows how the tasks go on."""
-
-    def begins(self, slot: Slot, task: Task) -> None:
-        """A task was claimed."""
-
-    def event(self, slot: Slot, event: Event) -> None:
-        """Its training wrote an event."""
-
-    def output(self, slot: Slot, text: str) -> None:
-        """Its command printed something."""
-
-    def ends(self, slot: Slot, task: Task) -> None:
-        """It is over, for now where its state is ``queued``."""
-
-    def stopping(self) -> None:
-        """The user asked for an end."""
+Show = Callable[[Slot, News], None]
+"""Shows what is told of the task in a slot, and the task once more as it ends."""
 
 
 @dataclass
@@ -53,7 +36,7 @@ class _Running:
     task: Task
     slot: Slot
     future: Future[Task]
-    shown: bool = False
+    begun: bool = False
     pruned: bool = False
 
 
@@ -65,7 +48,8 @@ class Driver:
         sweep: the folder.
         slots: where tasks run, one at a time in each.
         execute: runs one.
-        display: shows it.
+        show: shows it.
+        on_stop: called when the user asks for an end.
         search: proposes more tasks; None where there is no search.
         tasks: all that were asked of it, by their keys, as they are.
     """
@@ -73,13 +57,14 @@ class Driver:
     sweep: SweepFolder
     slots: Sequence[Slot]
     execute: Execute
-    display: Display
+    show: Show
+    on_stop: Callable[[], None]
     search: OptunaSearch | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
     _waiting: deque[Task] = field(default_factory=deque)
     _elsewhere: list[Task] = field(default_factory=list)
     _running: dict[int, _Running] = field(default_factory=dict)
-    _news: SimpleQueue[tuple[Slot, Task | Event | str] | None] = field(default_factory=SimpleQueue)
+    _news: SimpleQueue[tuple[Slot, News] | None] = field(default_factory=SimpleQueue)
     _ended: bool = False
 
     def run(self, wanted: Sequence[Task]) -> bool:
@@ -101,7 +86,7 @@ class Driver:
                         self._elsewhere.clear()
                     if stops() and not told_to_stop:
                         told_to_stop = True
-                        self.display.stopping()
+                        self.on_stop()
                     if look and not stops():
                         self._fill(pool, stops)
                     if not self._running:
@@ -118,8 +103,7 @@ class Driver:
             task = self._next()
             if task is None:
                 return
-            watcher = _Telling(slot, self._news)
-            future = pool.submit(self.execute, task, slot, watcher, self._asked(slot, stops))
+            future = pool.submit(self.execute, task, slot, self._tell(slot), self._asked(slot, stops))
             self._running[slot.number] = _Running(task, slot, future)
             future.add_done_callback(lambda _: self._news.put(None))
 
@@ -143,6 +127,9 @@ class Driver:
         """Leave a task to whoever runs it, and look again later: he may die."""
         self._elsewhere.append(task)
         self.tasks[task.key] = replace(task, state="running")
+
+    def _tell(self, slot: Slot) -> Tell:
+        return lambda news: self._news.put((slot, news))
 
     def _asked(self, slot: Slot, stops: Callable[[], int]) -> Callable[[], Asked]:
         """What is asked of the task in a slot, by the user or for a reason of its own."""
@@ -172,17 +159,12 @@ class Driver:
             return bool(ended)
         return False
 
-    def _show(self, slot: Slot, news: Task | Event | str) -> None:
+    def _show(self, slot: Slot, news: News) -> None:
         running = self._running[slot.number]
-        if isinstance(news, Task):
-            running.shown = True
-            self.display.begins(slot, news)
-        elif isinstance(news, str):
-            self.display.output(slot, news)
-        else:
-            self.display.event(slot, news)
-            if self.search is not None and not running.pruned:
-                running.pruned = self.search.is_hopeless(running.task, news)
+        running.begun = True
+        self.show(slot, news)
+        if isinstance(news, dict) and self.search is not None and not running.pruned:
+            running.pruned = self.search.is_hopeless(running.task, news)
 
     def _end(self, running: _Running) -> None:
         try:
@@ -195,24 +177,5 @@ class Driver:
         self.tasks[task.key] = task
         if self.search is not None and task.state != "queued":
             self.search.tell(task)
-        if not running.shown and task.state == "failed":
-            running.shown = True
-            self.display.begins(running.slot, task)
-        if running.shown:
-            self.display.ends(running.slot, task)
-
-
-class _Telling(Watcher):
-    """Tells the driver what the task in a slot does."""
-
-    def __init__(self, slot: Slot, news: SimpleQueue[tuple[Slot, Task | Event | str] | None]) -> None:
-        self._slot, self._news = slot, news
-
-    def begins(self, task: Task) -> None:
-        self._news.put((self._slot, task))
-
-    def event(self, event: Event) -> None:
-        self._news.put((self._slot, event))
-
-    def output(self, text: str) -> None:
-        self._news.put((self._slot, text))
+        if running.begun or task.state == "failed":
+            self.show(running.slot, task)

@@ -27,9 +27,8 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.errors import MmfError, NoSuchGpu
 from mmf_win.locking import is_locked, locked
-from mmf_win.protocol import Event
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
-from mmf_win.sweeps.running import Asked, Runner, Watcher
+from mmf_win.sweeps.running import Asked, News, Runner, Tell
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import CPU
 from mmf_win.sweeps.task import Task
@@ -63,12 +62,12 @@ class Place(Slot):
     gpus: int = 0
 
 
-class OnNode(Watcher):
+class OnNode:
     """A task on the machine that runs it: a driver calls ``start``, and then ``news`` until it has ended."""
 
     def __init__(self) -> None:
         self._change = Condition()
-        self._notes: list[tuple[str, Any]] = []
+        self._news: list[News] = []
         self._asked = Asked()
         self._result: Future[Task] = Future()
 
@@ -79,39 +78,27 @@ class OnNode(Watcher):
         # Not one of a pool, which Python would wait for: when this process is to end, so is the task.
         Thread(target=self._run, args=(runner, task, slot), daemon=True).start()
 
-    def news(self, asked: Asked) -> tuple[list[tuple[str, Any]], Task | None]:
-        """What happened since the last call, as methods of a watcher and their arguments, and how it ended.
+    def news(self, asked: Asked) -> tuple[list[News], Task | None]:
+        """What happened since the last call, and how the task ended if it did.
 
         Raises:
             Exception: what :meth:`mmf_win.sweeps.running.Runner.run` has raised.
         """
         with self._change:
             self._asked = asked
-            self._change.wait_for(lambda: self._notes or self._result.done(), _WAIT)
-            ended, notes, self._notes = self._result.done(), self._notes, []
-            return notes, self._result.result() if ended else None
-
-    def begins(self, task: Task) -> None:
-        """Note it."""
-        self._tell(("begins", task))
-
-    def event(self, event: Event) -> None:
-        """Note it."""
-        self._tell(("event", event))
-
-    def output(self, text: str) -> None:
-        """Note it."""
-        self._tell(("output", text))
+            self._change.wait_for(lambda: self._news or self._result.done(), _WAIT)
+            ended, news, self._news = self._result.done(), self._news, []
+            return news, self._result.result() if ended else None
 
     def _run(self, runner: Runner, task: Task, slot: Slot) -> None:
         try:
-            self._result.set_result(runner.run(task, slot, self, lambda: self._asked))
+            self._result.set_result(runner.run(task, slot, self._tell, lambda: self._asked))
         except BaseException as error:
             self._result.set_exception(error)
 
-    def _tell(self, *notes: tuple[str, Any]) -> None:
+    def _tell(self, *news: News) -> None:
         with self._change:
-            self._notes += notes
+            self._news += news
             self._change.notify_all()
 
 
@@ -179,7 +166,7 @@ class Cluster:
         return [Place(n, _told(gpus), {} if gpus else hidden, gpus) for n, gpus in enumerate(chosen)]
 
     def run(
-        self, runner: Runner, task: Task, slot: Slot, watcher: Watcher, asked: Callable[[], Asked] = Asked
+        self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked] = Asked
     ) -> Task:
         """Run a task on a node, and on another one when that is lost; as ``runner`` does on this machine.
 
@@ -191,7 +178,7 @@ class Cluster:
         exceptions = self._ray.exceptions
         for _ in range(_TRIES):
             try:
-                return self._try(runner, task, slot, watcher, asked)
+                return self._try(runner, task, slot, tell, asked)
             except _Left:
                 return replace(task, state="queued")
             except exceptions.RayTaskError as error:
@@ -205,9 +192,7 @@ class Cluster:
             self._wait_for_the_lost(runner.sweep.task(task.name), asked)
         raise MmfError(f"Ray could not run it, tried {_TRIES} times: {_line(lost)}")
 
-    def _try(
-        self, runner: Runner, task: Task, slot: Slot, watcher: Watcher, asked: Callable[[], Asked]
-    ) -> Task:
+    def _try(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
         """Run a task on one node."""
         gpus = slot.gpus if isinstance(slot, Place) else 0
         self._require_head()
@@ -231,9 +216,9 @@ class Cluster:
             self._answer(node.start.remote(runner, task, slot, str(Path.cwd())), is_placed)
             ended: Task | None = None
             while ended is None:
-                notes, ended = self._answer(node.news.remote(asked()), is_awaited)
-                for name, argument in notes:
-                    getattr(watcher, name)(argument)
+                told, ended = self._answer(node.news.remote(asked()), is_awaited)
+                for news in told:
+                    tell(news)
             return ended
         finally:
             with suppress(Exception):  # it is gone already, or the whole cluster is

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from mmf_win.console import shell_line
 from mmf_win.errors import DataError
@@ -34,6 +34,12 @@ Resume = Callable[[Sequence[str], Run], list[str]]
 """Turns the words of ``mmfw train …`` into those that resume the run that they began."""
 
 
+News: TypeAlias = Task | Event | str
+"""What is told of a task that runs: itself as it begins, an event of its training, or what it prints."""
+
+Tell: TypeAlias = Callable[[News], None]
+
+
 class Asked(NamedTuple):
     """What is asked of a task that runs.
 
@@ -44,19 +50,6 @@ class Asked(NamedTuple):
 
     stops: int = 0
     pruned: bool = False
-
-
-class Watcher:
-    """Is told how a task proceeds; does nothing by itself."""
-
-    def begins(self, task: Task) -> None:
-        """It is this process that runs the task."""
-
-    def event(self, event: Event) -> None:
-        """A training of mmfw's wrote an event."""
-
-    def output(self, text: str) -> None:
-        """A command printed something."""
 
 
 class _Taken(Exception):
@@ -85,13 +78,13 @@ class Runner:
     patience: float = 60.0
     force: bool = False
 
-    def run(self, task: Task, slot: Slot, watcher: Watcher, asked: Callable[[], Asked] = Asked) -> Task:
+    def run(self, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked] = Asked) -> Task:
         """Claim a task, and run its commands until one fails.
 
         Args:
             task: as it was when the driver began.
             slot: where it runs.
-            watcher: is told what happens.
+            tell: is told what happens.
             asked: what is asked of it at this moment.
 
         Returns:
@@ -113,11 +106,11 @@ class Runner:
                     ):
                         return known  # another driver was faster
                     task = task if known is None else known.asked_for(task)
-                    return _Turn(self, task, slot, folder, held, watcher, asked).run()
+                    return _Turn(self, task, slot, folder, held, tell, asked).run()
         except _Taken:
             return replace(task, state="running")
         # Another driver was asked for other values that are written alike.
-        return self.run(task.told_apart(), slot, watcher, asked)
+        return self.run(task.told_apart(), slot, tell, asked)
 
 
 class _Turn:
@@ -130,11 +123,11 @@ class _Turn:
         slot: Slot,
         folder: TaskFolder,
         held: int,
-        watcher: Watcher,
+        tell: Tell,
         asked: Callable[[], Asked],
     ) -> None:
         self._how, self._task, self._slot, self._folder = how, task, slot, folder
-        self._held, self._watcher, self._asked = held, watcher, asked
+        self._held, self._tell, self._asked = held, tell, asked
         self._stat = read_yaml(folder.stat)
 
     def run(self) -> Task:
@@ -155,7 +148,7 @@ class _Turn:
             starts=self._task.starts + 1,
             runs=kept,
         )
-        self._watcher.begins(self._task)
+        self._tell(self._task)
         try:
             state, message = self._run_commands(left)
         except Exception as error:  # of one task; the others go on
@@ -209,7 +202,7 @@ class _Turn:
                 environment=self._environment(),
                 stop_file=folder.stop.absolute(),
                 exit_file=None,
-                watch=_Watch(folder, log, self._watcher, lambda run: self._trains(name, run)),
+                watch=_Watch(folder, log, self._tell, lambda run: self._trains(name, run)),
                 on_stop=lambda: None,
                 patience=2 * how.patience,  # the command's own comes first
                 orphaned=None if has_ours else 0.0,
@@ -290,10 +283,8 @@ class _Turn:
 class _Watch:
     """Hands on what a command does; called several times a second, it says whether there was progress."""
 
-    def __init__(
-        self, folder: TaskFolder, log: Path, watcher: Watcher, trains: Callable[[Run], None]
-    ) -> None:
-        self._folder, self._log, self._watcher, self._trains = folder, log, watcher, trains
+    def __init__(self, folder: TaskFolder, log: Path, tell: Tell, trains: Callable[[Run], None]) -> None:
+        self._folder, self._log, self._tell, self._trains = folder, log, tell, trains
         self._read = log.stat().st_size if log.exists() else 0
         self._calls = 0
         before = folder.newest_run()
@@ -309,13 +300,13 @@ class _Watch:
                     self._trains(run)
         events = [event for reader in self._readers.values() for event in reader.poll()]
         for event in events:
-            self._watcher.event(event)
+            self._tell(event)
         with suppress(OSError), self._log.open("rb") as file:
             file.seek(self._read)
             new = file.read()
             self._read += len(new)
             if new:
-                self._watcher.output(new.decode(errors="replace"))
+                self._tell(new.decode(errors="replace"))
         return bool(events)
 
 

@@ -10,7 +10,7 @@ import pytest
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.running import Runner, Watcher
+from mmf_win.sweeps.running import Runner
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.task import Task
 from tests.worlds.sweeping import ended, never_resumed, trained
@@ -24,7 +24,7 @@ def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLAT
     sweep, task = SweepFolder(folder), Task("task", "task", {"seed": 1}, ("one",))
     replace(ended(sweep, task, "queued"), runs=runs).record(sweep.task("task"))
     return Runner(sweep, {"one": template}, False, never_resumed, "now").run(
-        task, Slot(0, "cpu", {}), Watcher()
+        task, Slot(0, "cpu", {}), lambda _: None
     )
 
 

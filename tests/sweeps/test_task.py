@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mmf_win.locking import locked
 from mmf_win.sweeps.folder import SweepFolder, read_yaml, write_yaml
 from mmf_win.sweeps.planning import all_tasks, plan
-from mmf_win.sweeps.running import Runner, Watcher
+from mmf_win.sweeps.running import News, Runner
 from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.specification import Specification
 from mmf_win.sweeps.task import Task, begun, joined, recorded
@@ -41,16 +41,6 @@ def _now(sweep: SweepFolder, asked: Specification | None = None) -> list[Task]:
     return joined(plan(asked or _asked()).tasks, begun(sweep))
 
 
-class _Begun(Watcher):
-    """Remembers which tasks were begun."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def begins(self, task: Task) -> None:
-        self.names.append(task.name)
-
-
 def _run(
     sweep: SweepFolder,
     task: Task,
@@ -62,17 +52,17 @@ def _run(
     template = {
         name: python(sweep.path.parent, p) for name, p in zip(commands, programs or ("", ""), strict=False)
     }
-    watcher = _Begun()
-    after = Runner(sweep, template, False, never_resumed, "now", force=force).run(task, _CPU, watcher)
-    return after, bool(watcher.names)
+    told: list[News] = []
+    after = Runner(sweep, template, False, never_resumed, "now", force=force).run(task, _CPU, told.append)
+    return after, any(isinstance(news, Task) for news in told)
 
 
 def _take_all(folder: Path) -> list[str]:
-    watcher = _Begun()
+    told: list[News] = []
     runner = Runner(SweepFolder(folder), {"train": python(folder, "")}, False, never_resumed, "now")
     for task in plan(_asked(str(list(range(MANY))))).tasks:
-        runner.run(task, _CPU, watcher)
-    return watcher.names
+        runner.run(task, _CPU, told.append)
+    return [news.name for news in told if isinstance(news, Task)]
 
 
 def test_of_several_processes_one_runs_a_task(sweep: SweepFolder) -> None:
