@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import Event, read_events
+from mmf_win.runs import seeds
 from mmf_win.runs.history import tested, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
@@ -36,14 +37,20 @@ class Spread:
     """One metric of a combination.
 
     Attributes:
-        mean: over the seeds.
-        sd: the standard deviation of a sample; None for one seed.
         values: seed → value.
     """
 
-    mean: float
-    sd: float | None
     values: Mapping[str, float]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.mean(self.values.values())
+
+    @property
+    def sd(self) -> float | None:
+        """The standard deviation of a sample; None for one seed."""
+        return seeds.spread([*self.values.values()])[1]
 
 
 @dataclass(frozen=True)
@@ -86,11 +93,8 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
         )
     done = [task for task in all_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
-    groups: dict[str, list[Task]] = defaultdict(list)
-    for task in done:
-        shown = {name: task.values.get(name) for name in differing}
-        groups[json.dumps(shown, default=str)].append(task)
-    found = [_line(folder, tasks, differing, search) for tasks in groups.values()]
+    shown = ((task, json.dumps([task.values.get(name) for name in differing]), _seed(task)) for task in done)
+    found = [_line(folder, tasks, differing, search) for tasks in seeds.grouped(shown)]
     found = [line for line in found if line.runs]
     known = {name for line in found for name in line.metrics}
     if known and metric not in known:
@@ -185,28 +189,24 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
         return None
 
 
+def _seed(task: Task) -> str:
+    return " ".join(str(task.values[name]) for name in SEEDS if name in task.values) or task.name
+
+
 def _line(
     folder: SweepFolder, tasks: Sequence[Task], differing: Sequence[str], search: Search | None
 ) -> Line:
     measured: dict[str, dict[str, float]] = defaultdict(dict)
     runs = 0
     for task in tasks:
-        seed = " ".join(str(task.values[name]) for name in SEEDS if name in task.values) or task.name
         found = metrics_of(folder.task(task.name))
         if search is not None and search.metric not in found:
             value = objective(search, folder.task(task.name))
             found |= {} if value is None else {search.metric: value}
         runs += bool(found) or task.state == "success"
         for name, value in found.items():
-            measured[name][seed] = value
-    metrics = {
-        name: Spread(
-            statistics.mean(values.values()),
-            statistics.stdev(values.values()) if len(values) > 1 else None,
-            values,
-        )
-        for name, values in measured.items()
-    }
+            measured[name][_seed(task)] = value
+    metrics = {name: Spread(values) for name, values in measured.items()}
     parameters = {name: tasks[0].values.get(name) for name in differing}
     return Line(parameters, runs, metrics)
 

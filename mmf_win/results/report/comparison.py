@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, cycle
@@ -18,7 +17,7 @@ from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
 from mmf_win.results.report.svg import SERIES
-from mmf_win.runs import history
+from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
 
@@ -79,12 +78,7 @@ class Group:
         """Mean of ``best``, ``auroc`` or ``accuracy``, standard deviation where two or more are known, and of
         how many that is.
         """
-        known = [value for entry in self.entries if (value := getattr(entry, metric)) is not None]
-        return (
-            statistics.mean(known) if known else None,
-            statistics.stdev(known) if len(known) > 1 else None,
-            len(known),
-        )
+        return seeds.spread([v for entry in self.entries if (v := getattr(entry, metric)) is not None])
 
     def same(self, attribute: str) -> str | None:
         """``best_on`` or ``rows``, where it is known and the same for all of the runs."""
@@ -172,14 +166,7 @@ def best(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
     """The runs with those that they may be averaged with, in the order in which they were named."""
-    groups: list[list[ComparedRun]] = []
-    for entry in entries:
-        for group in groups:
-            if _differ_in_seed_alone(group, entry):
-                group.append(entry)
-                break
-        else:
-            groups.append([entry])
+    groups = seeds.grouped((entry, _alike(entry), entry.summary.seed) for entry in entries)
     firsts = [group[0] for group in groups]
     names = [_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
     return [
@@ -188,12 +175,10 @@ def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
     ]
 
 
-def _differ_in_seed_alone(group: Sequence[ComparedRun], entry: ComparedRun) -> bool:
-    return (
-        entry.summary.state == "done"
-        and entry.configuration == group[0].configuration
-        and (entry.summary.seed is None or entry.summary.seed not in [run.summary.seed for run in group])
-    )
+def _alike(entry: ComparedRun) -> str:
+    """What runs that may be averaged have in common; one that has not ended well stays alone."""
+    alone = None if entry.summary.state == "done" else entry.run.path
+    return repr((sorted(entry.configuration.items()), alone))
 
 
 def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
