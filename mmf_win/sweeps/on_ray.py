@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,17 +49,6 @@ _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0"}
 
 class _Left(Exception):
     """The driver does not wait any longer, since it was asked to end."""
-
-
-@dataclass(frozen=True)
-class Place(Slot):
-    """A slot of a cluster, which chooses the GPUs itself.
-
-    Attributes:
-        gpus: how many.
-    """
-
-    gpus: int = 0
 
 
 class OnNode:
@@ -163,7 +152,7 @@ class Cluster:
         self._require_shared(used, sweep.path.absolute(), [Path.cwd(), Path(sys.prefix), data])
         chosen = islice(cycle(wanted), count or min(map(self._room, wanted)))
         hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
-        return [Place(n, _told(gpus), {} if gpus else hidden, gpus) for n, gpus in enumerate(chosen)]
+        return [Slot(n, _told(gpus), {} if gpus else hidden, gpus) for n, gpus in enumerate(chosen)]
 
     def run(
         self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked] = Asked
@@ -194,7 +183,7 @@ class Cluster:
 
     def _try(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
         """Run a task on one node."""
-        gpus = slot.gpus if isinstance(slot, Place) else 0
+        gpus = slot.gpus
         self._require_head()
         node = self._on_node.options(num_gpus=gpus, num_cpus=0 if gpus else 1).remote()
         killed = 0.0

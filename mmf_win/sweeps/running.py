@@ -98,7 +98,7 @@ class Runner:
         try:
             with locked(folder.lock, refused=_Taken()) as held:
                 known = recorded(folder)
-                if known is None or known.key == task.key:
+                if task.is_of(known):
                     if (
                         known is not None
                         and known.starts > task.starts
@@ -106,49 +106,45 @@ class Runner:
                     ):
                         return known  # another driver was faster
                     task = task if known is None else known.asked_for(task)
-                    return _Turn(self, task, slot, folder, held, tell, asked).run()
+                    return _Turn(self, task, slot, folder, held, tell, asked, read_yaml(folder.stat)).run()
         except _Taken:
             return replace(task, state="running")
         # Another driver was asked for other values that are written alike.
         return self.run(task.told_apart(), slot, tell, asked)
 
 
+@dataclass
 class _Turn:
     """A task that this process has claimed, and holds the lock of as ``held``."""
 
-    def __init__(
-        self,
-        how: Runner,
-        task: Task,
-        slot: Slot,
-        folder: TaskFolder,
-        held: int,
-        tell: Tell,
-        asked: Callable[[], Asked],
-    ) -> None:
-        self._how, self._task, self._slot, self._folder = how, task, slot, folder
-        self._held, self._tell, self._asked = held, tell, asked
-        self._stat = read_yaml(folder.stat)
+    how: Runner
+    task: Task
+    slot: Slot
+    folder: TaskFolder
+    held: int
+    tell: Tell
+    asked: Callable[[], Asked]
+    stat: dict[str, str]
 
     def run(self) -> Task:
         """Run what is left of it; return what it is then."""
-        known = [name for name in self._how.template if name in self._task.commands]
-        left = known if self._how.force else [name for name in known if name not in self._task.finished]
+        known = [name for name in self.how.template if name in self.task.commands]
+        left = known if self.how.force else [name for name in known if name not in self.task.finished]
         if not left:
-            return replace(self._task, state="success")
+            return replace(self.task, state="success")
         began = time.monotonic()
-        kept = {name: run for name, run in self._task.runs.items() if not (self._how.force and name in left)}
-        self._stat = {name: how for name, how in self._stat.items() if name not in left}
-        self._task = replace(
-            self._task,
+        kept = {name: run for name, run in self.task.runs.items() if not (self.how.force and name in left)}
+        self.stat = {name: how for name, how in self.stat.items() if name not in left}
+        self.task = replace(
+            self.task,
             state="running",
             command=None,
             message=None,
-            slot=self._slot.resource,
-            starts=self._task.starts + 1,
+            slot=self.slot.resource,
+            starts=self.task.starts + 1,
             runs=kept,
         )
-        self._tell(self._task)
+        self.tell(self.task)
         try:
             state, message = self._run_commands(left)
         except Exception as error:  # of one task; the others go on
@@ -156,23 +152,23 @@ class _Turn:
         self._note(
             state=state,
             message=message,
-            command=self._task.command if state == "failed" else None,
+            command=self.task.command if state == "failed" else None,
             slot=None,
-            seconds=self._task.seconds + time.monotonic() - began,
-            finished=tuple(name for name, how in self._stat.items() if how == "finished"),
+            seconds=self.task.seconds + time.monotonic() - began,
+            finished=tuple(name for name, how in self.stat.items() if how == "finished"),
         )
-        return self._task
+        return self.task
 
     def _run_commands(self, left: Sequence[str]) -> tuple[State, str | None]:
         """Run commands until one fails; return how they ended, and why where one failed."""
         filled = {name: self._words(name) for name in left}
-        scripts = dict(read_yaml(self._folder.param).get(SCRIPTS) or {}) | {
-            name: words[0] if self._how.shell else shell_line(*words) for name, words in filled.items()
+        scripts = dict(read_yaml(self.folder.param).get(SCRIPTS) or {}) | {
+            name: words[0] if self.how.shell else shell_line(*words) for name, words in filled.items()
         }
-        meta = {**self._meta, "_name": self._task.full_name, SCRIPTS: scripts}
-        write_yaml(self._folder.param, {**self._task.values, **meta})
+        meta = {**self._meta, "_name": self.task.full_name, SCRIPTS: scripts}
+        write_yaml(self.folder.param, {**self.task.values, **meta})
         for name, words in filled.items():
-            if self._asked().stops:
+            if self.asked().stops:
                 return self._stopped(), None
             script = self._script(name)
             begun = self._begun(name, script) if list(words[:2]) == ["mmfw", "train"] else None
@@ -181,16 +177,16 @@ class _Turn:
                 continue
             if begun is not None and checkpoints.can_resume(begun):
                 self._note(command=name)
-                words = self._how.resume(words, begun)
+                words = self.how.resume(words, begun)
             else:
-                self._note(command=name, runs={**self._task.runs, name: {"script": script}})
+                self._note(command=name, runs={**self.task.runs, name: {"script": script}})
             state, message = self._run_command(name, words)
             if state != "success":
                 return state, message
         return "success", None
 
     def _run_command(self, name: str, words: Sequence[str]) -> tuple[State, str | None]:
-        how, folder, log = self._how, self._folder, self._folder.log(name, self._how.time)
+        how, folder, log = self.how, self.folder, self.folder.log(name, self.how.time)
         self._note_stat(name, "running")
         ours = not how.shell and words[0] == "mmfw"
         has_ours = ours or (how.shell and "mmfw " in words[0])
@@ -202,13 +198,13 @@ class _Turn:
                 environment=self._environment(),
                 stop_file=folder.stop.absolute(),
                 exit_file=None,
-                watch=_Watch(folder, log, self._tell, lambda run: self._trains(name, run)),
+                watch=_Watch(folder, log, self.tell, lambda run: self._trains(name, run)),
                 on_stop=lambda: None,
                 patience=2 * how.patience,  # the command's own comes first
                 orphaned=None if has_ours else 0.0,
                 terminate=None if has_ours else _POLITE,
-                held=[self._held],
-                stops=lambda: self._asked().stops,
+                held=[self.held],
+                stops=lambda: self.asked().stops,
             )
         except FileNotFoundError as error:  # on Linux a process that mmfw starts first finds that out
             log.write_text(f"{words[0]}: {error.strerror}\n", encoding="utf-8")
@@ -228,55 +224,55 @@ class _Turn:
     @property
     def _meta(self) -> dict[str, str]:
         """The placeholders that are no parameters."""
-        return {"_output": str(self._folder.path), "_name": self._task.name, "_time": self._how.time}
+        return {"_output": str(self.folder.path), "_name": self.task.name, "_time": self.how.time}
 
     def _words(self, name: str) -> list[str]:
-        template, values = self._how.template[name], {**self._task.values, **self._meta}
-        return [templates.line(template, values)] if self._how.shell else templates.words(template, values)
+        template, values = self.how.template[name], {**self.task.values, **self._meta}
+        return [templates.line(template, values)] if self.how.shell else templates.words(template, values)
 
     def _script(self, name: str) -> str:
         """The words of a command, but for what differs between one start of a sweep and the next."""
-        values = {**self._task.values, **dict.fromkeys(templates.RESERVED, "")}
-        return shell_line(*templates.words(self._how.template[name], values))
+        values = {**self.task.values, **dict.fromkeys(templates.RESERVED, "")}
+        return shell_line(*templates.words(self.how.template[name], values))
 
     def _begun(self, name: str, script: str) -> Run | None:
         """The run that an earlier start of the same words has begun; None where there is none."""
-        known = self._task.runs.get(name, {})
+        known = self.task.runs.get(name, {})
         if "run" not in known or known.get("script") != script:
             return None
-        for run in all_runs(self._folder.path):
+        for run in all_runs(self.folder.path):
             with suppress(DataError):
                 if self._within(run) == known["run"] and history.state(run):
                     return run
         return None
 
     def _within(self, run: Run) -> str:
-        return run.path.relative_to(self._folder.path).as_posix()
+        return run.path.relative_to(self.folder.path).as_posix()
 
     def _trains(self, name: str, run: Run) -> None:
-        known = self._task.runs.get(name, {})
-        self._note(runs={**self._task.runs, name: {**known, "run": self._within(run)}})
+        known = self.task.runs.get(name, {})
+        self._note(runs={**self.task.runs, name: {**known, "run": self._within(run)}})
 
     def _stopped(self) -> State:
-        return "pruned" if self._asked().pruned else "queued"
+        return "pruned" if self.asked().pruned else "queued"
 
     def _note(self, **changes: Any) -> None:
-        self._task = replace(self._task, **changes)
-        self._task.record(self._folder)
+        self.task = replace(self.task, **changes)
+        self.task.record(self.folder)
 
     def _note_stat(self, command: str, how: str) -> None:
-        self._stat = {**self._stat, command: how}
-        write_yaml(self._folder.stat, self._stat)
+        self.stat = {**self.stat, command: how}
+        write_yaml(self.folder.stat, self.stat)
 
     def _environment(self) -> dict[str, str]:
         return {
             "PYTHONIOENCODING": "utf-8",  # or Python writes a log in the code page of Windows
             "PYTHONUNBUFFERED": "1",
             **os.environ,
-            **self._slot.environment,
-            "MMFW_STOP_TIMEOUT": str(self._how.patience),
-            "MMF_SAVE_DIR": str(self._folder.path.absolute()),
-            "MMFW_STOP_FILE": str(self._folder.stop.absolute()),
+            **self.slot.environment,
+            "MMFW_STOP_TIMEOUT": str(self.how.patience),
+            "MMF_SAVE_DIR": str(self.folder.path.absolute()),
+            "MMFW_STOP_FILE": str(self.folder.stop.absolute()),
         }
 
 

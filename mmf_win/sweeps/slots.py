@@ -21,11 +21,13 @@ class Slot:
         number: from 0 on.
         resource: the GPUs that it has, as CUDA_VISIBLE_DEVICES names them, or ``cpu``.
         environment: variables for its tasks.
+        gpus: how many of a cluster, which chooses them itself.
     """
 
     number: int
     resource: str
     environment: Mapping[str, str]
+    gpus: int = 0
 
 
 def local(

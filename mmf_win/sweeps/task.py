@@ -17,8 +17,9 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 from mmf_win.files import read_json, write_json
@@ -100,8 +101,16 @@ class Task:
 
     def told_apart(self) -> Task:
         """The same in a folder whose name ends in a few digits of its values, which may be written alike."""
-        ending = f"-{sha256(self.key.encode()).hexdigest()[:6]}"
+        ending = self._ending
         return replace(self, name=portable_name(self.name, LONGEST_NAME - len(ending)) + ending)
+
+    def is_of(self, known: Task | None) -> bool:
+        """Whether a folder is this task's where its files know ``known``: of other values it is another's."""
+        return known is None or known.key == self.key or self.name.endswith(self._ending)
+
+    @property
+    def _ending(self) -> str:
+        return f"-{sha256(self.key.encode()).hexdigest()[:6]}"
 
     def record(self, folder: TaskFolder) -> None:
         """Write down what ``param`` and ``stat`` do not tell."""
@@ -139,14 +148,19 @@ def recorded(folder: TaskFolder) -> Task | None:
 def begun(sweep: SweepFolder) -> list[Task]:
     """The tasks of a sweep that have begun, in their order; those of a search come last."""
     if sweep.earlier_state.exists():
-        _log.warning(
-            "%s is of an earlier mmfw, and is not read: what its tasks have finished counts, what was "
-            "stopped begins anew",
-            sweep.earlier_state,
-        )
+        _tell_of(sweep.earlier_state)
     folders = (path for path in sweep.path.iterdir() if path.is_dir()) if sweep.path.is_dir() else ()
     found = [task for path in folders if (task := recorded(TaskFolder(path))) is not None]
     return sorted(found, key=lambda task: (task.trial is not None, task.order, task.name))
+
+
+@cache
+def _tell_of(earlier: Path) -> None:
+    """Say once what becomes of a sweep of an earlier mmfw."""
+    _log.warning(
+        "%s is of an earlier mmfw and no longer read: what ended well counts, what was stopped begins anew",
+        earlier,
+    )
 
 
 def joined(planned: Sequence[Task], before: Sequence[Task]) -> list[Task]:
