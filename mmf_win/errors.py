@@ -111,18 +111,6 @@ class NotPredicted(UsageError):
     """Runs, whose folders are ``runs``, have no predictions of a ``split``; ``data_dir`` is theirs."""
 
 
-class NoSweep(UsageError):
-    """There is no such sweep below ``save_dir``."""
-
-
-class OtherSweep(UsageError):
-    """A folder has the results of another sweep."""
-
-
-class NoSuchGpu(UsageError):
-    """A task is to run on a GPU that this machine does not have."""
-
-
 class NoDrive(UsageError):
     """A folder is on a Windows drive that does not exist."""
 

@@ -96,7 +96,7 @@ def _sweep(runs: tuple[str, ...], save_dir: Path) -> SweepFolder | None:
     """The sweep that is meant, by its folder or as ``sweeps/NAME``; None where runs are.
 
     Raises:
-        NoSweep: there is none of that name.
+        UsageError: there is none of that name.
     """
     if len(runs) != 1:
         return None

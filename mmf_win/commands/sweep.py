@@ -21,7 +21,7 @@ from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
 from mmf_win.commands.train import resumed
 from mmf_win.console import print_json, say, shell_line
-from mmf_win.errors import Interrupted, NoSuchGpu, OtherSweep, TrainingError, UsageError
+from mmf_win.errors import Interrupted, TrainingError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
@@ -170,7 +170,7 @@ def run(
     folder, before = asked.folder, begun(asked.folder)
     asked_now = joined(planned.tasks, before)
     if dry_run:
-        with suppress(NoSuchGpu):  # it is shown on another machine
+        with suppress(UsageError):  # it is shown on another machine
             count = len(slots.local(given, count))
         print_plan(
             folder,
@@ -308,7 +308,8 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
         return asked
     before = specification.parse(read_text(folder.specification), folder.specification)
     if (before.template, before.default) != (asked.template, asked.default):
-        raise OtherSweep(f"{folder.path} has another sweep: {' '.join(before.template.values())}")
+        message = f"{folder.path} has another sweep: {' '.join(before.template.values())}"
+        raise UsageError(message, hint=specification.ELSEWHERE)
     new = [choice for choice in asked.choices if choice not in before.choices]
     return replace(before, choices=(*before.choices, *new))
 

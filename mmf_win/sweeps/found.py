@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import DataError, NoSweep
+from mmf_win.console import shell_line
+from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import size_of, summaries, val_auroc
@@ -58,7 +59,7 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     """A sweep by its folder or its name in the save dir; without one, the newest there.
 
     Raises:
-        NoSweep: there is none.
+        UsageError: there is none.
     """
     places = [Path(wanted).expanduser(), save_dir / SWEEPS / wanted] if wanted else []
     found = [SweepFolder(path) for path in places or sorted((save_dir / SWEEPS).glob("*"))]
@@ -67,7 +68,8 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
         missing = (
             f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
         )
-        raise NoSweep(missing, save_dir=save_dir)
+        makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
+        raise UsageError(missing, hint=f"`{makes}` makes one")
     return found[0] if wanted else max(found, key=lambda sweep: sweep.specification.stat().st_mtime)
 
 

@@ -25,12 +25,12 @@ from threading import Condition, Thread
 from typing import Any
 
 from mmf_win import __version__
-from mmf_win.errors import MmfError, NoSuchGpu
+from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import is_locked, locked
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.running import Asked, News, Runner, Tell
 from mmf_win.sweeps.slots import Slot
-from mmf_win.sweeps.specification import CPU
+from mmf_win.sweeps.specification import CPU, OTHER_GPUS
 from mmf_win.sweeps.task import Task
 from mmf_win.upstream.install import require_packages
 
@@ -140,14 +140,15 @@ class Cluster:
             data: what they read.
 
         Raises:
-            NoSuchGpu: no node has so many GPUs, or a CPU.
+            UsageError: no node has so many GPUs, or a CPU.
             MmfError: a node that would be used has another mmfw or none, or does not see what it needs.
         """
         wanted = [0 if name == CPU else len(name.split(",")) for name in resources or ()]
         wanted = wanted or [1 if self._room(1) else 0]
         for gpus in wanted:
             if not self._room(gpus):
-                raise NoSuchGpu(f"no node of the cluster has {_told(gpus)}; {self._inventory()}")
+                message = f"no node of the cluster has {_told(gpus)}; {self._inventory()}"
+                raise UsageError(message, hint=OTHER_GPUS)
         used = [node for node in self._nodes() if any(_fitting(node, gpus) for gpus in wanted)]
         self._require_shared(used, sweep.path.absolute(), [Path.cwd(), Path(sys.prefix), data])
         chosen = islice(cycle(wanted), count or min(map(self._room, wanted)))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmf_win.errors import OtherSweep
+from mmf_win.errors import UsageError
 from mmf_win.protocol import Event
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import task_of
-from mmf_win.sweeps.specification import Specification
+from mmf_win.sweeps.specification import ELSEWHERE, Specification
 from mmf_win.sweeps.table import objective, validation
 from mmf_win.sweeps.task import State, Task, recorded
 
@@ -30,7 +30,7 @@ class OptunaSearch:
         tasks: those of the sweep so far.
 
     Raises:
-        OtherSweep: the folder has the study of another search.
+        UsageError: the folder has the study of another search.
     """
 
     def __init__(self, specification: Specification, sweep: SweepFolder, tasks: Sequence[Task]) -> None:
@@ -61,7 +61,7 @@ class OptunaSearch:
         )
         if self._study.direction.name.lower() != asked.direction:
             message = f"{sweep.study} is of a search that was to {self._study.direction.name.lower()}"
-            raise OtherSweep(message)
+            raise UsageError(message, hint=ELSEWHERE)
         # A search that goes on must not draw again what it drew at first.
         drawn = len(self._study.get_trials(deepcopy=False))
         seed = None if asked.seed is None else asked.seed + drawn
@@ -94,7 +94,7 @@ class OptunaSearch:
                 for name, domain in self._asked.parameters.items():
                     _suggest(trial, name, domain)
             except ValueError as error:
-                raise OtherSweep(f"{self._sweep.study}: {error}") from None
+                raise UsageError(f"{self._sweep.study}: {error}", hint=ELSEWHERE) from None
             task = self._task_of(trial)
             others = (self._task_of(other) for other in self._trials() if other.number < trial.number)
             same = self._known.get(task.key) or next((t for t in others if t.key == task.key), None)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from mmf_win.errors import NoSuchGpu
+from mmf_win.errors import UsageError
 from mmf_win.runs import gpus
-from mmf_win.sweeps.specification import CPU
+from mmf_win.sweeps.specification import CPU, OTHER_GPUS
 from mmf_win.threads import processors
 
 
@@ -41,7 +41,7 @@ def local(
         environ: names the GPUs that may be used, and how many threads a process has, where somebody said so.
 
     Raises:
-        NoSuchGpu: a resource is not there.
+        UsageError: a resource is not there.
     """
     found = [str(number) for number in range(len(gpus.installed()))]
     if resources is None:
@@ -54,7 +54,7 @@ def local(
         for gpu in () if resource == CPU else resource.split(","):
             if gpu.strip() not in found and not gpu.strip().startswith(("GPU-", "MIG-")):
                 there = f"it has {', '.join(found)}" if found else "it has none that NVIDIA's driver knows"
-                raise NoSuchGpu(f"this machine has no GPU {gpu.strip()}; {there}")
+                raise UsageError(f"this machine has no GPU {gpu.strip()}; {there}", hint=OTHER_GPUS)
     chosen = list(islice(cycle(resources), count or len(resources)))
     threads = {}
     if "OMP_NUM_THREADS" not in environ:

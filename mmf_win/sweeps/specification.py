@@ -31,6 +31,11 @@ Pruner = Literal["none", "median", "hyperband"]
 Direction = Literal["maximize", "minimize"]
 CPU = "cpu"
 """The resource that is no GPU."""
+OTHER_GPUS = "-r cpu goes without a GPU, and -r GPU names another"
+"""What to do where there is no such GPU."""
+
+ELSEWHERE = "-o chooses another folder"
+"""What to do where a folder has the results of another sweep."""
 
 _KEYS = ("template", "default", "alias", "resource", "shell", "search")
 _OF_RANGE = {"low", "high", "log", "step"}

@@ -85,8 +85,6 @@ FOLLOWED = {
 
 _DEMO = "test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
 ELSEWHERE = {
-    "OtherSweep": "test_a_search_is_ranked_by_what_it_searches_for",
-    "NoSuchGpu": "test_a_gpu_that_is_not_there_is_refused_before_anything_runs",
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw bug-report": "test_without_any_run_it_is_about_the_machine",
     "UnusedGpu": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
@@ -135,7 +133,7 @@ NOT_RUN = {
     "commands/overrides: mmfw train": _PRESET,
     "commands/convert: mmfw train": _PRESET,
     "commands/runs: mmfw train": _PRESET,
-    "NoSweep": _PRESET,
+    "sweeps/found: mmfw sweep": _PRESET,
     "DownloadError": "the network is the user's; test_fetch.py takes archives from every kind of source",
     "NoDrive": "a Windows drive that does not exist; tests/unpacking/test_staging.py shows the message",
     "NoRoom": "another disk is the user's",
