@@ -122,6 +122,21 @@ def test_two_drivers_never_run_a_task_twice(sweep: Sweep) -> None:
     assert sweep.counts["end"] == TASKS
 
 
+def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep) -> None:
+    sweep.write(4, gated(sweep.folder))
+    killed = sweep.start()
+    sweep.until_begun(2)
+    other = sweep.start()
+    sweep.until_begun(4)
+    killed.kill()
+    killed.wait()
+    _until(lambda: Counter(sweep.states.values()) == {"running": 2, "queued": 2})
+    sweep.open()
+    said, _ = other.communicate(timeout=_PATIENCE)
+    assert other.returncode == 0 and "4 success" in said
+    assert (sweep.counts["begin"], sweep.counts["end"]) == (6, 4)
+
+
 def test_a_failed_task_goes_on_at_the_command_that_failed(sweep: Sweep) -> None:
     fails = (
         "import pathlib, sys\n"
