@@ -90,21 +90,8 @@ class NoRun(UsageError):
     wanted: str | None
 
 
-class NeverTrained(UsageError):
-    """A run of published weights, the ``init`` of a ``preset``, is to be resumed."""
-
-
 class NoOwnCode(UsageError):
     """The folder of code that a run or a preset names is not there."""
-
-
-class TotalReached(UsageError):
-    """A ``checkpoint`` to resume from is at an ``update`` that is not below the run's total.
-
-    ``preset`` is None where the run's is gone.
-    """
-
-    preset: str | None
 
 
 class NotPredicted(UsageError):
@@ -133,26 +120,8 @@ class DatasetError(DataError):
     """Files of the dataset are missing or disagree with each other."""
 
 
-class DamagedInputs(DataError):
-    """Files that a run reads are damaged; presets and overrides, the ``words``, tell which."""
-
-
-class MissingInputs(DataError):
-    """Files that a run reads are missing; ``words`` are as for DamagedInputs."""
-
-
-class NoSource(DataError):
-    """Files that a run reads are damaged or missing, and mmfw knows no source of them."""
-
-
 class DamagedManifest(DataError):
     """The list of hashes of a folder is damaged."""
-
-
-class UnknownArchive(DataError):
-    """Damaged files in ``folder`` were made of an archive, ``name``, that nobody publishes."""
-
-    name: str
 
 
 class HostileFeatures(DatasetError):
@@ -161,8 +130,6 @@ class HostileFeatures(DatasetError):
 
 class DamagedFeatures(DatasetError):
     """An LMDB of region features is damaged, or missing where nothing is known that has it."""
-
-    lmdb: Path
 
 
 class NoFeatureFiles(DatasetError):
@@ -185,10 +152,6 @@ class NoFeatures(DatasetError):
 
 class UnknownOrigin(DatasetError):
     """Nothing tells what the dataset in ``data_dir`` was converted from, so no archive can repair it."""
-
-
-class NoOwnFeatures(DatasetError):
-    """Own memes have no region features, which the preset reads, nor has the data folder."""
 
 
 class AlreadyThere(DatasetError):
@@ -275,14 +238,6 @@ class BrokenMmf(MmfError):
 
 class PipFailed(MmfError):
     """Pip did not bring MMF."""
-
-
-class DownloadError(MmfError):
-    """Files cannot be downloaded; ``names`` are the archives that would do, for people."""
-
-
-class NotFetched(MmfError):
-    """Models that a run reads cannot be downloaded; ``words`` are as for DamagedInputs."""
 
 
 class TrainingError(MmfwError):

@@ -14,19 +14,19 @@ import click
 from mmf_win.archives import Ask
 from mmf_win.commands import features_add, findings, options
 from mmf_win.commands.completion import completed_by
-from mmf_win.commands.hints import hint_for
 from mmf_win.commands.overrides import split_words
 from mmf_win.console import print_json, say, shell_line, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageError
-from mmf_win.inputs.fetch import Cost, Fetcher, Mirror
+from mmf_win.inputs.fetch import costs
+from mmf_win.inputs.fetch import fetch as fetch_inputs
+from mmf_win.inputs.given import Cost, Input
 from mmf_win.inputs.keys import image_keys
-from mmf_win.inputs.listing import Need
-from mmf_win.inputs.verify import state_without_reading
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places, data_option
 from mmf_win.runs import lookup, presets
-from mmf_win.runs.needs import needs_of_presets, needs_of_run
+from mmf_win.runs.needs import inputs_of_presets, inputs_of_run
 from mmf_win.runs.overrides import about_files
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import Zoo
@@ -84,9 +84,9 @@ def status(wanted: _Wanted, as_json: bool) -> None:
     Without a PRESET it is that of the newest run; without a run, all of them. KEY=VALUE overrides are as
     for `mmfw train`. No file is read.
     """
-    found = {need: state_without_reading(need, wanted.places) for need in wanted.needs}
-    absent = [need for need, finding in found.items() if finding.state in ("missing", "damaged")]
-    _show(found, wanted, as_json, Fetcher(wanted.places).costs(absent))
+    found = {each: each.state() for each in wanted.inputs}
+    absent = [each for each, finding in found.items() if finding.state in ("missing", "damaged")]
+    _show(found, wanted, as_json, costs(absent))
 
 
 @command.command(
@@ -104,8 +104,9 @@ def fetch(wanted: _Wanted, source: str | None, ask: Ask | None, keep_archives: b
 
     Interrupted downloads are resumed. A file is renamed into place only after its SHA-256 matches.
     """
-    fetcher = Fetcher(wanted.places, Mirror.of(source), keep_archives, ask=ask)
-    _show(dict(zip(wanted.needs, fetcher.fetch(wanted.needs), strict=True)), wanted, as_json)
+    mirror = Mirror.of(source, keep_archives=keep_archives, ask=ask)
+    found = fetch_inputs(list(wanted.inputs), wanted.places, mirror)
+    _show(dict(zip(wanted.inputs, found, strict=True)), wanted, as_json)
 
 
 @command.command(
@@ -142,12 +143,12 @@ class _Wanted:
 
     Attributes:
         places: MMF's folders.
-        needs: the files → the presets that read them.
+        inputs: the files → the presets that read them.
         overrides: ``KEY=VALUE`` overrides that make them so.
     """
 
     places: Places
-    needs: dict[Need, list[str]]
+    inputs: dict[Input, list[str]]
     overrides: Sequence[str]
 
 
@@ -161,35 +162,35 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
         newest = None
     if named or newest is None:
         chosen = named or [name for name in presets.names() if name != "demo"]
-        needs = needs_of_presets(mmf, chosen, places, overrides)
-        return _Wanted(places, needs, overrides)
+        return _Wanted(places, inputs_of_presets(mmf, chosen, places, overrides), overrides)
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
-        needs = needs_of_run(mmf, request, places, overrides)
+        inputs = inputs_of_run(mmf, request, places, overrides)
     except UsageError as error:  # it may have been trained with another MMF
         raise UsageError(
             f"run {newest.id}, the newest, with its overrides: {error}", hint="name presets instead"
         ) from None
     say(f"for preset {request.preset}, that of the newest run")
-    return _Wanted(places, needs, [*about_files(request.overrides), *overrides])
+    return _Wanted(places, inputs, [*about_files(request.overrides), *overrides])
 
 
 def _show(
-    found: Mapping[Need, Finding], wanted: _Wanted, as_json: bool, costs: Mapping[Need, Cost] | None = None
+    found: Mapping[Input, Finding], wanted: _Wanted, as_json: bool, to_get: Mapping[Input, Cost] | None = None
 ) -> None:
-    costs = costs or {}
+    to_get = to_get or {}
     if as_json:
         told = []
-        for need, finding in found.items():
-            to_download, on_disk = costs.get(need, (None, None))
+        for each, finding in found.items():
+            to_download, on_disk = to_get.get(each, (None, None))
+            source, sha256 = each.published()
             told.append(
                 {
                     **findings.to_json(finding),
-                    "kind": need.kind,
-                    "presets": wanted.needs[need],
-                    "files": need.files,
-                    "source": need.entry.url if need.entry else need.url,
-                    "sha256": need.entry.sha256 if need.entry else None,
+                    "kind": each.kind,
+                    "presets": wanted.inputs[each],
+                    "files": each.files(),
+                    "source": source,
+                    "sha256": sha256,
                     "download_bytes": to_download,
                     "disk_bytes": on_disk,
                 }
@@ -197,17 +198,17 @@ def _show(
         print_json(told)
         return
     findings.show(list(found.values()))
-    for need, (to_download, on_disk) in costs.items():
+    for each, (to_download, on_disk) in to_get.items():
         if to_download:
             room = f", and {size(on_disk)} on the disk" if on_disk else ""
-            say(f"{need.title}: {size(to_download)} to download{room}")
-    for need, finding in found.items():
-        if finding.state == "missing" and need.kind == "features" and not need.has_source:
-            say(f"next: {hint_for(DamagedFeatures('', lmdb=need.files[0].parent))}")
-    to_fetch = [need for need, finding in found.items() if finding.state == "missing" and need.has_source]
-    if to_fetch:
-        words = [
-            *dict.fromkeys(preset for need in to_fetch for preset in wanted.needs[need]),
-            *wanted.overrides,
-        ]
+            say(f"{each.title}: {size(to_download)} to download{room}")
+    presets_to_fetch: dict[str, None] = {}
+    for each, finding in found.items():
+        if finding.state == "missing":
+            error = each.no_source(finding)
+            presets_to_fetch |= dict.fromkeys([] if error else wanted.inputs[each])
+            if error:
+                say(f"next: {error.hint}")
+    if presets_to_fetch:
+        words = [*presets_to_fetch, *wanted.overrides]
         say(f"next: {shell_line('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")

@@ -16,8 +16,7 @@ from typing import Any
 from mmf_win import errors
 from mmf_win.commands.overrides import RESERVED
 from mmf_win.console import shell_line
-from mmf_win.inputs.added import built_from
-from mmf_win.integrity.manifest import Manifest, noted
+from mmf_win.integrity.manifest import noted
 from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.runs import checkpoints, presets
 from mmf_win.runs.folder import Run
@@ -77,41 +76,6 @@ def _finish(error: errors.UnfinishedInstallation) -> str:
     return shell_line("mmfw", "repair", "dataset", *data_option(DatasetPaths(error.folder).data_dir))
 
 
-def _repair_features(error: errors.DamagedFeatures) -> str:
-    """Repair what came out of an archive, and make what did not, or was never there."""
-    features = error.lmdb.parent
-    manifest = None
-    with suppress(errors.DataError):
-        manifest = Manifest.load(features)
-    here = _where_mmf_looks(features)
-    if here is not None and manifest and manifest.source:
-        return shell_line("mmfw", "repair", "features", *here)
-    where = ["-o", error.lmdb] if here is None or error.lmdb.name != "detectron.lmdb" else here
-    folders = built_from(error.lmdb)
-    force = ["--force"] if manifest or (error.lmdb / "data.mdb").exists() else []
-    build = shell_line("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
-    if folders:
-        return build
-    extract = shell_line("mmfw", "features", "extract", "ARCHIVE", *force, *where)
-    unpack = f"`{extract}` unpacks the region features of an archive; " if where is here else ""
-    return f"{unpack}`{build}` builds the LMDB of the .npy files in FOLDER alone"
-
-
-def _where_mmf_looks(features: Path) -> list[str] | None:
-    """What to type for the data folder that MMF finds these features in; None where it finds others."""
-    data_dir = features.parents[3] if len(features.parents) > 3 else features
-    return data_option(data_dir) if features == DatasetPaths.below(data_dir).features else None
-
-
-def _give_archive(error: errors.UnknownArchive) -> str:
-    here = _where_mmf_looks(error.folder) if error.folder else []
-    give = f"give {error.name} or its folder with --source"
-    if here is None:
-        return give
-    extract = shell_line("mmfw", "features", "extract", "ARCHIVE", "--force", *here)
-    return f"{give}, or unpack another archive with `{extract}`"
-
-
 def _resume_intact(error: errors.DamagedCheckpoints) -> str:
     if error.intact is None:
         return "there is no intact checkpoint to resume from: train again, and delete the damaged files"
@@ -135,22 +99,10 @@ def _find_run(error: errors.NoRun) -> str:
     return f"`{shell_line('mmfw', 'runs', '--save-dir', error.save_dir)}` lists the runs"
 
 
-def _make_demo(error: errors.NoSource) -> str | None:
-    return "`mmfw demo --keep` makes it, in mmfw-demo/data" if "demo" in error.words else None
-
-
 def _list_presets(error: errors.UnknownPreset) -> str:
     if error.run is not None:
         return shell_line("mmfw", "train", "--resume", error.run)
     return "`mmfw train --list` shows the presets, and which have published weights"
-
-
-def _train_longer(error: errors.TotalReached) -> str:
-    longer = "name a total above {update} with --updates"
-    if error.preset is not None:
-        begin = "mmfw train {preset} --init {checkpoint}{data_dir:--data-dir} --save-dir {save_dir}"
-        longer += f", or begin again with these weights: `{begin}`"
-    return _filled_in(longer, error)
 
 
 def _get_version(error: errors.UnknownKey) -> str | None:
@@ -160,17 +112,12 @@ def _get_version(error: errors.UnknownKey) -> str | None:
 
 # Braces: see _Typed.
 _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
-    errors.DamagedInputs: "mmfw repair {words}{data_dir:--data-dir}",
-    errors.MissingInputs: "mmfw features fetch {words}{data_dir:--data-dir}",
     errors.DamagedManifest: _repair_manifest,
-    errors.DamagedFeatures: _repair_features,
     errors.DamagedCheckpoints: _resume_intact,
     errors.MissingArchive: "name it, or its folder, with --source",
-    errors.UnknownArchive: _give_archive,
     errors.UnfinishedInstallation: _finish,
     errors.UntrustedCode: "if you trust it, give --trust; a trusted folder is remembered, a model is not",
     errors.UnusedGpu: "`mmfw setup --torch` prints the pip line that brings the build for this machine",
-    errors.DownloadError: lambda error: f"name a file, folder or mirror with --source that has {error.names}",
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: "run `mmfw setup{origin:--mmf}`",
     errors.IncompleteDataset: "--allow-missing goes without them",
@@ -180,19 +127,12 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.NoDrive: "choose another with --data-dir",
     errors.NoFeatureFiles: "MMF's extraction scripts write NAME.npy and NAME_info.npy; "
     "`mmfw features extract` puts a finished LMDB in place",
-    errors.NoOwnFeatures: "`mmfw features add FOLDER{data_dir:--data-dir}` takes those that MMF's extraction "
-    "scripts write, and --features names another LMDB",
-    errors.NoSource: _make_demo,
-    errors.NotFetched: "`mmfw features fetch {words} --source FOLDER{data_dir:--data-dir}` takes a copy from "
-    "a folder",
     errors.UnknownOrigin: "`mmfw convert --zip ARCHIVE --force{data_dir:--data-dir}` writes it again",
     errors.NoFeatures: "`mmfw features add FOLDER -o LMDB` makes some",
     errors.NoRun: _find_run,
     errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
     errors.NotPredicted: "mmfw predict {runs} --split {split}{data_dir:--data-dir}",
-    errors.NeverTrained: "train on from them with: mmfw train {preset} --init {init}",
     errors.NoOwnCode: "name its folder with env.user_dir=FOLDER",
-    errors.TotalReached: _train_longer,
     errors.UnreadableRun: "`mmfw runs rm {folder}` removes this run",
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     errors.NoRoom: "choose a folder on another disk with --data-dir",

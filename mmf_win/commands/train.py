@@ -22,7 +22,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
 from mmf_win.runs.paper import PAPER, SPLITS, published, why_none
 from mmf_win.runs.presets import Preset
-from mmf_win.runs.published_weights import need_of
+from mmf_win.runs.published_weights import weights_of
 from mmf_win.runs.request import OF_ONE_COMMAND, RunRequest
 from mmf_win.upstream.install import find_mmf
 
@@ -237,7 +237,7 @@ def _published_weights(loaded: Sequence[Preset]) -> tuple[str | None, dict[str, 
     try:
         mmf = find_mmf()
         places = Places.resolve()
-        return mmf.version, {p.name: need_of(p, mmf, places) is not None for p in loaded}
+        return mmf.version, {p.name: weights_of(p, mmf, places) is not None for p in loaded}
     except (MmfError, UsageError):  # the list is of use without MMF and its zoo, too
         return None, {}
 

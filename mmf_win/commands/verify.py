@@ -8,9 +8,10 @@ import click
 
 from mmf_win.commands import findings, options
 from mmf_win.commands.overrides import split_words
+from mmf_win.console import shell_line
 from mmf_win.doctor.verify import verify
-from mmf_win.errors import DamagedInputs, DataError
-from mmf_win.paths import Places
+from mmf_win.errors import DataError
+from mmf_win.paths import Places, data_option
 
 
 @click.command(
@@ -46,5 +47,6 @@ def command(
         parts = dict.fromkeys(finding.part for finding in damaged if finding.error is None)
         if not parts:
             raise DataError(message)
-        where = ["--save-dir", str(save_dir)] if save_dir else []
-        raise DamagedInputs(message, words=[*(what or parts), *where], data_dir=places.data_dir)
+        where = ["--save-dir", save_dir] if save_dir else []
+        words = [*(what or parts), *data_option(places.data_dir), *where]
+        raise DataError(message, hint=f"`{shell_line('mmfw', 'repair', *words)}`")

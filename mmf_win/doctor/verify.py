@@ -22,10 +22,10 @@ from mmf_win.errors import (
     UnfinishedInstallation,
     UsageError,
 )
-from mmf_win.inputs.fetch import Fetcher, Mirror
-from mmf_win.inputs.listing import Need, no_source
-from mmf_win.inputs.on_disk import needs_on_disk, with_source
-from mmf_win.inputs.verify import state_without_reading, verify_need
+from mmf_win.inputs.fetch import fetch
+from mmf_win.inputs.given import Input
+from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.on_disk import inputs_on_disk
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, noted
 from mmf_win.integrity.verify import find_damage
@@ -33,7 +33,7 @@ from mmf_win.paths import Places, tool_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.checkpoints import listed, newest_intact
 from mmf_win.runs.folder import Run
-from mmf_win.runs.needs import needs_of_presets
+from mmf_win.runs.needs import inputs_of_presets
 from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
@@ -44,7 +44,7 @@ _NOTHING = "nothing"
 
 def _meant(
     names: Sequence[str], places: Places, overrides: Sequence[str]
-) -> tuple[set[str], list[Need], list[Run]]:
+) -> tuple[set[str], list[Input], list[Run]]:
     """What a user names: parts, features and the like, and runs; without a name, everything.
 
     Raises:
@@ -56,14 +56,14 @@ def _meant(
     of_presets = [name for name in others if name in presets.names() or Path(name).is_file()]
     if overrides and not of_presets:
         raise UsageError(f"{overrides[0]}: an override needs a preset", hint="name the preset before it")
-    needs: list[Need] = []
+    inputs: list[Input] = []
     if of_presets:
-        needs += needs_of_presets(install.find_mmf(), of_presets, places, overrides)
+        inputs += inputs_of_presets(install.find_mmf(), of_presets, places, overrides)
     if "features" in parts:
-        folders = {need.folder for need in needs}
-        needs += [need for need in needs_on_disk(places) if need.folder not in folders]
+        folders = {each.folder for each in inputs}
+        inputs += [each for each in inputs_on_disk(places) if each.folder not in folders]
     runs = [_run(places.save_dir, name) for name in others if name not in of_presets]
-    return parts, needs, lookup.all_runs(places.save_dir) if "runs" in parts else runs
+    return parts, inputs, lookup.all_runs(places.save_dir) if "runs" in parts else runs
 
 
 def _run(save_dir: Path, name: str) -> Run:
@@ -94,10 +94,10 @@ def verify(
         UsageError: a name stands for nothing.
         MmfError: a preset is named, and MMF is not installed.
     """
-    parts, needs, runs = _meant(names, places, overrides)
+    parts, inputs, runs = _meant(names, places, overrides)
     found = [
         _dataset(places, full) if "dataset" in parts else None,
-        *(_without_source(need, _input(need, places, full), places) for need in needs),
+        *(_input(each, full) for each in inputs),
         *(_checkpoints(run) for run in runs),
         _mmf() if "mmf" in parts else None,
     ]
@@ -128,8 +128,8 @@ def repair(
         UsageError: there is no such source, or a name stands for nothing.
         MmfError: as for :func:`verify`.
     """
-    parts, needs, runs = _meant(names, places, overrides)
-    mirror = Mirror.of(source)
+    parts, inputs, runs = _meant(names, places, overrides)
+    mirror = Mirror.of(source, keep_archives=keep_archives, ask=ask)
     found = [
         _repaired(_mmf, install.set_up) if "mmf" in parts else None,  # knows where the others come from
         _repaired(
@@ -139,7 +139,7 @@ def repair(
         )
         if "dataset" in parts
         else None,
-        *_repaired_inputs(needs, Fetcher(places, mirror, keep_archives, ask=ask)),
+        *_repaired_inputs(inputs, places, mirror),
         *(_checkpoints(run) for run in runs),
     ]
     return [finding for finding in found if finding is not None]
@@ -159,14 +159,14 @@ def _repaired(
     return after and replace(after, repaired=before.problems if after.is_usable else ())
 
 
-def _repaired_inputs(needs: Sequence[Need], fetcher: Fetcher) -> list[Finding]:
-    found = {need: _input(need, fetcher.places) for need in needs}
-    damaged = [need for need, finding in found.items() if finding.state == "damaged"]
+def _repaired_inputs(inputs: Sequence[Input], places: Places, mirror: Mirror) -> list[Finding]:
+    found = {each: _input(each) for each in inputs}
+    damaged = [each for each, finding in found.items() if finding.state == "damaged"]
     if damaged:
         try:
-            repaired = fetcher.repair([with_source(need, fetcher.places) for need in damaged])
+            repaired = fetch([each.with_source() for each in damaged], places, mirror, repairs=True)
         except UsageError as error:  # the source has none of the archives
-            repaired = [replace(found[need], error=error) for need in damaged]
+            repaired = [replace(found[each], error=error) for each in damaged]
         found |= dict(zip(damaged, repaired, strict=True))
     return list(found.values())
 
@@ -209,18 +209,14 @@ def _archive(mirror: Mirror, places: Places) -> Path | None:
     return place if is_of_kind else None
 
 
-def _input(need: Need, places: Places, full: bool = False) -> Finding:
+def _input(each: Input, full: bool = False) -> Finding:
+    """What is known of an input; of a damaged one, also the error that nothing can repair it."""
     try:
-        return verify_need(need, places, full=full)
+        finding = each.verify(full=full)
     except MmfError as error:  # a package is missing that could read it
-        return replace(state_without_reading(need, places), error=error)
-
-
-def _without_source(need: Need, finding: Finding, places: Places) -> Finding:
-    """A damaged one with the error that nothing can repair it, where that is known."""
-    if finding.state != "damaged" or finding.error is not None:
-        return finding
-    return replace(finding, error=no_source(with_source(need, places), finding, places))
+        return replace(each.state(), error=error)
+    is_damaged = finding.state == "damaged"
+    return replace(finding, error=each.with_source().no_source(finding)) if is_damaged else finding
 
 
 def _checkpoints(run: Run) -> Finding | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mmf_win import errors
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
-from mmf_win.errors import AlreadyThere, DamagedManifest, DataError, DatasetError, UsageError
+from mmf_win.errors import DamagedManifest, DatasetError, UsageError
 from mmf_win.inputs.keys import answer_of, without_features
+from mmf_win.inputs.next_steps import BUILT_FROM
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places
@@ -20,7 +20,6 @@ from mmf_win.unpacking.staging import staging
 from mmf_win.upstream.install import require_packages
 
 _DATA = "data.mdb"
-_FOLDERS = "folders"  # in the manifest: what the LMDB was built from
 
 
 def add_features(
@@ -59,22 +58,13 @@ def add_features(
         with Progress("Hashing", data.stat().st_size) as bar:
             entry = Entry(file_digest(data, progress=bar.advance).hex(), data.stat().st_size)
         files = {f"{lmdb.name}/{_DATA}": entry}
-        install(here, Manifest(lmdb.parent, files, "built", result={_FOLDERS: given}))
+        install(here, Manifest(lmdb.parent, files, "built", result={BUILT_FROM: given}))
     keys = frozenset(found.pop("keys"))
     covered = {
         split: {"rows": len(rows), "with_features": len(rows) - len(without_features(rows, keys))}
         for split, rows in splits.items()
     }
     return {"lmdb": lmdb, "images": len(keys), **found, "splits": covered}
-
-
-def built_from(lmdb: Path) -> list[str]:
-    """The folders that an LMDB was built from; none where mmfw has not built it, or where nothing tells."""
-    with suppress(DataError, OSError):
-        manifest = Manifest.load(lmdb.parent)
-        if manifest and f"{lmdb.name}/{_DATA}" in manifest.files:
-            return list(manifest.result.get(_FOLDERS, []))
-    return []
 
 
 def _require_free(lmdb: Path, force: bool) -> None:
@@ -91,4 +81,7 @@ def _require_free(lmdb: Path, force: bool) -> None:
             hint="name an LMDB in another folder",
         )
     if (lmdb / _DATA).exists() and not force:
-        raise AlreadyThere(f"{lmdb}: there are region features already")
+        raise DatasetError(
+            f"{lmdb}: there are region features already",
+            hint="--force replaces it; --data-dir chooses another folder",
+        )

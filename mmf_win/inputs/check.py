@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import first_few
+from mmf_win.console import first_few, shell_line
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.layout import other_name
 from mmf_win.dataset.manifest import load_manifest
-from mmf_win.errors import (
-    CheckpointError,
-    DamagedInputs,
-    DatasetError,
-    IncompleteDataset,
-    MissingInputs,
-    MmfError,
-    NotFetched,
-    UsageError,
-)
-from mmf_win.inputs.fetch import Fetcher
+from mmf_win.errors import CheckpointError, DataError, DatasetError
+from mmf_win.inputs.fetch import fetch
+from mmf_win.inputs.given import Input
 from mmf_win.inputs.keys import image_keys, without_features
-from mmf_win.inputs.listing import Need, asks_hub, needs_of, no_source, paths_of, write_built_markers
-from mmf_win.inputs.verify import verify_need
+from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import SUMS, noted
 from mmf_win.integrity.verify import find_damage
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.upstream.config import DATASET, Tree
 
 _SHOWN = 3
@@ -105,24 +97,32 @@ def check(
     """
     _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)
-    needs = needs_of(root, places, config, slots)
-    _require_known_weights(needs, config)
-    findings = {need: verify_need(need, places) for need in needs}
-    models = [need for need, found in findings.items() if found.state == "missing" and need.library]
-    _require_intact({n: found for n, found in findings.items() if n not in models}, places, words=hint_words)
-    _fetch(models, places, offline=offline, words=hint_words)
-    write_built_markers(needs)
+    inputs = inputs_of(root, places, config, slots)
+    findings = {each: each.verify() for each in inputs}
+    models = [
+        each for each, found in findings.items() if found.state == "missing" and each.is_fetched_for_runs
+    ]
+    _require_intact(
+        {each: found for each, found in findings.items() if each not in models}, places, hint_words
+    )
+    other_way = shell_line(
+        "mmfw", "features", "fetch", *hint_words, "--source", "FOLDER", *data_option(places.data_dir)
+    )
+    for each in models:
+        _log.warning("%s is missing; looking for it", each.title)
+        fetch([each], places, Mirror(offline=offline, other_way=f"`{other_way}` takes a copy from a folder"))
     dataset = config["dataset"]
     named = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
     files = {slot: paths[0] for slot, paths in named.items() if len(paths) == 1}
     rows = {slot: read_rows(path) for slot, path in files.items()}
     for slot in rows.keys() - {"test"}:
         _require_labels(files[slot], rows[slot])
-    kept = _rows_left(needs, dataset, files, rows, predicts="train" not in slots, allow_missing=allow_missing)
+    lmdbs = lmdbs_of(dataset, slots)
+    kept = _rows_left(lmdbs, dataset, files, rows, predicts="train" not in slots, allow_missing=allow_missing)
     return Inputs(
         {slot: (files[slot], some) for slot, some in kept.items()},
         {s: _data(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
-        asks_hub(config, needs),
+        asks_hub(config),
     )
 
 
@@ -137,45 +137,18 @@ def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
         raise CheckpointError(f"{start}: there is no such checkpoint", hint="see checkpoint.resume_file")
 
 
-def _require_known_weights(needs: Sequence[Need], config: Tree) -> None:
-    """Refuse a key of pretrained weights that nothing stands for, since nothing could fetch them."""
-    if any(need.kind == "weights" and not need.entry and not need.folder.exists() for need in needs):
-        key = config["checkpoint"]["resume_zoo"]
-        raise UsageError(
-            f"checkpoint.resume_zoo={key}: neither a file nor a key of MMF's zoo",
-            hint=f"its keys are in {config['env']['model_zoo']}",
-        )
-
-
-def _fetch(models: Sequence[Need], places: Places, *, offline: bool, words: Sequence[str]) -> None:
-    """Fetch models that a library would download only after all of MMF was loaded.
-
-    Raises:
-        NotFetched: they cannot be had.
-    """
-    try:
-        for need in models:
-            _log.warning("%s is missing; looking for it", need.title)
-            Fetcher(places, offline=offline).fetch([need])
-    except MmfError as error:
-        raise NotFetched(str(error), hint=error.hint, words=words, data_dir=places.data_dir) from error
-
-
-def _require_intact(findings: Mapping[Need, Finding], places: Places, *, words: Sequence[str]) -> None:
+def _require_intact(findings: Mapping[Input, Finding], places: Places, words: Sequence[str]) -> None:
     """Refuse files that are damaged or missing."""
-    damaged = {need: finding for need, finding in findings.items() if finding.state == "damaged"}
-    missing = {need: finding for need, finding in findings.items() if finding.state == "missing"}
-    for need, finding in (damaged or missing).items():
-        if (error := no_source(need, finding, places, words)) is not None:
-            raise error
-    if damaged:
-        raise DamagedInputs(_problems(damaged), words=words, data_dir=places.data_dir)
-    if missing:
-        raise MissingInputs(_problems(missing), words=words, data_dir=places.data_dir)
-
-
-def _problems(findings: Mapping[Need, Finding]) -> str:
-    return "\n".join(f"{found.what}: {problem}" for found in findings.values() for problem in found.problems)
+    typed = [*words, *data_option(places.data_dir)]
+    repair, get = shell_line("mmfw", "repair", *typed), shell_line("mmfw", "features", "fetch", *typed)
+    for state, command in (("damaged", repair), ("missing", get)):
+        wrong = {each: found for each, found in findings.items() if found.state == state}
+        for each, found in wrong.items():
+            if (error := each.no_source(found, words)) is not None:
+                raise error
+        if wrong:
+            problems = (f"{found.what}: {problem}" for found in wrong.values() for problem in found.problems)
+            raise DataError("\n".join(problems), hint=f"`{command}`")
 
 
 def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> None:
@@ -197,8 +170,8 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
         shown = "\n".join(str(difference) for difference in wrong[:_SHOWN])
         more = f"\n… and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         own = "annotations of your own need a name of their own"
-        message = f"{root}: not as it was converted ({own}):\n{shown}{more}"
-        raise DamagedInputs(message, words=["dataset"], data_dir=places.data_dir)
+        hint = shell_line("mmfw", "repair", "dataset", *data_option(places.data_dir))
+        raise DataError(f"{root}: not as it was converted ({own}):\n{shown}{more}", hint=f"`{hint}`")
 
 
 def _below(path: Path, folder: Path) -> str:
@@ -209,7 +182,7 @@ def _below(path: Path, folder: Path) -> str:
 
 
 def _rows_left(
-    needs: Sequence[Need],
+    features: Collection[Path],
     dataset: Tree,
     files: Mapping[str, Path],
     rows: Mapping[str, Sequence[Row]],
@@ -218,9 +191,8 @@ def _rows_left(
     allow_missing: bool,
 ) -> dict[str, list[Row]]:
     """Compare the rows with what there is of them; return those that are left where some are missing."""
-    features = {need.files[0].parent for need in needs if need.kind == "features"}
     absent: dict[str, list[Row]] = {}
-    keys = {lmdb: image_keys(lmdb) for lmdb in features & set(paths_of(dataset, "features", list(rows)))}
+    keys = {lmdb: image_keys(lmdb) for lmdb in lmdbs_of(dataset, list(rows))}
     for slot, listed in rows.items():
         if features:
             own = keys.keys() & set(paths_of(dataset, "features", [slot]))
@@ -247,7 +219,7 @@ def _rows_left(
     if hint:
         raise DatasetError(message, hint=hint)
     if not allow_missing:
-        raise IncompleteDataset(message, hint="get complete ones")
+        raise DatasetError(message, hint="get complete ones, or --allow-missing goes without them")
     _log.warning("%s; these rows are left out", message)
     kept = {}
     for slot, gone in absent.items():

@@ -13,6 +13,7 @@ from typing import Any
 from mmf_win.dataset.annotations import Row
 from mmf_win.errors import DamagedFeatures, HostileFeatures, Interrupted
 from mmf_win.files import read_json, write_json
+from mmf_win.inputs.next_steps import remake_features
 from mmf_win.integrity.manifest import Check
 from mmf_win.paths import module_command
 from mmf_win.upstream.install import require_packages
@@ -52,7 +53,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
             hint="use features that were extracted by somebody you trust",
         )
     if "problem" in found:
-        raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", lmdb=folder)
+        raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", hint=remake_features(folder))
     with suppress(OSError):
         write_json(note, {"lmdb": folder.name, "checked": state, "keys": found["keys"]})
     return frozenset(found["keys"])

@@ -4,90 +4,73 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.errors import DataError, MmfError, UsageError
-from mmf_win.inputs import caches
-from mmf_win.inputs.listing import Kind, Need, hub_model, resnet152
-from mmf_win.inputs.verify import read_elsewhere
+from mmf_win.errors import DataError
+from mmf_win.inputs import hub
+from mmf_win.inputs.given import Input
+from mmf_win.inputs.ledger import read_ledger
+from mmf_win.inputs.listing import resnet152, vocabularies
+from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
-from mmf_win.upstream.install import find_mmf
-from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
 
 
-def needs_on_disk(places: Places) -> list[Need]:
+def inputs_on_disk(places: Places) -> list[Input]:
     """What lies in the data folder, and what was read in the caches of others."""
     folders: set[Path] = set()
     for here, below, names in os.walk(places.data_dir):
         below[:] = [name for name in below if not name.startswith(".mmfw-")]
         if SUMS in names or Path(here) == places.dataset.features or is_unfinished(Path(here)):
             folders.add(Path(here))
-    needs = [need for folder in sorted(folders - {places.dataset.root}) for need in _listed(folder, places)]
-    elsewhere = (path for path in map(Path, read_elsewhere(places).files) if not _is_of_others(path, places))
+    found = [each for folder in sorted(folders - {places.dataset.root}) for each in _listed(folder, places)]
+    elsewhere = (path for path in map(Path, read_ledger(places.cache_dir).files) if _is_here(path, places))
     # Where a whole folder is gone, its owner has removed it.
-    shared = (need for need in _shared(elsewhere) if any(path.is_file() for path in need.files))
-    return [*needs, *shared]
+    shared = (each for each in _shared(elsewhere, places) if any(path.is_file() for path in each.files()))
+    return [*found, *shared]
 
 
-def _is_of_others(path: Path, places: Places) -> bool:
-    """Whether a file lies in another data folder; all share the cache folder, which lists what was read."""
+def _is_here(path: Path, places: Places) -> bool:
+    """Whether a file lies in no other data folder; all share the cache folder, which lists what was read."""
     datasets = ((parent / "datasets" / "hateful_memes").is_dir() for parent in path.parents)
-    return not path.is_relative_to(places.data_dir) and any(datasets)
+    return path.is_relative_to(places.data_dir) or not any(datasets)
 
 
-def with_source(need: Need, places: Places) -> Need:
-    """The same files, with where to download them, as far as the zoo of the installed MMF tells."""
-    if need.entry or not need.has_manifest:
-        return need
-    part = {places.dataset.features: "features", places.dataset.root / "extras": "extras"}.get(need.folder)
-    try:
-        datasets, models = (os.environ.get(f"MMF_{kind}_ZOO") for kind in ("DATASET", "MODEL"))
-        zoo = Zoo(find_mmf().root, places, datasets or DATASETS, models or MODELS)
-        entry = zoo.dataset(part) if part else zoo.model(need.folder.name)
-    except (MmfError, UsageError):
-        return need
-    return replace(need, entry=entry) if entry and (part or entry.folder == need.folder) else need
-
-
-def _listed(folder: Path, places: Places) -> Iterator[Need]:
+def _listed(folder: Path, places: Places) -> Iterator[Input]:
     """The files that the folder's manifest lists, and region features that have none."""
-    kind: Kind = "weights"
     names: tuple[str, ...] = ()
+    is_built = False
     data = "detectron.lmdb/data.mdb"
     try:
         if manifest := Manifest.load(folder) or Manifest.load(staging_folder(folder)):
             names = tuple(manifest.files)
-            kind = "features" if manifest.basis == "built" else kind
+            is_built = manifest.basis == "built"
         elif (folder / data).is_file():
             names = (data,)
     except DataError:  # which verifying them tells
         names = (data if (folder / data).is_file() else SUMS,)
-    if folder == places.dataset.features or kind == "features":
+    if folder == places.dataset.features or is_built:
         title = "region features" if folder == places.dataset.features else folder.name
-        yield from (Need("features", title, folder, (name,)) for name in names)
+        yield from (RegionFeatures(title, folder, places, (name,)) for name in names)
     elif folder == places.dataset.root / "extras":
-        yield Need("extras", "vocabulary", folder, names)
+        yield vocabularies(places, names)
     elif names:
-        yield Need(kind, folder.relative_to(places.data_dir).as_posix(), folder, names)
+        yield Unpacked(folder.relative_to(places.data_dir).as_posix(), folder, places, names)
 
 
-def _shared(paths: Iterable[Path]) -> Iterator[Need]:
+def _shared(paths: Iterable[Path], places: Places) -> Iterator[Input]:
     """What was read in folders of others, by the folder."""
-    by_folder: dict[Path, list[str]] = {}
+    by_folder: dict[Path, set[str]] = {}
     for path in paths:
-        by_folder.setdefault(path.parent, []).append(path.name)
+        by_folder.setdefault(path.parent, set()).add(path.name)
     for folder, names in by_folder.items():
-        if folder.parent.name == "snapshots":
-            model = folder.parents[1].name.removeprefix("models--").replace("--", "/")
-            if folder == caches.hub_snapshot(model):
-                yield hub_model(model, "bert" if set(names) & set(caches.BERT_WEIGHTS) else "tokenizer")
-                continue
-        resnet = resnet152(folder)
-        if resnet.names[0] in names:
+        if (model := hub.name_of(folder)) is not None:
+            yield hub.model(model, places, weights=bool(names & set(hub.WEIGHTS)))
+            continue
+        resnet = resnet152(folder, places)
+        its_names = names & set(resnet.names)
+        if its_names:
             yield resnet
-        others = [name for name in names if name not in resnet.names]
-        if others:
-            yield Need("other", str(folder), folder, tuple(others))
+        if others := names - its_names:
+            yield Input(str(folder), folder, places, tuple(sorted(others)))

@@ -10,13 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import Progress, first_few
+from mmf_win.console import Progress, first_few, shell_line
 from mmf_win.dataset.annotations import count_rows
-from mmf_win.errors import DatasetError, MmfError, NoOwnFeatures, TotalReached, UntrustedCode, UsageError
+from mmf_win.errors import DatasetError, MmfError, UntrustedCode, UsageError
 from mmf_win.inputs.check import Inputs, check
+from mmf_win.inputs.given import Input
 from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
-from mmf_win.inputs.listing import Need, needs_of, paths_of
-from mmf_win.paths import Places
+from mmf_win.inputs.listing import inputs_of, paths_of
+from mmf_win.paths import Places, data_option
 from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.history import stopped_early
@@ -89,13 +90,13 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     total = _total(request.epochs, config, inputs)
     reached = counted is not None and total is not None and counted.update >= total
     if counted is not None and reached and not (counted.update == total and _is_to_finish(asked, request)):
-        raise TotalReached(
-            f"{asked.checkpoint}: it is at update {counted.update}, and the run's total is {total}",
-            checkpoint=Path(asked.checkpoint or ""),
-            update=counted.update,
-            preset=next(iter(_typed(request)), None),
-            data_dir=places.data_dir,
-            save_dir=places.save_dir,
+        hint = f"name a total above {counted.update} with --updates"
+        for preset in _typed(request):
+            where = [*data_option(places.data_dir), "--save-dir", places.save_dir]
+            begin = shell_line("mmfw", "train", preset, "--init", asked.checkpoint, *where)
+            hint += f", or begin again with these weights: `{begin}`"
+        raise UsageError(
+            f"{asked.checkpoint}: it is at update {counted.update}, and the run's total is {total}", hint=hint
         )
     if counted is not None:
         _require_no_early_stop(Path(asked.checkpoint or ""), counted, training)
@@ -179,11 +180,12 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
         shipped = [name for name in presets.names() if presets.load(name).published]
         configs = _configs(mmf, places, shipped)
         free = ", ".join(name for name, config in configs if not config["dataset"].get("use_features"))
-        raise NoOwnFeatures(
+        add = shell_line("mmfw", "features", "add", "FOLDER", *data_option(places.data_dir))
+        raise DatasetError(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
             f"{len(rows)} images ({shown})",
-            hint=f"these presets read none: {free}",
-            data_dir=places.data_dir,
+            hint=f"these presets read none: {free}, or `{add}` takes those that MMF's extraction scripts "
+            "write, and --features names another LMDB",
         )
     for image, key in taken_from_another_image(rows, keys).items():
         raise DatasetError(
@@ -193,9 +195,9 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
         )
 
 
-def needs_of_presets(
+def inputs_of_presets(
     mmf: Installed, names: Sequence[str], places: Places, overrides: Sequence[str] = ()
-) -> dict[Need, list[str]]:
+) -> dict[Input, list[str]]:
     """What presets need → which of them need it.
 
     Args:
@@ -207,19 +209,19 @@ def needs_of_presets(
     Raises:
         UsageError: there is no such preset, or its configuration cannot be put together.
     """
-    found: dict[Need, list[str]] = {}
+    found: dict[Input, list[str]] = {}
     for name, config in _configs(mmf.root, places, names, overrides):
-        for need in needs_of(mmf.root, places, config):
-            found.setdefault(need, []).append(name)
+        for each in inputs_of(mmf.root, places, config):
+            found.setdefault(each, []).append(name)
     return found
 
 
-def needs_of_run(
+def inputs_of_run(
     mmf: Installed, request: RunRequest, places: Places, overrides: Sequence[str] = ()
-) -> dict[Need, list[str]]:
+) -> dict[Input, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
     config = resolve(mmf.root, places, request, [*request.overrides, *overrides], trained=True)
-    return {need: _typed(request) for need in needs_of(mmf.root, places, config)}
+    return {each: _typed(request) for each in inputs_of(mmf.root, places, config)}
 
 
 def config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.errors import CheckpointError, DataError, DatasetError, NeverTrained, UnknownPreset
+from mmf_win.errors import CheckpointError, DataError, DatasetError, UnknownPreset, UsageError
 from mmf_win.files import share
-from mmf_win.inputs.fetch import Fetcher, Mirror
-from mmf_win.inputs.listing import Need, zoo_weights
+from mmf_win.inputs.fetch import fetch as fetch_inputs
+from mmf_win.inputs.listing import zoo_weights
+from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, name_part
@@ -22,12 +24,12 @@ from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.install import Installed, usable_mmf
-from mmf_win.upstream.zoo import MODELS, Zoo
+from mmf_win.upstream.zoo import Zoo
 
 _log = logging.getLogger(__name__)
 
 
-def need_of(preset: Preset, mmf: Installed, places: Places) -> Need | None:
+def weights_of(preset: Preset, mmf: Installed, places: Places) -> Unpacked | None:
     """The published weights of a preset; None where it has none in the zoo of this MMF.
 
     Args:
@@ -41,9 +43,10 @@ def need_of(preset: Preset, mmf: Installed, places: Places) -> Need | None:
     """
     if preset.zoo is None:
         return None
-    models = (preset.settings.get("env") or {}).get("model_zoo") or os.environ.get("MMF_MODEL_ZOO", MODELS)
-    need = zoo_weights(Zoo(mmf.root, places, models=models), preset.zoo)
-    return need if need.entry else None
+    zoo = Zoo.chosen(mmf.root, places)
+    models = (preset.settings.get("env") or {}).get("model_zoo") or zoo.models
+    weights = zoo_weights(replace(zoo, models=models), preset.zoo)
+    return weights if weights.entry else None
 
 
 def fetch(preset: Preset, places: Places, source: str | None) -> Path:
@@ -61,20 +64,21 @@ def fetch(preset: Preset, places: Places, source: str | None) -> Path:
         CheckpointError: the archive is intact, and what it holds is no checkpoint.
     """
     mmf = usable_mmf()
-    need = need_of(preset, mmf, places)
-    if need is None:
+    published = weights_of(preset, mmf, places)
+    if published is None:
         lacking = f"preset {preset.name} has no published weights"
         if preset.zoo is not None:
             lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
         raise UnknownPreset(lacking)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
-    [finding] = Fetcher(places, Mirror.of(source), offline=preset.offline).fetch([need])
+    [finding] = fetch_inputs([published], places, Mirror.of(source, offline=preset.offline))
     if not finding.is_usable:
-        raise DataError("; ".join(finding.problems) or f"{need.title}: {finding.state}")
-    if len(need.files) != 1:
-        found = ", ".join(need.found_names)
-        raise DataError(f"{need.folder}: one file of weights is expected, not {found}")
-    weights = need.files[0]
+        raise DataError("; ".join(finding.problems) or f"{published.title}: {finding.state}")
+    files = published.files()
+    if len(files) != 1:
+        found = ", ".join(path.name for path in files)
+        raise DataError(f"{published.folder}: one file of weights is expected, not {found}")
+    [weights] = files
     if reason := checkpoints.problem(weights):
         raise CheckpointError(f"{weights}: {reason}", hint="tell whoever published it, or use other weights")
     return weights
@@ -134,11 +138,10 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
     request = run.request()
     if request.published_weights:
         preset = request.preset_file or request.preset
-        init = checkpoint or "published"
-        raise NeverTrained(
+        train = shell_line("mmfw", "train", preset, "--init", checkpoint or "published")
+        raise UsageError(
             f"run {run.id} holds published weights, and was never trained, so it cannot be resumed",
-            preset=preset,
-            init=str(init),
+            hint=f"`{train}` trains on from them",
         )
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,6 +80,12 @@ class Zoo:
     places: Places
     datasets: str = DATASETS
     models: str = MODELS
+
+    @classmethod
+    def chosen(cls, root: Path, places: Places) -> Zoo:
+        """The zoo of the variables, or else MMF's."""
+        datasets, models = (os.environ.get(f"MMF_{kind}_ZOO") for kind in ("DATASET", "MODEL"))
+        return cls(root, places, datasets or DATASETS, models or MODELS)
 
     def dataset(self, part: str) -> ZooEntry | None:
         """The entry for ``features`` or ``extras`` of Hateful Memes; None where there is none.

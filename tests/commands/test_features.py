@@ -103,7 +103,7 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     archive = shop.server.files["features.tar.gz"]
     assert features == {
         "what": "region features",
-        "kind": "features",
+        "kind": "archive",
         "presets": [str(shop.preset)],
         "state": "missing",
         "folder": str(shop.places.dataset.features),
@@ -123,9 +123,9 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     }
     assert (fc7["state"], fc7["kind"], bert["state"], bert["kind"]) == (
         "missing",
-        "fc7",
+        "archive",
         "not verified",
-        "bert",
+        "own",
     )
     assert shop.server.gets == []
     assert shop("status") == 0

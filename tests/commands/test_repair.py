@@ -54,8 +54,8 @@ def killed_amidst_the_moves(paths: DatasetPaths) -> None:
 
 def hint(told: str) -> list[str]:
     """The arguments of the command in the last hint."""
-    hints = [line for line in told.splitlines() if line.startswith("hint: mmfw ")]
-    return typed(hints[-1])[2:]
+    hints = re.findall("^hint: `mmfw (.*)`$", told, re.MULTILINE)
+    return typed(hints[-1])
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -13,8 +13,8 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
-from mmf_win.inputs.listing import Need, hub_model
-from mmf_win.inputs.verify import verify_need
+from mmf_win.inputs.given import Input
+from mmf_win.inputs.hub import GivenModel, model
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find_mmf, use_checkout
@@ -85,7 +85,7 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(
         assert f"{finding['what']}: {finding['problems'][0]}" in told.err
     assert "the newest intact one is best.ckpt" in told.err
     assert "5 of 5 are damaged" in told.err
-    assert "hint: mmfw repair dataset features mmf\n" in told.err
+    assert "hint: `mmfw repair dataset features mmf`\n" in told.err
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
     content = b"weights" * 1000
     weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     weights.write_bytes(content)
-    verify_need(Need("other", "weights", user_dir, (weights.name,)), empty)
+    Input("weights", user_dir, empty, (weights.name,)).verify()
     (finding,) = verified(capsys).values()
     assert (finding["state"], finding["against"]) == ("intact", "the hash in its name")
     hostile.flip_byte(weights, 100)
@@ -199,11 +199,11 @@ def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(
     ]
     for bert in berts:
         (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)
-        assert verify_need(Need("bert", "BERT", bert), empty).state == "recorded"
+        assert GivenModel("BERT", bert, empty).verify().state == "recorded"
     assert [finding["folder"] for finding in verified(capsys).values()] == [str(berts[0])]
     (berts[0] / "config.json").unlink()
     (berts[1] / "config.json").unlink()
-    assert verify_need(Need("bert", "BERT", berts[0]), empty).state == "damaged"
+    assert GivenModel("BERT", berts[0], empty).verify().state == "damaged"
 
 
 def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
@@ -213,7 +213,7 @@ def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
     folder.mkdir()
     for name in ("config.json", "vocab.txt"):
         (folder / name).write_text("{}", encoding="utf-8")
-    assert verify_need(hub_model(str(folder), "tokenizer"), empty).state == "recorded"
+    assert model(str(folder), empty, weights=False).verify().state == "recorded"
     assert main(["verify", "features"]) == 0
     (folder / "vocab.txt").unlink()
     capsys.readouterr()

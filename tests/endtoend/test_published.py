@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -106,8 +107,8 @@ def rewritten(shop: Shop, *, legacy: bool = False, **changes: Any) -> Path:
 
 def hinted(errors: str) -> list[str]:
     """The words after ``mmfw`` of the command that an error tells to type."""
-    [line] = [line for line in errors.splitlines() if "mmfw train " in line]
-    return typed(line[line.index("mmfw train") + 5 :].split(";")[0])
+    [command] = re.findall("`mmfw (train .*?)`", errors)
+    return typed(command)
 
 
 def test_published_weights_are_scored_on_the_papers_splits_without_training(shop: Shop) -> None:

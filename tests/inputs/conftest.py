@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mmf_win.inputs.added import add_features
-from mmf_win.inputs.listing import Need
-from mmf_win.inputs.verify import verify_need
+from mmf_win.inputs.unpacked import RegionFeatures
 from mmf_win.paths import Places
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer
@@ -59,5 +58,5 @@ def zoo(places: Places) -> Iterator[Zoo]:
 
 def state_of(lmdb: Path, places: Places) -> str:
     """What a run would find that reads this LMDB."""
-    need = Need("features", "region features", lmdb.parent, (f"{lmdb.name}/data.mdb",))
-    return verify_need(need, places, full=True).state
+    names = (f"{lmdb.name}/data.mdb",)
+    return RegionFeatures("region features", lmdb.parent, places, names).verify(full=True).state

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.verify import repair, verify
-from mmf_win.errors import AlreadyThere, DamagedFeatures, DataError, DatasetError, ResourceError, UsageError
+from mmf_win.errors import DamagedFeatures, DataError, DatasetError, ResourceError, UsageError
 from mmf_win.inputs.added import add_features
-from mmf_win.inputs.fetch import Fetcher
+from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.keys import image_keys, taken_from_another_image
-from mmf_win.inputs.listing import Need
+from mmf_win.inputs.next_steps import remake_features
+from mmf_win.inputs.unpacked import RegionFeatures
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
@@ -111,9 +111,9 @@ def test_what_is_there_is_replaced_only_by_force(
     write_archive(archive, [("01234", half_red_half_blue())])
     extract_features(archive, places, version=None)
     folder = npy.write_pairs(user_dir / "npy", ["00001"])
-    with pytest.raises(AlreadyThere, match="already") as raised:
+    with pytest.raises(DatasetError, match="already") as raised:
         add(folder)
-    assert "--force" in str(hint_for(raised.value))
+    assert "--force" in str(raised.value.hint)
     assert set(npy.records(lmdb)) == {"01234"} and state_of(lmdb, places) == "intact"
     assert add(folder, force=True)["images"] == 1
     manifest = Manifest.load(lmdb.parent)
@@ -241,7 +241,7 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
         damage()
         (finding,) = repair(["features"], places)
         assert finding.state == "damaged" and isinstance(finding.error, DamagedFeatures)
-        advice = hint_for(finding.error)
+        advice = finding.error.hint
         assert advice and str(one) in advice and str(two) in advice
         assert add(one, two, force=True)["images"] == 2
         assert npy.raw_records(lmdb) == content
@@ -256,18 +256,14 @@ def test_an_archive_beside_it_is_not_taken_for_its_origin(
     archive = lmdb.parent / "features.tar.gz"
     archive.write_bytes(features_archive())
     url, digest = "http://127.0.0.1:9/nothing", sha256(archive.read_bytes())
-    need = Need(
-        "features",
-        "region features",
-        lmdb.parent,
-        ("detectron.lmdb/data.mdb",),
-        ZooEntry(lmdb.parent, "1", url, archive.name, digest),
-    )
-    assert Fetcher(places).fetch([need])[0].state == "intact"
+    entry = ZooEntry(lmdb.parent, "1", url, archive.name, digest)
+    names = ("detectron.lmdb/data.mdb",)
+    features = RegionFeatures("region features", lmdb.parent, places, names, entry=entry)
+    assert fetch([features], places)[0].state == "intact"
     hostile.flip_byte(lmdb / "data.mdb", 9000)
     with pytest.raises(DataError) as raised:
-        Fetcher(places).fetch([need])
-    assert hint_for(raised.value) == hint_for(DamagedFeatures("", lmdb=lmdb))
+        fetch([features], places)
+    assert raised.value.hint == remake_features(lmdb)
     add(folder, force=True)
     assert set(npy.records(lmdb)) == {"00001"}
 

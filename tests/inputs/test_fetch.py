@@ -11,32 +11,32 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.errors import ArchiveError, MmfError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
-from mmf_win.inputs.fetch import Fetcher, Mirror
-from mmf_win.inputs.listing import Need
-from mmf_win.inputs.verify import state_without_reading, verify_need
+from mmf_win.inputs.fetch import costs
+from mmf_win.inputs.fetch import fetch as fetch_inputs
+from mmf_win.inputs.given import UrlFile
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile
-from tests.worlds.memes import tar_gz
+from tests.worlds.memes import lay_out, tar_gz
 from tests.worlds.web import WebServer, answers
-from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, sha256, unpacked_by_mmf
+from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, sha256
 
 
 def test_a_file_that_the_server_does_not_give_out_can_be_brought_from_elsewhere(zoo: Zoo) -> None:
     zoo.server.faults = [answers(404)] * 9
     with pytest.raises(MmfError, match="answered 404") as raised:
         fetch(zoo, zoo.fc7)
-    assert "--source" in str(hint_for(raised.value))
+    assert "--source" in str(raised.value.hint)
 
 
 def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_published_hash(zoo: Zoo) -> None:
     statuses = fetch(zoo, zoo.features, zoo.fc7)
     assert [status.state for status in statuses] == ["intact", "intact"]
     assert data_of(zoo).read_bytes() == DATA
-    assert {path.name: path.read_bytes() for path in zoo.fc7.files} == FC7
+    assert {path.name: path.read_bytes() for path in zoo.fc7.files()} == FC7
     assert statuses[0].against == "the published archive features.tar.gz"
     assert read_json(zoo.places.dataset.features / ".built.json")["version"] == "1.0"
     zoo.server.asked.clear()
@@ -98,16 +98,17 @@ def test_a_source_that_has_none_of_what_is_needed_is_refused_before_anything_is_
 def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by: str) -> None:
     content = b"resnet" * 1000
     name = f"resnet152-{sha256(content)[:8]}.pth"
-    need = Need("resnet", "ResNet-152", user_dir / "torch", (name,), url=f"{zoo.server.url}/{name}")
+    url = f"{zoo.server.url}/{name}"
+    need = UrlFile("ResNet-152", user_dir / "torch", zoo.places, (name,), url)
     stick = user_dir / "usb stick"
     stick.mkdir()
     (stick / name).write_bytes(content if by == "usb stick" else b"other")
     zoo.server.files[name] = content
     assert fetch(zoo, need, source=stick)[0].state == "intact"
-    assert need.files[0].read_bytes() == content
+    assert need.files()[0].read_bytes() == content
     assert len(zoo.server.gets) == (by == "download")
-    hostile.cut(need.files[0])
-    assert verify_need(need, zoo.places).state == "damaged"
+    hostile.cut(need.files()[0])
+    assert need.verify().state == "damaged"
     assert fetch(zoo, need, source=stick)[0].state == "intact"
 
 
@@ -122,7 +123,7 @@ def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> 
     zoo.server.files["features.tar.gz"] = features_archive(b"other")
     with pytest.raises(MmfError, match="not the file that was expected"):
         fetch(zoo, need)
-    assert state_without_reading(need, zoo.places).state == "missing"
+    assert need.state().state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
     assert not (zoo.places.dataset.features / "features.tar.gz").exists()
 
@@ -131,7 +132,7 @@ def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo
     zoo.server.files["features.tar.gz"] = tar_gz({"readme.txt": b""})
     with pytest.raises(ArchiveError, match="does not hold the region features"):
         fetch(zoo, zoo.features)
-    assert state_without_reading(zoo.features, zoo.places).state == "missing"
+    assert zoo.features.state().state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
 
 
@@ -141,23 +142,24 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
     places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
     with pytest.raises(ResourceError, match="are needed"):
-        Fetcher(places).fetch([Zoo(zoo.server, places).features])
+        fetch_inputs([Zoo(zoo.server, places).features], places)
     assert zoo.server.gets == []
 
 
 def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
     length = len(zoo.server.files["features.tar.gz"])
-    assert Fetcher(zoo.places).costs([zoo.features]) == {zoo.features: (length, 3 * length)}
+    assert costs([zoo.features]) == {zoo.features: (length, 3 * length)}
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_verified(
     zoo: Zoo, read_only: Callable[[Path], None]
 ) -> None:
-    unpacked_by_mmf(zoo)
+    lay_out({**FC7, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
     read_only(zoo.places.data_dir)
-    assert verify_need(zoo.features, zoo.places).state == "intact"
+    status = zoo.fc7.verify()
+    assert (status.state, status.against) == ("recorded", "nothing: its folder cannot be written to")
     with pytest.raises(OSError) as raised:
-        fetch(zoo, zoo.fc7)
+        fetch(zoo, zoo.features)
     assert raised.value.errno == errno.EROFS
 
 
@@ -170,7 +172,7 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(zoo: Zoo) ->
         assert zoo.server.asked == []
     child.communicate()
     assert child.returncode == 0
-    assert state_without_reading(zoo.fc7, zoo.places).state == "intact"
+    assert zoo.fc7.state().state == "intact"
 
 
 @pytest.fixture
@@ -197,16 +199,17 @@ def start(zoo: Zoo) -> subprocess.Popen[bytes]:
     code = (
         "import logging, sys; from pathlib import Path\n"
         "logging.basicConfig(level=logging.INFO)\n"
-        "from mmf_win.inputs.fetch import Fetcher\n"
-        "from mmf_win.inputs.listing import Need\n"
+        "from mmf_win.inputs.fetch import fetch\n"
+        "from mmf_win.inputs.unpacked import Unpacked\n"
         "from mmf_win.upstream.zoo import ZooEntry\n"
         "from mmf_win.paths import Places\n"
         "cache, data, folder, url, sha256 = sys.argv[1:]\n"
         "entry = ZooEntry(Path(folder), '1.0', url, 'fc7.tar.gz', sha256)\n"
-        "need = Need('fc7', 'detectron fc7', Path(folder), ('fc7_w.pkl', 'fc7_b.pkl'), entry)\n"
-        "Fetcher(Places(Path(cache), Path(data), Path(data))).fetch([need])"
+        "places, names = Places(Path(cache), Path(data), Path(data)), ('fc7_w.pkl', 'fc7_b.pkl')\n"
+        "fetch([Unpacked('detectron fc7', Path(folder), places, names, entry=entry)], places)"
     )
-    entry = zoo.fc7.entry  # type: ignore[union-attr]
+    entry = zoo.fc7.entry
+    assert entry is not None
     words = (zoo.places.cache_dir, zoo.places.data_dir, zoo.fc7.folder, entry.url, entry.sha256)
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, words)],

@@ -27,9 +27,8 @@ AGAINST = "the hash in its name"
 CODE = """
 import json, os, sys
 from pathlib import Path
-from mmf_win.inputs.fetch import Fetcher
-from mmf_win.inputs.listing import Need
-from mmf_win.inputs.caches import hub_model
+from mmf_win.inputs.fetch import fetch
+from mmf_win.inputs.hub import model
 from mmf_win.errors import MmfwError
 from mmf_win.paths import Places
 name, kind, data, links = sys.argv[1:]
@@ -37,12 +36,13 @@ if links == "False":
     def refuse(source, target, *_, **__):
         raise OSError(22, "A required privilege is not held by the client", source, None, target)
     os.symlink = refuse
-need = Need(kind, name, hub_model(name), url=name, library="transformers")
+places = Places(Path(data), Path(data), Path(data))
+bert = model(name, places, weights=kind == "bert")
 try:
-    [status] = Fetcher(Places(Path(data), Path(data), Path(data))).fetch([need])
+    [status] = fetch([bert], places)
 except MmfwError as error:
     sys.exit(f"{error} ({error.hint})")
-print(json.dumps([status.state, status.against, sorted(path.name for path in need.files)]))
+print(json.dumps([status.state, status.against, sorted(path.name for path in bert.files())]))
 """
 
 

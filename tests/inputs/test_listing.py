@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.inputs.listing import Need, needs_of, no_source
-from mmf_win.inputs.verify import state_without_reading
+from mmf_win.inputs.listing import inputs_of
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.upstream.config import resolve
@@ -18,18 +17,18 @@ from mmf_win.upstream.versions import read_version
 pytestmark = pytest.mark.torch  # for MMF
 
 NEEDS = {
-    "concat_bert": {"resnet", "bert"},
-    "demo": {"features", "bert"},
-    "image_grid": {"extras", "resnet"},
-    "image_region": {"features", "extras", "fc7"},
-    "late_fusion": {"resnet", "bert"},
-    "mmbt_grid": {"resnet", "bert"},
-    "mmbt_region": {"features", "fc7", "bert"},
-    "text_bert": {"bert"},
-    "vilbert": {"features", "bert"},
-    "vilbert_cc": {"features", "weights", "bert"},
-    "visual_bert": {"features", "bert"},
-    "visual_bert_coco": {"features", "weights", "bert"},
+    "concat_bert": {"ResNet-152", "BERT"},
+    "demo": {"region", "BERT"},
+    "image_grid": {"vocabulary", "ResNet-152"},
+    "image_region": {"region", "vocabulary", "detectron"},
+    "late_fusion": {"ResNet-152", "BERT"},
+    "mmbt_grid": {"ResNet-152", "BERT"},
+    "mmbt_region": {"region", "detectron", "BERT"},
+    "text_bert": {"BERT"},
+    "vilbert": {"region", "BERT"},
+    "vilbert_cc": {"region", "weights", "BERT"},
+    "visual_bert": {"region", "BERT"},
+    "visual_bert_coco": {"region", "weights", "BERT"},
 }
 # As MMF publishes them; the features are others in each version.
 FEATURES = {
@@ -43,8 +42,8 @@ FEATURES = {
     ),
 }
 ARCHIVES = {
-    "extras": "1bd88fa36b5c565234cd0bbc20189c85b51a283337bee574db91521be0364739",
-    "fc7": "582d85748b2df60e3c6e045b8213c0fd7084054483a3388c55aed5b25bbc3c93",
+    "vocabulary": "1bd88fa36b5c565234cd0bbc20189c85b51a283337bee574db91521be0364739",
+    "detectron": "582d85748b2df60e3c6e045b8213c0fd7084054483a3388c55aed5b25bbc3c93",
 }
 WEIGHTS = {
     "vilbert_cc": "85e6354fcf2583e03def4dff02125e268b3732c152f87cfbd2ad34c0e4f47b53",
@@ -52,12 +51,12 @@ WEIGHTS = {
 }
 
 
-def needs(mmf_root: Path, places: Places, name: str, *overrides: str, **settings: Any) -> dict[str, Need]:
-    """What a preset needs, by kind."""
+def needs(mmf_root: Path, places: Places, name: str, *overrides: str, **settings: Any) -> dict[str, Any]:
+    """What a preset needs, by the first word of its title."""
     preset = presets.load(name)
     asked = replace(preset, settings=presets.merge(preset.settings, settings))
     config = resolve(mmf_root, places, asked, overrides)
-    return {need.kind: need for need in needs_of(mmf_root, places, config)}
+    return {each.title.split()[0]: each for each in inputs_of(mmf_root, places, config)}
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -67,7 +66,7 @@ def test_every_preset_needs_what_its_model_reads(mmf_root: Path, places: Places,
 
 def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, places: Places) -> None:
     found = needs(mmf_root, places, "image_region")
-    features = found["features"].entry
+    features = found["region"].entry
     assert features is not None
     assert (features.names[0], features.sha256) == FEATURES[read_version(mmf_root)]
     assert features.url.startswith("https://dl.fbaipublicfiles.com/mmf/data/")
@@ -85,9 +84,9 @@ def test_the_files_are_those_that_mmf_opens(mmf_root: Path, places: Places) -> N
     found = needs(mmf_root, places, "image_region")
     dataset = places.data_dir / "datasets" / "hateful_memes" / "defaults"
     models = places.data_dir / "models"
-    assert found["features"].files == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
-    assert found["extras"].files == [dataset / "extras" / "vocabs" / "vocabulary_100k.txt"]
-    assert found["fc7"].files == [models / "detectron.defaults" / f"fc7_{part}.pkl" for part in "wb"]
+    assert found["region"].files() == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
+    assert found["vocabulary"].files() == [dataset / "extras" / "vocabs" / "vocabulary_100k.txt"]
+    assert found["detectron"].files() == [models / "detectron.defaults" / f"fc7_{part}.pkl" for part in "wb"]
 
 
 def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: Places, user_dir: Path) -> None:
@@ -103,23 +102,23 @@ def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: Places,
         "dataset_config.hateful_memes.features.train=mine/own.lmdb",
         "dataset_config.hateful_memes.features.val=mine/own.lmdb",
     )
-    assert found["bert"].folder == bert
-    assert found["weights"].files == [weights]
-    assert found["features"].files == [places.data_dir / "datasets" / "mine" / "own.lmdb" / "data.mdb"]
-    assert found["features"].entry is None
+    assert found["BERT"].folder == bert
+    assert found["pretrained"].files() == [weights]
+    assert found["region"].files() == [places.data_dir / "datasets" / "mine" / "own.lmdb" / "data.mdb"]
+    assert found["region"].entry is None
     # The text processor still reads the vocabulary of another BERT, but not its weights.
-    assert found["tokenizer"].url == "bert-base-uncased"
+    assert found["tokenizer"].source == "bert-base-uncased"
 
 
 def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
     mmf_root: Path, places: Places
 ) -> None:
     key = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type"
-    glove = needs(mmf_root, places, "image_grid", f"{key}=intersected")["glove"]
-    assert glove.files == [places.cache_dir / "glove.6B.300d.txt"]
-    error = no_source(glove, state_without_reading(glove, places), places)
+    glove = needs(mmf_root, places, "image_grid", f"{key}=intersected")["GloVe"]
+    assert glove.files() == [places.cache_dir / "glove.6B.300d.txt"]
+    error = glove.no_source(glove.state())
     assert error is not None
-    assert str(glove.files[0]) in str(error)
+    assert str(glove.files()[0]) in str(error)
     assert error.hint is not None and "type random" in error.hint
 
 

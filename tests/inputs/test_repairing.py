@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.dataset.features import built_version, extract_features
 from mmf_win.errors import DamagedFeatures, DataError
-from mmf_win.inputs.fetch import Fetcher
-from mmf_win.inputs.verify import state_without_reading, verify_need
+from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes
 from tests.worlds import hostile
@@ -28,13 +26,13 @@ def test_a_broken_file_is_mended_from_the_archive_without_a_download(
     bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
     hostile.cut(bias)
     untouched = weights.stat().st_mtime_ns
-    assert state_without_reading(zoo.fc7, zoo.places).state == "damaged"
+    assert zoo.fc7.state().state == "damaged"
     zoo.server.asked.clear()
-    assert fetch(zoo, zoo.fc7)[0].state == "intact"
+    [finding] = fetch(zoo, zoo.fc7)
+    assert (finding.state, len(finding.repaired)) == ("intact", 1) and "fc7_b.pkl" in finding.repaired[0]
     assert bias.read_bytes() == FC7["fc7_b.pkl"]
     assert weights.stat().st_mtime_ns == untouched
     assert zoo.server.gets == []
-    assert "repaired fc7_b.pkl" in caplog.text
 
 
 def test_without_the_archive_it_is_downloaded_again_and_only_what_is_wrong_is_written(zoo: Zoo) -> None:
@@ -79,34 +77,32 @@ def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
     extract_features(archive, zoo.places, version=None)
     sums = zoo.places.dataset.features / "SHA256SUMS"
     DAMAGES[damage](sums)
-    verify_need(zoo.features, zoo.places)
+    zoo.features.verify()
     hostile.cut(data_of(zoo))
-    assert verify_need(zoo.features, zoo.places).state == "damaged"
-    assert Fetcher(zoo.places).repair([zoo.features])[0].state == "intact"
+    assert zoo.features.verify().state == "damaged"
+    assert fetch_inputs([zoo.features], zoo.places, repairs=True)[0].state == "intact"
     assert data_of(zoo).read_bytes() == own
     DAMAGES[damage](sums)
     hostile.cut(data_of(zoo))
     archive.unlink()
-    finding = Fetcher(zoo.places).repair([zoo.features])[0]
+    finding = fetch_inputs([zoo.features], zoo.places, repairs=True)[0]
     assert finding.state == "damaged"
     assert "own.tar.gz" in str(finding.error)
     assert zoo.server.gets == []
 
 
-def test_files_that_mmf_has_unpacked_are_verified_against_their_archive(zoo: Zoo) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.1])
+def test_what_mmf_has_unpacked_perhaps_in_part_is_unpacked_again_from_the_archive_that_lies_there(
+    zoo: Zoo, share: float
+) -> None:
     unpacked_by_mmf(zoo)
-    assert state_without_reading(zoo.features, zoo.places).state == "not verified"
-    status = verify_need(zoo.features, zoo.places)
-    assert (status.state, status.against) == ("intact", "the published archive features.tar.gz")
-
-
-def test_a_half_extraction_is_found_and_mended_from_the_archive_that_lies_there(zoo: Zoo) -> None:
-    unpacked_by_mmf(zoo)
-    hostile.cut(data_of(zoo), 0.1)
-    status = verify_need(zoo.features, zoo.places)
+    hostile.cut(data_of(zoo), share)
+    assert zoo.features.state().state == "not verified"
+    status = zoo.features.verify()
     assert status.state == "damaged"
-    assert "detectron.lmdb/data.mdb" in status.problems[0]
-    assert fetch(zoo, zoo.features)[0].state == "intact"
+    assert "MMF unpacked features.tar.gz here" in status.problems[0]
+    [status] = fetch(zoo, zoo.features)
+    assert (status.state, status.against) == ("intact", "the published archive features.tar.gz")
     assert data_of(zoo).read_bytes() == DATA
     assert zoo.server.gets == []
 
@@ -128,11 +124,11 @@ def test_files_of_which_no_archive_is_left_are_recorded_alone(zoo: Zoo) -> None:
     zoo.fc7.folder.mkdir(parents=True)
     for name, content in FC7.items():
         (zoo.fc7.folder / name).write_bytes(content)
-    status = verify_need(zoo.fc7, zoo.places)
+    status = zoo.fc7.verify()
     assert (status.state, status.against) == ("recorded", "its first reading")
     assert Manifest.load(zoo.fc7.folder) is not None
-    hostile.flip_byte(zoo.fc7.files[0], 3)
-    assert verify_need(zoo.fc7, zoo.places).state == "damaged"
+    hostile.flip_byte(zoo.fc7.files()[0], 3)
+    assert zoo.fc7.verify().state == "damaged"
 
 
 def test_a_flipped_byte_behind_an_old_time_is_found(zoo: Zoo) -> None:
@@ -140,7 +136,7 @@ def test_a_flipped_byte_behind_an_old_time_is_found(zoo: Zoo) -> None:
     stat = data_of(zoo).stat()
     hostile.flip_byte(data_of(zoo), 5000)
     os.utime(data_of(zoo), ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    status = verify_need(zoo.features, zoo.places, full=True)
+    status = zoo.features.verify(full=True)
     assert status.state == "damaged"
     assert status.problems == ("changed: detectron.lmdb/data.mdb (other content)",)
 
@@ -163,8 +159,8 @@ def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
     own.write_bytes(features_archive(b"others" * 9999))
     with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not an archive") as raised:
         fetch(zoo, need)
-    assert "--source" in str(hint_for(raised.value))
-    assert f"{own} is no longer the archive" in caplog.text
+    assert "--source" in str(raised.value.hint)
+    assert f"{own} is not the archive" in caplog.text
     own.unlink()
     with pytest.raises(DataError, match="which is not an archive"):
         fetch(zoo, need)
@@ -179,9 +175,9 @@ def test_features_of_unknown_origin_are_never_replaced_by_the_published_ones(zoo
     data.parent.mkdir(parents=True)
     data.write_bytes(b"features of my own" * 1000)
     record_hashes(zoo.features.folder, zoo.features.names, title="")
-    assert verify_need(zoo.features, zoo.places).state == "recorded"
+    assert zoo.features.verify().state == "recorded"
     hostile.cut(data)
     with pytest.raises(DamagedFeatures, match="nothing tells where they came from") as caught:
         fetch(zoo, zoo.features)
-    assert "mmfw features add FOLDER" in str(hint_for(caught.value))
+    assert "mmfw features add FOLDER" in str(caught.value.hint)
     assert zoo.server.gets == []

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.inputs.fetch import Fetcher
-from mmf_win.inputs.listing import Need
-from mmf_win.inputs.verify import state_without_reading, verify_need
+from mmf_win.inputs.fetch import fetch
+from mmf_win.inputs.given import Input, UrlFile
+from mmf_win.inputs.hub import GivenModel
+from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.torch_files import laid_out_as_by_torch
@@ -18,13 +19,13 @@ from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
 
 
 @pytest.fixture
-def bert(user_dir: Path) -> Need:
+def bert(places: Places, user_dir: Path) -> Input:
     """A BERT in a folder of the user's."""
     folder = user_dir / "my bert"
     folder.mkdir()
     for name in ("config.json", "vocab.txt", "model.safetensors"):
         (folder / name).write_bytes(name.encode())
-    return Need("bert", "BERT my bert", folder)
+    return GivenModel("BERT my bert", folder, places)
 
 
 def age(path: Path) -> None:
@@ -34,7 +35,7 @@ def age(path: Path) -> None:
 
 def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
     old = zoo.features
-    Fetcher(zoo.places).fetch([old])
+    fetch([old], zoo.places)
     zoo.server.files["features_2020_10_01.tar.gz"] = features_archive(b"new" * 999)
     assert old.entry is not None
     name = "features_2020_10_01.tar.gz"
@@ -46,11 +47,11 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
         sha256=sha256(zoo.server.files[name]),
     )
     new = replace(old, entry=entry)
-    for status in (state_without_reading(new, zoo.places), verify_need(new, zoo.places)):
+    for status in (new.state(), new.verify()):
         assert status.state == "damaged"
         assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")
-    assert Fetcher(zoo.places).fetch([new])[0].state == "intact"
-    assert new.files[0].read_bytes() == b"new" * 999
+    assert fetch([new], zoo.places)[0].state == "intact"
+    assert new.files()[0].read_bytes() == b"new" * 999
 
 
 def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_ours(zoo: Zoo) -> None:
@@ -59,34 +60,34 @@ def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_our
     for name, content in FC7.items():
         (need.folder / name).write_bytes(content)
     (need.folder / ".built.json").write_text('{"version": "0.9"}', encoding="utf-8")
-    status = verify_need(need, zoo.places)
+    status = need.verify()
     assert status.state == "damaged"
     assert "version 0.9" in status.problems[0]
-    assert Fetcher(zoo.places).fetch([need])[0].state == "intact"
+    assert fetch([need], zoo.places)[0].state == "intact"
 
 
 def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_there_is_missing(
     zoo: Zoo,
 ) -> None:
-    Fetcher(zoo.places).fetch([zoo.features])
-    zoo.features.files[0].unlink()
-    statuses = [state_without_reading(need, zoo.places) for need in (zoo.features, zoo.fc7)]
+    fetch([zoo.features], zoo.places)
+    zoo.features.files()[0].unlink()
+    statuses = [need.state() for need in (zoo.features, zoo.fc7)]
     assert [status.state for status in statuses] == ["damaged", "missing"]
-    assert statuses[0].problems == (f"missing: {zoo.features.files[0]}",)
-    repaired, absent = Fetcher(zoo.places).repair([zoo.features, zoo.fc7])
+    assert statuses[0].problems == (f"missing: {zoo.features.files()[0]}",)
+    repaired, absent = fetch([zoo.features, zoo.fc7], zoo.places, repairs=True)
     assert (repaired.state, absent.state) == ("intact", "missing")
-    assert zoo.features.files[0].read_bytes() == DATA
+    assert zoo.features.files()[0].read_bytes() == DATA
 
 
 def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Places, user_dir: Path) -> None:
     folder = user_dir / "weights"
     folder.mkdir()
     file = folder / "model.ckpt"
-    need = Need("weights", "pretrained weights", folder)
+    need = Unpacked("pretrained weights", folder, places)
     hostile.cut(laid_out_as_by_torch(file, {}), 0.7)
-    assert verify_need(need, places).state == "damaged"
+    assert need.verify().state == "damaged"
     laid_out_as_by_torch(file, {})
-    assert (verify_need(need, places).state, state_without_reading(need, places).against) == (
+    assert (need.verify().state, need.state().against) == (
         "recorded",
         "its first reading",
     )
@@ -94,56 +95,56 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Plac
 
 def test_a_file_is_believed_by_the_hash_in_its_name(places: Places, user_dir: Path) -> None:
     content = b"resnet"
-    need = Need("resnet", "ResNet-152", user_dir, (f"resnet152-{sha256(content)[:8]}.pth",))
-    need.files[0].write_bytes(content)
-    status = verify_need(need, places)
+    need = UrlFile("ResNet-152", user_dir, places, (f"resnet152-{sha256(content)[:8]}.pth",))
+    need.files()[0].write_bytes(content)
+    status = need.verify()
     assert (status.state, status.against) == ("intact", "the hash in its name")
-    need.files[0].write_bytes(b"resnot")
-    status = verify_need(need, places)
+    need.files()[0].write_bytes(b"resnot")
+    status = need.verify()
     assert status.state == "damaged"
-    assert status.problems == (f"changed: {need.files[0]} (not what its name says)",)
+    assert status.problems == (f"changed: {need.files()[0]} (not what its name says)",)
 
 
 def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
-    places: Places, bert: Need, caplog: pytest.LogCaptureFixture
+    places: Places, bert: Input, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert verify_need(bert, places).state == "recorded"
+    assert bert.verify().state == "recorded"
     vocabulary = bert.folder / "vocab.txt"
     vocabulary.write_bytes(b"a longer vocabulary")
-    assert verify_need(bert, places).state == "recorded"
+    assert bert.verify().state == "recorded"
     assert f"{vocabulary} was replaced since it was last read" in caplog.text
 
 
-def test_other_content_behind_an_old_time_is_damage(places: Places, bert: Need) -> None:
+def test_other_content_behind_an_old_time_is_damage(places: Places, bert: Input) -> None:
     vocabulary = bert.folder / "vocab.txt"
     age(vocabulary)
-    assert verify_need(bert, places).state == "recorded"
+    assert bert.verify().state == "recorded"
     before = vocabulary.stat()
     hostile.flip_byte(vocabulary, 3)
     os.utime(vocabulary, ns=(before.st_atime_ns, before.st_mtime_ns))
     for _ in range(2):
-        status = verify_need(bert, places, full=True)
+        status = bert.verify(full=True)
         assert status.state == "damaged"
         assert "other content, though its time stayed the same" in status.problems[0]
 
 
 def test_an_untouched_file_is_not_read_again(
-    places: Places, bert: Need, monkeypatch: pytest.MonkeyPatch
+    places: Places, bert: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in bert.files:
+    for path in bert.files():
         age(path)
-    assert state_without_reading(bert, places).state == "not verified"
-    assert verify_need(bert, places).state == "recorded"
-    monkeypatch.setattr("mmf_win.inputs.verify.hash_files", None)
-    assert verify_need(bert, places).state == "recorded"
-    assert state_without_reading(bert, places).verified is not None
+    assert bert.state().state == "not verified"
+    assert bert.verify().state == "recorded"
+    monkeypatch.setattr("mmf_win.inputs.ledger.hash_files", None)
+    assert bert.verify().state == "recorded"
+    assert bert.state().verified is not None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
 def test_a_damaged_ledger_costs_no_more_than_reading_again(
-    places: Places, bert: Need, content: bytes
+    places: Places, bert: Input, content: bytes
 ) -> None:
     places.cache_dir.mkdir()
     (places.cache_dir / "mmfw-checked.json").write_bytes(content)
-    assert state_without_reading(bert, places).state == "not verified"
-    assert verify_need(bert, places).state == "recorded"
+    assert bert.state().state == "not verified"
+    assert bert.verify().state == "recorded"

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.inputs.fetch import Fetcher, Mirror
-from mmf_win.inputs.listing import Need
+from mmf_win.inputs.fetch import fetch as fetch_inputs
+from mmf_win.inputs.given import Input
+from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places
 from mmf_win.upstream.zoo import ZooEntry
@@ -44,17 +46,18 @@ class Zoo:
     places: Places
 
     @property
-    def features(self) -> Need:
+    def features(self) -> RegionFeatures:
         """An LMDB of region features, as far as its bytes go."""
         folder = self.places.dataset.features
         entry = self._entry(folder, "features.tar.gz")
-        return Need("features", "region features", folder, (_LMDB,), entry)
+        return RegionFeatures("region features", folder, self.places, (_LMDB,), entry=entry)
 
     @property
-    def fc7(self) -> Need:
+    def fc7(self) -> Unpacked:
         """The detector's last layer, two files."""
         folder = self.places.data_dir / "models" / "detectron.defaults"
-        return Need("fc7", "detectron fc7", folder, tuple(FC7), self._entry(folder, "fc7.tar.gz"))
+        entry = self._entry(folder, "fc7.tar.gz")
+        return Unpacked("detectron fc7", folder, self.places, tuple(FC7), entry=entry)
 
     def _entry(self, folder: Path, name: str) -> ZooEntry:
         url = f"{self.server.url}/{name}"
@@ -96,14 +99,15 @@ def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> 
     }
 
 
-def fetch(zoo: Zoo, *needs: Need, source: str | Path | None = None, keep: bool = True) -> list[Finding]:
+def fetch(zoo: Zoo, *inputs: Input, source: str | Path | None = None, keep: bool = True) -> list[Finding]:
     """Fetch what is needed."""
-    return Fetcher(zoo.places, Mirror.of(None if source is None else str(source)), keep).fetch(needs)
+    mirror = Mirror.of(None if source is None else str(source), keep_archives=keep)
+    return fetch_inputs(inputs, zoo.places, mirror)
 
 
 def data_of(zoo: Zoo) -> Path:
     """The features' file."""
-    return zoo.features.files[0]
+    return zoo.features.files()[0]
 
 
 def unpacked_by_mmf(zoo: Zoo) -> None:

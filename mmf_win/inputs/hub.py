@@ -1,0 +1,248 @@
+"""Models in transformers' format: in Hugging Face's cache, or in a folder of the user's.
+
+Windows without developer mode has only hard links, and huggingface_hub moves its files into a snapshot. mmfw
+then gives them their names among the blobs, too, by which they are verified (see
+:mod:`~mmf_win.inputs.ledger`).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from mmf_win.errors import MmfError
+from mmf_win.files import read_json, replacing, share
+from mmf_win.inputs.given import Input
+from mmf_win.inputs.ledger import BLOB, contradicts_hash
+from mmf_win.inputs.mirror import Mirror
+from mmf_win.integrity.finding import Finding
+from mmf_win.paths import Places
+from mmf_win.upstream.install import require_packages
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""What transformers looks for, in this order."""
+
+_FILES = (
+    *("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
+_VOCABULARIES = {"vocab.txt", "tokenizer.json"}
+_NO_COMMIT = "0" * 40  # of a copy, which nobody knows the version of
+
+
+@dataclass(frozen=True)
+class GivenModel(Input):
+    """A BERT in a folder of the user's.
+
+    Attributes:
+        weights: its weights are read, and not only what its tokenizer needs.
+    """
+
+    weights: bool = True
+
+    def files(self) -> list[Path]:
+        """Those that transformers would read, as far as they are there; the weights last."""
+        return _files_in(self.folder, weights=self.weights)
+
+    def _is_complete(self, files: Sequence[Path]) -> bool:
+        return is_complete(files, weights=self.weights)
+
+
+@dataclass(frozen=True)
+class HubModel(GivenModel):
+    """A BERT of the Hugging Face Hub; its source is its name, such as ``owner/name``."""
+
+    kind: ClassVar[str] = "hub"
+    is_fetched_for_runs: ClassVar[bool] = True
+
+    source: str = ""
+
+    def files(self) -> list[Path]:
+        """Those of its newest version that is there."""
+        return _files_in(snapshot_of(self.source) or self.folder, weights=self.weights)
+
+    def copies(self, mirror: Mirror) -> Sequence[Path]:
+        """The folder that has a copy of it."""
+        found = mirror.path and _model_in(mirror.path, self.source, weights=self.weights)
+        return [found] if found else []
+
+    def fetch(self, mirror: Mirror, finding: Finding) -> None:
+        """Copy or download it into Hugging Face's cache."""
+        if copies := self.copies(mirror):
+            _copy_model(copies[0], self.source)
+        elif mirror.offline or _is_offline():
+            raise mirror.absent(self.title, [self.source])
+        else:
+            self._download(mirror)
+
+    def _download(self, mirror: Mirror) -> None:
+        """Download it by the library that the cache is of.
+
+        That resumes, verifies sizes and hashes, and puts a file in place only when it is complete. Of the
+        files that are there, those are replaced that are not what their hashes say, or all if none is known.
+        """
+        require_packages("huggingface_hub")
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry
+        there = [path for path in self.files() if path.is_file()]
+        replaced = {path.name for path in list(filter(contradicts_hash, there)) or there}
+
+        def get(file: str) -> bool:
+            again = file in replaced
+            try:
+                path = Path(hf_hub_download(self.source, file, cache_dir=_cache(), force_download=again))
+                if not path.is_symlink():
+                    url = hf_hub_url(self.source, file, revision=path.parent.name)
+                    _link_to_blob(path, get_hf_file_metadata(url).etag)
+            except LocalEntryNotFoundError:  # nobody answered; it counts as not found, too
+                raise
+            except EntryNotFoundError:
+                return False
+            return True
+
+        try:
+            found = {file for file in _FILES if get(file)}
+            if self.weights and not any(get(file) for file in WEIGHTS):
+                raise MmfError(f"{self.source}: the Hugging Face Hub has no weights of it")
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise
+            reason = " ".join(str(error).split("\n")[0].split())
+            message = f"cannot download {self.source} from the Hugging Face Hub: {reason}"
+            hint = "check the connection (HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror)"
+            raise mirror.failed(message, [self.source], hint) from error
+        if "config.json" not in found or not found & _VOCABULARIES:
+            raise MmfError(f"{self.source}: the Hugging Face Hub has no configuration or vocabulary of it")
+
+
+def model(name: str, places: Places, *, weights: bool) -> GivenModel:
+    """A BERT, by its name on the Hugging Face Hub or by its folder."""
+    folder = Path(name)
+    title = ("BERT" if weights else "tokenizer") + f" {folder.name}"
+    if is_folder(name):
+        return GivenModel(title, folder, places, weights=weights)
+    return HubModel(title, _folder_of(name), places, source=name, weights=weights)
+
+
+def is_folder(name: str) -> bool:
+    """Whether the name of a model stands for a folder, and for none on the Hub."""
+    return Path(name).is_dir() or Path(name).is_absolute() or name.count("/") > 1
+
+
+def snapshot_of(name: str) -> Path | None:
+    """The folder of a model's newest version in Hugging Face's cache; None where it is not there."""
+    folder = _folder_of(name)
+    try:
+        commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if commit and snapshot.is_dir() else None
+
+
+def name_of(snapshot: Path) -> str | None:
+    """The name of the model whose newest version is in this folder; None where it is none."""
+    if snapshot.parent.name != "snapshots":
+        return None
+    name = snapshot.parents[1].name.removeprefix("models--").replace("--", "/")
+    return name if snapshot == snapshot_of(name) else None
+
+
+def is_bert(folder: Path) -> bool:
+    """Whether the model in a folder is a BERT, by its configuration."""
+    try:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == "bert"
+
+
+def _cache() -> Path:
+    """Where transformers looks for models of the Hugging Face Hub, as its own variables say."""
+    home = os.environ.get("HF_HOME")
+    if home is None:
+        home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+    names = ("TRANSFORMERS_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+    chosen = next((os.environ[name] for name in names if os.environ.get(name)), str(Path(home, "hub")))
+    return Path(os.path.expandvars(chosen)).expanduser()
+
+
+def _is_offline() -> bool:
+    """Whether the variables forbid transformers to download anything (huggingface_hub.constants)."""
+    chosen = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return chosen.upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def _folder_of(name: str) -> Path:
+    """The folder in the cache that holds all versions of a model."""
+    return _cache() / f"models--{name.replace('/', '--')}"
+
+
+def _files_in(folder: Path, *, weights: bool) -> list[Path]:
+    there = [folder / name for name in _FILES if (folder / name).is_file()]
+    of_weights = (folder / name for name in WEIGHTS if weights)
+    return [*there, *(next(([path] for path in of_weights if path.is_file()), []))]
+
+
+def is_complete(files: Sequence[Path], *, weights: bool) -> bool:
+    """Whether files are all that transformers needs: a configuration, a vocabulary and wanted weights."""
+    names = {path.name for path in files}
+    wanted = [{"config.json"}, _VOCABULARIES, *([set(WEIGHTS)] if weights else [])]
+    return all(names & some for some in wanted)
+
+
+def _model_in(place: Path, name: str, *, weights: bool) -> Path | None:
+    """The folder with a complete BERT of this name; None where there is none.
+
+    Args:
+        place: the model's own folder or the one above it; Hugging Face's home, its cache or a model in it.
+        name: that on the Hub.
+        weights: whether its weights are wanted, too.
+    """
+    own = name.rpartition("/")[2]
+    cached = _folder_of(name).name
+    folders = [place] if own == place.name or cached in place.parts else [place / own, place / name]
+    for above in (place, place / cached, place / "hub" / cached):
+        folders += (above / "snapshots").glob("*") if above.name == cached else ()
+    complete = (f for f in folders if is_complete(_files_in(f, weights=weights), weights=weights))
+    return next(complete, None)
+
+
+def _copy_model(source: Path, name: str) -> None:
+    """Copy the BERT in a folder into Hugging Face's cache, in place of what is there of it."""
+    cached = _folder_of(name)
+    target = snapshot_of(name) or cached / "snapshots" / _NO_COMMIT
+    for folder in (target, cached / "refs"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in _files_in(source, weights=True):
+        with replacing(target / path.name) as temporary:
+            shutil.copyfile(path, temporary)
+    with replacing(cached / "refs" / "main") as temporary:
+        temporary.write_text(target.name, encoding="utf-8")
+
+
+def _link_to_blob(path: Path, told: str | None) -> None:
+    """Finish the download of a file of a snapshot where there are no symbolic links, by a hard link.
+
+    Args:
+        path: the file. Where there was one before, it is still that one: the library replaces only links, and
+            leaves what it has downloaded among the blobs.
+        told: the hash that the Hub tells.
+    """
+    if told is None or not BLOB.fullmatch(told):
+        return
+    blob = path.parents[2] / "blobs" / told
+    if blob.is_file():
+        share(blob, path)
+    else:
+        with suppress(OSError):  # FAT has none of these links either
+            blob.hardlink_to(path)

@@ -1,0 +1,126 @@
+"""The hashes of files that lie in folders of others, such as the caches of transformers and torchvision.
+
+``<MMF's cache folder>/mmfw-checked.json`` keeps the hash of each, and the state in which it was read. Both
+caches name files by their hashes, too. In Hugging Face's a file of a snapshot is a link to ``blobs/<hash>``,
+the SHA-256 of a large file and git's id of a small one
+(https://huggingface.co/docs/huggingface_hub/guides/manage-cache). PyTorch Hub puts the first eight digits of
+the SHA-256 at the end of the name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import astuple, replace
+from pathlib import Path
+
+from mmf_win.files import read_json, write_json
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.finding import Difference
+from mmf_win.integrity.git_tree import file_blob_id
+from mmf_win.integrity.manifest import Check, Entry, Manifest
+from mmf_win.integrity.verify import hash_files
+
+BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
+"""The name of a file in Hugging Face's cache, by its content."""
+
+_NAME, _FORMAT = "mmfw-checked.json", 1
+_UNKNOWN = "0" * 64  # in place of the hash of a file that was never intact; no file has this one
+_GIT_ID = 40
+_HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.[a-z]+$")
+_log = logging.getLogger(__name__)
+
+
+def read_ledger(cache_dir: Path) -> Manifest:
+    """What was read so far, each file by its absolute path."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        value = read_json(cache_dir / _NAME)
+        if value["format"] == _FORMAT:
+            files = {path: Entry(str(sha256)) for path, (sha256, _) in value["files"].items()}
+            checks = {path: Check(*map(int, check)) for path, (_, check) in value["files"].items()}
+            return Manifest(cache_dir, files, checks=checks)
+    return Manifest(cache_dir, {})
+
+
+def compare(
+    files: Sequence[Path], ledger: Manifest, *, full: bool, title: str
+) -> tuple[Manifest, list[Difference]]:
+    """Verify files against the hash that is known of them, or else against an earlier reading.
+
+    A file without one may be replaced by its owner: then it is recorded again, and that is logged. One whose
+    content changes while its time and size stay is damaged.
+
+    Args:
+        files: what to verify.
+        ledger: what was read so far.
+        full: read files that nobody has touched, too.
+        title: of the progress bar.
+
+    Returns:
+        the ledger with what was read now, which is written, too; and what is wrong.
+    """
+    listed, checks = dict(ledger.files), dict(ledger.checks)
+    wrong: list[Difference] = []
+    paths = {str(path): path for path in files}
+    if not full:
+        paths = {n: p for n, p in paths.items() if n not in checks or not checks[n].still_holds(p.stat())}
+    if not paths:
+        return ledger, []
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    for name, sha256, check in hash_files(paths, sizes, title):
+        if problem := _problem(paths[name], sha256, check, listed.get(name), checks.get(name)):
+            wrong.append(problem)
+            if before := checks.get(name, check):
+                # So that it is read again the next time, and until it is repaired.
+                listed.setdefault(name, Entry(_UNKNOWN))
+                checks[name] = replace(before, checked_ns=0)
+        elif check is not None:
+            listed[name], checks[name] = Entry(str(sha256)), check
+    kept = {name: (listed[name].sha256, astuple(checks[name])) for name in sorted(listed)}
+    with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
+        ledger.folder.mkdir(parents=True, exist_ok=True)
+        write_json(ledger.folder / _NAME, {"format": _FORMAT, "files": kept})
+    return replace(ledger, files=listed, checks=checks), wrong
+
+
+def _problem(
+    path: Path, sha256: str | OSError, check: Check | None, entry: Entry | None, before: Check | None
+) -> Difference | None:
+    if isinstance(sha256, OSError):
+        return Difference("unreadable", str(path), sha256.strerror or str(sha256))
+    if contradicts_hash(path, sha256):
+        return Difference("changed", str(path), "not what its name says")
+    if entry and entry.sha256 != sha256 and not hash_in_name(path):
+        if check and before and (before.size, before.mtime_ns) == (check.size, check.mtime_ns):
+            return Difference("changed", str(path), "other content, though its time stayed the same")
+        _log.warning("%s was replaced since it was last read", path)
+    return None
+
+
+def hash_in_name(path: Path) -> str | None:
+    """What a file's SHA-256, or its id in git, begins with by its name or that of the blob it links to."""
+    names = [path.resolve().name]
+    if path.is_file() and not path.is_symlink():
+        blobs = (path.parent.parent.parent / "blobs").glob("*")
+        names = [blob.name for blob in blobs if blob.is_file() and blob.samefile(path)]
+    found = next(filter(None, map(BLOB.fullmatch, names)), None) or _HASH_IN_NAME.search(path.name)
+    return found[1] if found else None
+
+
+def contradicts_hash(path: Path, sha256: str | None = None) -> bool:
+    """Whether a file is not what its known hash says; False where none is known.
+
+    Args:
+        path: the file.
+        sha256: of the content that it has or is to get; None to read it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    known = hash_in_name(path)
+    if known is None:
+        return False
+    content = file_blob_id(path.resolve()) if len(known) == _GIT_ID else sha256 or file_digest(path).hex()
+    return not content.startswith(known)

@@ -1,0 +1,271 @@
+"""Files that came out of an archive: of MMF's zoo, or of the user's."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from mmf_win.console import Progress, size
+from mmf_win.dataset.features import built_version, choose_features, mark_built
+from mmf_win.errors import ArchiveError, DamagedFeatures, DataError, MmfError, UsageError
+from mmf_win.files import remove
+from mmf_win.inputs.given import Cost, Input, only
+from mmf_win.inputs.keys import image_keys
+from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.next_steps import give_archive, remake_features
+from mmf_win.integrity import torch_file
+from mmf_win.integrity.finding import Difference, Finding
+from mmf_win.integrity.manifest import Entry, Manifest, noted
+from mmf_win.integrity.verify import find_damage, record_hashes
+from mmf_win.unpacking.extract import extract_verified
+from mmf_win.unpacking.reading import Choose, everything
+from mmf_win.unpacking.staging import finish_installation, is_unfinished, require_finished
+from mmf_win.upstream.install import find_mmf
+from mmf_win.upstream.zoo import Zoo, ZooEntry
+
+_CHECKPOINTS = ("*.ckpt", "*.pth", "*.pt")  # mmf.utils.checkpoint.ALLOWED_CHECKPOINT_EXTS
+
+# MMF's features take 7 GB packed and 14 GB unpacked, and weights less than that.
+_GROWTH = 2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Unpacked(Input):
+    """Files that came out of an archive, or of which nobody knows better, with a manifest beside them.
+
+    Without names, they are the checkpoints in the folder.
+
+    Attributes:
+        entry: the archive that MMF's zoo has of them, if any.
+        choose: which members of an archive they are.
+    """
+
+    entry: ZooEntry | None = None
+    choose: Choose = everything
+
+    kind: ClassVar[str] = "archive"
+
+    def files(self) -> list[Path]:
+        """The files that a run opens."""
+        found = (path for pattern in _CHECKPOINTS for path in self.folder.glob(pattern))
+        return super().files() if self.names else sorted(found)
+
+    def verify(self, *, full: bool = False) -> Finding:
+        """Verify them, and tell MMF of what is intact; it downloads it again otherwise."""
+        finding = super().verify(full=full)
+        if self.entry and finding.is_usable:
+            with suppress(OSError):  # of a folder that is read-only
+                mark_built(self.entry.marker, self.entry.version)
+        return finding
+
+    def _hashes(self) -> Manifest | None:
+        require_finished(self.folder)
+        return Manifest.load(self.folder)
+
+    def _mismatch(self, hashes: Manifest) -> str | None:
+        made_of, entry = hashes.source, self.entry
+        if hashes.basis != "published" or made_of is None or entry is None:
+            return None
+        if entry.sha256 in (None, made_of.sha256):
+            return None
+        wanted = f"than the installed MMF's {entry.file_name}"
+        return f"{self.folder}: made of another archive ({made_of.name}) {wanted}"
+
+    def _against(self, files: Iterable[Path], hashes: Manifest) -> str:
+        return hashes.verified_against
+
+    def _compare(
+        self, files: Sequence[Path], hashes: Manifest | None, full: bool
+    ) -> tuple[Manifest | None, list[Difference]]:
+        names = [path.relative_to(self.folder).as_posix() for path in files]
+        if hashes is None or only(files, hashes) is None:
+            self._require_acceptable(files)
+            try:
+                listed = {*names, *(hashes.files if hashes else ())}
+                return record_hashes(self.folder, listed, title=f"Recording {self.title}"), []
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    return None, []
+                raise
+        return hashes, find_damage(hashes, full=full, only=names, title=f"Verifying {self.title}")
+
+    def _require_acceptable(self, files: Sequence[Path]) -> None:
+        """Refuse files that somebody else has put there and that should not be taken as they are.
+
+        Raises:
+            DataError: MMF has unpacked them, perhaps in part, and their archive lies beside them; or they are
+                of another version of MMF, or damaged.
+        """
+        if self.entry and self.entry.archive.is_file() and os.access(self.folder, os.W_OK):
+            archive = self.entry.archive.name
+            raise DataError(f"{self.folder}: MMF unpacked {archive} here, and does not verify what it writes")
+        if self.entry and (version := built_version(self.entry.marker)) not in (None, self.entry.version):
+            raise DataError(
+                f"{self.folder}: version {version} by MMF's {self.entry.marker.name}, and the installed MMF "
+                f"wants {self.entry.version}"
+            )
+        self._require_structure(files)
+
+    def _require_structure(self, files: Sequence[Path]) -> None:
+        """Check the format of files that there is nothing to verify against.
+
+        Raises:
+            DataError: they are damaged.
+        """
+        for path in filter(_is_checkpoint, files):
+            with Progress(f"Reading {self.title}", path.stat().st_size) as bar:
+                problem = torch_file.problem(path, bar.advance)
+            if problem:
+                raise DataError(f"{path}: {problem}")
+
+    def _known(self) -> Manifest:
+        """The manifest of the folder; without files where it is damaged or missing."""
+        with suppress(DataError):
+            if manifest := Manifest.load(self.folder):
+                return manifest
+        return noted(self.folder) or Manifest(self.folder, {})
+
+    def published(self) -> tuple[str | None, str | None]:
+        """The archive's address and hash."""
+        return (self.entry.url, self.entry.sha256) if self.entry else (None, None)
+
+    def no_source(self, finding: Finding, words: Sequence[str] = ()) -> DataError | None:
+        """What mmfw has built of the user's own files is in no archive."""
+        known = self._known()
+        is_in_archive = known.basis != "built" and (self.entry or known.source)
+        return None if is_in_archive else super().no_source(finding, words)
+
+    def copy_names(self) -> Sequence[str]:
+        """What the archive is called."""
+        known = self._known()
+        names = (*([known.source.name] if known.source else []), *(self.entry.names if self.entry else []))
+        return [] if known.basis == "built" else list(dict.fromkeys(names))
+
+    def cost(self, mirror: Mirror) -> Cost:
+        """The size of the archive, and of all that comes out of it."""
+        names, (url, _) = self.copy_names(), self.published()
+        if names and self.entry and self._archives(self._known(), mirror):
+            return 0, None
+        length = mirror.size(names, url) if names else None
+        return length, length and (1 + _GROWTH) * length
+
+    def _archives(self, known: Manifest, mirror: Mirror) -> list[Path]:
+        """The archives on this machine: where MMF leaves it, where that of the files lay, the mirror's."""
+        last = [Path(known.source.path)] if known.source and known.source.sha256 else []
+        there = dict.fromkeys([self._archive(), *last])
+        return [*filter(Path.is_file, there), *mirror.files(self.copy_names())]
+
+    def _archive(self) -> Path:
+        """Where the archive goes; a configuration may read from another folder than that of the zoo's key."""
+        return self.entry.archive if self.entry else self.folder / "".join(self.copy_names()[:1])
+
+    def fetch(self, mirror: Mirror, finding: Finding) -> None:
+        """Unpack the first archive that holds the files as they should be, downloading one if none does."""
+        if is_unfinished(self.folder):
+            finish_installation(self.folder)
+            if self.verify().is_usable:
+                return
+        super().fetch(mirror, finding)
+        known, archive, (url, sha256) = self._known(), self._archive(), self.published()
+        made_of = known.source
+        own = made_of if made_of and known.basis != "published" and made_of.sha256 != sha256 else None
+        for there in self._archives(known, mirror):
+            if own and not own.is_same(there):
+                _log.warning("%s is not the archive that the %s were made of", there, self.title)
+                continue
+            try:
+                return self._unpack(there, mirror, None if own else sha256)
+            except ArchiveError as error:
+                _log.warning("%s", error)
+        if own:
+            message = f"{self.folder}: made of {own.name}, which is not an archive of MMF's zoo"
+            raise DataError(message, hint=give_archive(own.name, self.folder))
+        self._require_replaceable(known, finding)
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        mirror.download(self.copy_names(), url, archive, self.title, sha256)
+        self._unpack(archive, mirror, sha256)
+        if mirror.keep_archives:
+            _log.info("%s (%s) is kept to repair from", archive, size(archive.stat().st_size))
+        else:
+            remove(archive)
+
+    def _require_replaceable(self, known: Manifest, finding: Finding) -> None:
+        """Refuse to download what may not be what the files came out of."""
+
+    def _unpack(self, archive: Path, mirror: Mirror, sha256: str | None) -> None:
+        def check(files: Mapping[str, Entry]) -> None:
+            found = [self.folder / name for name in files]
+            if not (set(self.files()) <= set(found) if self.names else any(map(_is_checkpoint, found))):
+                message = f"{archive}: it does not hold the {self.title}"
+                raise ArchiveError(message, hint="get another copy of it")
+
+        extract_verified(
+            archive,
+            self.folder,
+            ask=mirror.ask,
+            choose=self.choose,
+            expected_sha256=sha256,
+            check=check,
+            replaces=[self.entry.marker] if self.entry else [],
+            title=f"Unpacking {self.title}",
+        )
+
+    def with_source(self) -> Unpacked:
+        """The same files, with the entry of the installed MMF's zoo."""
+        if self.entry:
+            return self
+        dataset = self.places.dataset
+        part = {dataset.features: "features", dataset.root / "extras": "extras"}.get(self.folder)
+        try:
+            zoo = Zoo.chosen(find_mmf().root, self.places)
+            entry = zoo.dataset(part) if part else zoo.model(self.folder.name)
+        except (MmfError, UsageError):
+            return self
+        return replace(self, entry=entry) if entry and (part or entry.folder == self.folder) else self
+
+
+@dataclass(frozen=True)
+class RegionFeatures(Unpacked):
+    """An LMDB of region features, which mmfw may have built of the user's own files."""
+
+    choose: Choose = choose_features
+
+    def lmdb(self) -> Path:
+        """Its folder."""
+        return self.files()[0].parent
+
+    def _compare(
+        self, files: Sequence[Path], hashes: Manifest | None, full: bool
+    ) -> tuple[Manifest | None, list[Difference]]:
+        found = super()._compare(files, hashes, full)
+        if full and hashes and not found[1]:
+            with suppress(DamagedFeatures):  # it came so: a run says what is wrong with it
+                image_keys(self.lmdb(), walk=True)  # a hash does not tell what MMF would run
+        return found
+
+    def _require_structure(self, files: Sequence[Path]) -> None:
+        image_keys(self.lmdb(), walk=True)
+
+    def no_source(self, finding: Finding, words: Sequence[str] = ()) -> DataError | None:
+        """As of all archives; the hint tells how to make others."""
+        return super().no_source(finding, words) and self._unknown(finding)
+
+    def _require_replaceable(self, known: Manifest, finding: Finding) -> None:
+        if finding.state == "damaged" and known.source is None:
+            raise self._unknown(finding, "; nothing tells where they came from")
+
+    def _unknown(self, finding: Finding, more: str = "") -> DataError:
+        message = f"{self.folder}: {'; '.join(finding.problems)}{more}"
+        return DamagedFeatures(message, hint=remake_features(self.lmdb()))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return any(map(path.match, _CHECKPOINTS))
