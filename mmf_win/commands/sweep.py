@@ -196,13 +196,14 @@ def run(
     search = OptunaSearch(asked.specification, folder, [*asked_now, *before]) if searches else None
     write_bytes(folder.specification, asked.text.encode())
     _note(asked.specification, planned.orphans, title)
-    chosen = tuple(commands) or tuple(asked.specification.template)
+    every = tuple(asked.specification.template)
+    chosen = tuple(commands) or every
     if debug:
         entered = asked_now[:1]
     else:
-        every = tuple(asked.specification.template)
-        trials = (task.asked_for(replace(task, commands=every)) for task in before if task.trial is not None)
-        entered = [*asked_now, *(task for task in trials if task not in asked_now)]
+        known = {task.key for task in asked_now}
+        trials = [task for task in before if task.trial is not None and task.key not in known]
+        entered = [*asked_now, *(task.asked_for(replace(task, commands=every)) for task in trials)]
         entered += [] if search is None else search.unbegun()
     if failed:
         entered = [task for task in entered if task.state == "failed"]

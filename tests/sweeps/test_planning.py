@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mmf_win.errors import UsageError
@@ -94,14 +94,18 @@ def test_long_names_are_cut_and_stay_apart() -> None:
 _VALUES = st.one_of(st.text(max_size=30), st.booleans(), st.integers(), st.floats(allow_nan=False))
 
 
-@given(st.lists(_VALUES, min_size=1, max_size=5))
+@given(st.text(min_size=1, max_size=10), st.lists(_VALUES, min_size=1, max_size=5))
+@example("..", ["../..", "..", "/etc", "C:\\x", "."])
 @settings(deadline=None, max_examples=50)
-def test_every_value_has_a_legal_folder_and_is_one_word(values: list[Any]) -> None:
+def test_every_value_has_a_legal_folder_in_that_of_the_sweep_and_is_one_word(
+    name: str, values: list[Any]
+) -> None:
     from mmf_win.sweeps.specification import Choice, Specification
 
-    asked = Specification({"t": "echo {a} [a-b]"}, (Choice({"a": values}),), {"a-b": "x y"})
+    asked = Specification({"t": "echo {a} [a-b]"}, (Choice({name: values, "a": values}),), {"a-b": "x y"})
     for task in plan(asked).tasks:
         assert is_portable(task.name)
+        assert Path("sweep", task.name).resolve().parent == Path("sweep").resolve()
         assert words("echo {a}", task.values) == ["echo", str(task.values["a"])]
 
 
