@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +49,9 @@ def command() -> None:
 command.add_command(features_add.command)
 
 
-def _presets(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command PRESETs and overrides; its argument ``wanted`` is what these read."""
-
-    @click.argument(
-        "words",
-        nargs=-1,
-        metavar="[PRESET ...] [KEY=VALUE ...]",
-        shell_complete=completed_by("PRESET"),
-    )
-    @options.data_dir
-    @options.save_dir
-    @options.as_json
-    @wraps(function)
-    def command(
-        words: tuple[str, ...], data_dir: Path | None, save_dir: Path | None, **arguments: Any
-    ) -> None:
-        function(wanted=_wanted(words, data_dir, save_dir), **arguments)
-
-    return command
+_words = click.argument(
+    "words", nargs=-1, metavar="[PRESET ...] [KEY=VALUE ...]", shell_complete=completed_by("PRESET")
+)
 
 
 @command.command(
@@ -77,13 +60,17 @@ Examples:
   mmfw features status
   mmfw features status mmbt_region visual_bert_coco --json"""
 )
-@_presets
-def status(wanted: _Wanted, as_json: bool) -> None:
+@_words
+@options.data_dir
+@options.save_dir
+@options.as_json
+def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
     """Show what PRESETs need, where it lies, and what fetching it would cost.
 
     Without a PRESET it is that of the newest run; without a run, all of them. KEY=VALUE overrides are as
     for `mmfw train`. No file is read.
     """
+    wanted = _wanted(words, data_dir, save_dir)
     found = {each: each.state() for each in wanted.inputs}
     absent = [each for each, finding in found.items() if finding.state in ("missing", "damaged")]
     _show(found, wanted, as_json, costs(absent))
@@ -98,14 +85,24 @@ Examples:
   mmfw features fetch --source https://mirror.example/mmf --no-keep-archives"""
 )
 @options.archives
-@_presets
-def fetch(wanted: _Wanted, source: str | None, ask: Ask | None, keep_archives: bool, as_json: bool) -> None:
+@_words
+@options.data_dir
+@options.save_dir
+@options.as_json
+def fetch(
+    words: Sequence[str],
+    data_dir: Path | None,
+    save_dir: Path | None,
+    as_json: bool,
+    source: str | None,
+    **how: Any,
+) -> None:
     """Download what PRESETs need and is missing, and put it where MMF looks for it.
 
     Interrupted downloads are resumed. A file is renamed into place only after its SHA-256 matches.
     """
-    mirror = Mirror.of(source, keep_archives=keep_archives, ask=ask)
-    found = fetch_inputs(list(wanted.inputs), wanted.places, mirror)
+    wanted = _wanted(words, data_dir, save_dir)
+    found = fetch_inputs(list(wanted.inputs), wanted.places, Mirror.of(source, **how))
     _show(dict(zip(wanted.inputs, found, strict=True)), wanted, as_json)
 
 
@@ -186,7 +183,6 @@ def _show(
             told.append(
                 {
                     **findings.to_json(finding),
-                    "kind": each.kind,
                     "presets": wanted.inputs[each],
                     "files": each.files(),
                     "source": source,

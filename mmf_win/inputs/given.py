@@ -51,9 +51,6 @@ class Input:
     source: str | None = None
     hint: str = "put an intact copy there; mmfw knows no source of it"
 
-    kind: ClassVar[str] = "own"
-    """Where such files come from, for scripts."""
-
     is_fetched_for_runs: ClassVar[bool] = False
     """Whether a run gets what is missing: a library would, once all of MMF is loaded."""
 
@@ -119,8 +116,6 @@ class Input:
             finding = replace(finding, state=state, problems=problems)
         elif hashes and only(files, hashes):
             finding = replace(finding, against=self._against(files, hashes))
-            if problem := self._mismatch(hashes):
-                finding = damaged(finding, problem)
         return finding, files, hashes
 
     def _intact(self, finding: Finding, files: Iterable[Path], hashes: Manifest, verified: float) -> Finding:
@@ -138,10 +133,6 @@ class Input:
     def _hashes(self) -> Manifest | None:
         """The list that has the hashes of the files, of some of them or of none."""
         return read_ledger(self.places.cache_dir)
-
-    def _mismatch(self, hashes: Manifest) -> str | None:
-        """Why intact files are not those that are wanted."""
-        return None
 
     def _against(self, files: Iterable[Path], hashes: Manifest) -> str:
         return "the hash in its name" if all(map(hash_in_name, files)) else FIRST_READING
@@ -204,7 +195,6 @@ class Input:
 class UrlFile(Input):
     """A file that its library would download, and whose name, the end of its URL, holds its hash."""
 
-    kind: ClassVar[str] = "url"
     is_fetched_for_runs: ClassVar[bool] = True
 
     def cost(self, mirror: Mirror) -> Cost:

@@ -59,7 +59,6 @@ class GivenModel(Input):
 class HubModel(GivenModel):
     """A BERT of the Hugging Face Hub; its source is its name, such as ``owner/name``."""
 
-    kind: ClassVar[str] = "hub"
     is_fetched_for_runs: ClassVar[bool] = True
 
     source: str = ""

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 from mmf_win.console import Progress, size
 from mmf_win.dataset.features import built_version, choose_features, mark_built
@@ -51,8 +50,6 @@ class Unpacked(Input):
     entry: ZooEntry | None = None
     choose: Choose = everything
 
-    kind: ClassVar[str] = "archive"
-
     def files(self) -> list[Path]:
         """The files that a run opens."""
         found = (path for pattern in _CHECKPOINTS for path in self.folder.glob(pattern))
@@ -68,16 +65,12 @@ class Unpacked(Input):
 
     def _hashes(self) -> Manifest | None:
         require_finished(self.folder)
-        return Manifest.load(self.folder)
-
-    def _mismatch(self, hashes: Manifest) -> str | None:
-        made_of, entry = hashes.source, self.entry
-        if hashes.basis != "published" or made_of is None or entry is None:
-            return None
-        if entry.sha256 in (None, made_of.sha256):
-            return None
-        wanted = f"than the installed MMF's {entry.file_name}"
-        return f"{self.folder}: made of another archive ({made_of.name}) {wanted}"
+        manifest, entry = Manifest.load(self.folder), self.entry
+        made_of = manifest.source if manifest and manifest.basis == "published" else None
+        if made_of and entry and entry.sha256 not in (None, made_of.sha256):
+            wanted = f"than the installed MMF's {entry.file_name}"
+            raise DataError(f"{self.folder}: made of another archive ({made_of.name}) {wanted}")
+        return manifest
 
     def _against(self, files: Iterable[Path], hashes: Manifest) -> str:
         return hashes.verified_against

@@ -103,7 +103,6 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     archive = shop.server.files["features.tar.gz"]
     assert features == {
         "what": "region features",
-        "kind": "archive",
         "presets": [str(shop.preset)],
         "state": "missing",
         "folder": str(shop.places.dataset.features),
@@ -121,12 +120,7 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
         "download_bytes": len(archive),
         "disk_bytes": 3 * len(archive),
     }
-    assert (fc7["state"], fc7["kind"], bert["state"], bert["kind"]) == (
-        "missing",
-        "archive",
-        "not verified",
-        "own",
-    )
+    assert (fc7["state"], bert["state"]) == ("missing", "not verified")
     assert shop.server.gets == []
     assert shop("status") == 0
     said = capsys.readouterr()
