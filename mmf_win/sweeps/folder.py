@@ -4,7 +4,7 @@
 
     <output>/
       sweep.yaml        what was asked for last; what of it has not begun has no folder
-      optuna.sqlite     what Optuna knows of a search
+      optuna.sqlite     what Optuna knows of a search, and optuna.lock for its trials
       <task>/           named by its parameters
         param           YAML: its values, names and commands
         stat            YAML: command → running, finished, failed, stopped
@@ -40,6 +40,8 @@ class SweepFolder:
     """What was asked for last; a folder without it is no sweep."""
     study = Inside("optuna.sqlite")
     """What Optuna knows."""
+    study_lock = Inside("optuna.lock")
+    """Held while a driver makes the study or a trial, which Optuna does not keep apart."""
     earlier_state = Inside("sweep.sqlite")
     """What an earlier mmfw knew of the tasks."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from mmf_win.errors import UsageError
+from mmf_win.locking import locked
 from mmf_win.protocol import Event
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import task_of
@@ -50,15 +52,16 @@ class OptunaSearch:
         self._known = {task.key: task for task in tasks}
         self._states = optuna.trial.TrialState
         self._trial_of = optuna.trial.Trial
-        self._study = optuna.create_study(
-            study_name="sweep",
-            storage=optuna.storages.RDBStorage(
-                URL.create("sqlite", database=str(sweep.study)).render_as_string()
-            ),
-            pruner=pruners[asked.pruner](),
-            direction=asked.direction,
-            load_if_exists=True,
-        )
+        with locked(sweep.study_lock, math.inf):
+            self._study = optuna.create_study(
+                study_name="sweep",
+                storage=optuna.storages.RDBStorage(
+                    URL.create("sqlite", database=str(sweep.study)).render_as_string()
+                ),
+                pruner=pruners[asked.pruner](),
+                direction=asked.direction,
+                load_if_exists=True,
+            )
         if self._study.direction.name.lower() != asked.direction:
             message = f"{sweep.study} is of a search that was to {self._study.direction.name.lower()}"
             raise UsageError(message, hint=ELSEWHERE)
@@ -74,10 +77,10 @@ class OptunaSearch:
         """
         found = []
         for trial in self._trials():
+            if trial.state.is_finished() or trial.params.keys() != self._asked.parameters.keys():
+                continue  # a driver may have died while it chose them
             task = self._task_of(trial)
             known = self._known.get(task.key)
-            if trial.state.is_finished():
-                continue
             if known is None:
                 found.append(self._known.setdefault(task.key, task))
             elif known.trial == trial.number and known.state not in ("queued", "running"):
@@ -86,41 +89,38 @@ class OptunaSearch:
 
     def propose(self) -> Task | None:
         """The task of the next trial that is no repetition; None where there are enough."""
-        for _ in range(_REPETITIONS):
-            if self._count() >= self._asked.trials:
-                return None
-            trial = self._study.ask()
-            try:
-                for name, domain in self._asked.parameters.items():
-                    _suggest(trial, name, domain)
-            except ValueError as error:
-                raise UsageError(f"{self._sweep.study}: {error}", hint=ELSEWHERE) from None
-            task = self._task_of(trial)
-            others = (self._task_of(other) for other in self._trials() if other.number < trial.number)
-            same = self._known.get(task.key) or next((t for t in others if t.key == task.key), None)
-            if same is None and self._count() <= self._asked.trials:  # no other driver was faster
-                self._known[task.key] = task
-                return task
-            trial.set_user_attr(_REPEATS, True)
-            ended = None if same is None else recorded(self._sweep.task(same.name))
-            if ended is not None and ended.key == task.key and ended.state in ("success", "pruned"):
-                self.tell(replace(ended, trial=trial.number))
-            else:
-                self._tell(trial.number, "failed", None)
+        with locked(self._sweep.study_lock, math.inf):
+            for _ in range(_REPETITIONS):
+                others = self._trials()
+                if len(others) >= self._asked.trials:
+                    return None
+                trial = self._study.ask()
+                try:
+                    for name, domain in self._asked.parameters.items():
+                        _suggest(trial, name, domain)
+                except ValueError as error:
+                    raise UsageError(f"{self._sweep.study}: {error}", hint=ELSEWHERE) from None
+                task = self._task_of(trial)
+                known = self._known | {other.key: other for other in map(self._task_of, others)}
+                if task.key not in known:
+                    self._known[task.key] = task
+                    return task
+                trial.set_user_attr(_REPEATS, True)
+                ended = recorded(self._sweep.task(known[task.key].name))
+                if ended is not None and ended.key == task.key and ended.state in ("success", "pruned"):
+                    self.tell(replace(ended, trial=trial.number))
+                else:
+                    self._tell(trial.number, "failed", None)
         return None  # there is hardly a combination left
 
     def _task_of(self, trial: Any) -> Task:
-        return replace(task_of(self._specification, trial.params), order=trial.number, trial=trial.number)
+        chosen = {name: trial.params[name] for name in self._asked.parameters if name in trial.params}
+        return replace(task_of(self._specification, chosen), order=trial.number, trial=trial.number)
 
     def _trials(self) -> list[Any]:
-        """The trials whose parameters have all been chosen, and that are no repetitions."""
+        """The trials that have parameters, and are no repetitions."""
         found = self._study.get_trials(deepcopy=False)
-        parameters = self._asked.parameters.keys()
-        return [t for t in found if t.params.keys() == parameters and _REPEATS not in t.user_attrs]
-
-    def _count(self) -> int:
-        """How many trials there are that are no repetitions."""
-        return sum(_REPEATS not in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
+        return [trial for trial in found if trial.params and _REPEATS not in trial.user_attrs]
 
     def is_hopeless(self, task: Task, event: Event) -> bool:
         """Whether a task is to be stopped after a validation."""

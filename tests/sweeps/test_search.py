@@ -12,10 +12,12 @@ from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
 from mmf_win.sweeps.table import objective
 from mmf_win.sweeps.task import Task, begun
+from tests.worlds.rivals import compete
 from tests.worlds.sweeping import ended, trained, yaml
 
 pytest.importorskip("optuna")
 
+_MANY = "trials: 9\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000000}}"
 _HEAD = """\
 template: {t: 'echo {x} {kind}'}
 default: {kind: a}
@@ -117,6 +119,22 @@ def test_a_result_that_is_not_there_is_none(user_dir: Path, content: str) -> Non
     task.path.mkdir()
     (task.path / "out.json").write_text(content, encoding="utf-8")
     assert objective(asked, task) is None
+
+
+def _propose(folder: Path) -> list[str]:
+    """Names of what a driver runs, that has begun at the same moment as others."""
+    sweep = SweepFolder(folder)
+    search, names = _search(sweep, _asked(_MANY)), []
+    while (task := search.propose()) is not None:
+        names.append(task.name)
+        _end(sweep, search, task)
+    return names
+
+
+def test_drivers_that_begin_together_share_the_trials(sweep: SweepFolder) -> None:
+    found = compete(_propose, sweep.path)
+    assert len(found) == len(set(found)) == 9
+    assert sorted(task.trial or 0 for task in begun(sweep)) == list(range(9))
 
 
 def test_what_a_dead_driver_had_proposed_or_seen_end_is_run_or_told(sweep: SweepFolder) -> None:
