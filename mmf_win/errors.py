@@ -64,12 +64,6 @@ class UnknownConfiguration(UsageError):
     """A checkpoint lies in no run's folder, and no preset says how its model is made."""
 
 
-class UnknownKey(UsageError):
-    """MMF's configuration has no such key; ``version`` is that of an MMF that has it."""
-
-    version: str | None = None
-
-
 class UnknownPreset(UsageError):
     """There is no such preset, or it lacks what is asked for; ``run`` is a run that was named instead."""
 
@@ -78,10 +72,6 @@ class UnknownPreset(UsageError):
 
 class NotAPreset(UnknownPreset):
     """A file is no preset; it may be an archive of the dataset."""
-
-
-class ReservedKey(UsageError):
-    """A preset sets a ``key`` of MMF's that mmfw sets itself."""
 
 
 class NoRun(UsageError):
@@ -125,7 +115,12 @@ class DamagedManifest(DataError):
 
 
 class HostileFeatures(DatasetError):
-    """MMF would run code that region features hold."""
+    """Region features hold what would run code.
+
+    The message is enough to make it, so that it comes out of a DataLoader's worker with its hint.
+    """
+
+    hint = "use features that were extracted by somebody you trust"
 
 
 class DamagedFeatures(DatasetError):
@@ -180,10 +175,6 @@ class UnfinishedInstallation(DatasetError):
 
 class MissingArchive(DatasetError):
     """The archive that the dataset was converted from cannot be found."""
-
-
-class UntrustedCode(DataError):
-    """A preset names code, or a model comes with some, that would be run, and nobody has said that it may."""
 
 
 class CheckpointError(DataError):

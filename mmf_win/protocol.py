@@ -165,7 +165,8 @@ class AttemptRequest:
             "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null where the size of the full split is not
             known.
         weights_alone: of the checkpoint, load the model's weights and nothing else.
-        trust: load the checkpoint even if it holds classes that torch refuses, which runs code from the file.
+        trust: load the checkpoint even if it holds classes that torch refuses, which runs code from the file;
+            run code that comes with a model.
         asks_hub: it may need more of the Hugging Face Hub than what is here.
         images: the folder of decoded images; None to keep none.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.

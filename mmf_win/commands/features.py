@@ -128,7 +128,7 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     target = extract_features(archive, places, version=version, ask=ask, force=force)
     # Without lmdb they are read before a run, which also tells what is wrong with an LMDB that came so.
     with suppress(MmfError, DamagedFeatures):
-        image_keys(target)
+        image_keys(target, walk=True)
     say(f"features: {target}")
     if version is None:
         say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")

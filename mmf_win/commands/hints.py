@@ -14,7 +14,6 @@ from string import Formatter
 from typing import Any
 
 from mmf_win import errors
-from mmf_win.commands.overrides import RESERVED
 from mmf_win.console import shell_line
 from mmf_win.integrity.manifest import noted
 from mmf_win.paths import DatasetPaths, Places, data_option
@@ -23,7 +22,6 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
 from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.training import precision_of
-from mmf_win.upstream.sources import SOURCES
 
 
 def hint_for(error: errors.MmfwError) -> str | None:
@@ -105,18 +103,12 @@ def _list_presets(error: errors.UnknownPreset) -> str:
     return "`mmfw train --list` shows the presets, and which have published weights"
 
 
-def _get_version(error: errors.UnknownKey) -> str | None:
-    origin = next((source.name for source in SOURCES if source.version == error.version), None)
-    return origin and f"run `mmfw setup --mmf {origin}`"
-
-
 # Braces: see _Typed.
 _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.DamagedManifest: _repair_manifest,
     errors.DamagedCheckpoints: _resume_intact,
     errors.MissingArchive: "name it, or its folder, with --source",
     errors.UnfinishedInstallation: _finish,
-    errors.UntrustedCode: "if you trust it, give --trust; a trusted folder is remembered, a model is not",
     errors.UnusedGpu: "`mmfw setup --torch` prints the pip line that brings the build for this machine",
     errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: "run `mmfw setup{origin:--mmf}`",
@@ -136,11 +128,9 @@ _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.UnreadableRun: "`mmfw runs rm {folder}` removes this run",
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
     errors.NoRoom: "choose a folder on another disk with --data-dir",
-    errors.ReservedKey: lambda error: RESERVED.get(error.key),
     errors.UnknownPreset: _list_presets,
     errors.PipFailed: "take `mmfw setup --mmf github`, which does without pip",
     errors.UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",
-    errors.UnknownKey: _get_version,
 }
 
 _BEGIN = "the same command begins again"

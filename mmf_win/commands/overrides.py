@@ -11,25 +11,7 @@ from mmf_win.console import say
 from mmf_win.errors import UsageError
 from mmf_win.runs.overrides import ANNOTATIONS, key_of, set_by
 from mmf_win.runs.request import RunRequest
-
-_IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
-RESERVED = {
-    "config": _IN_THE_PRESET,
-    "model": _IN_THE_PRESET,
-    "dataset": "mmfw knows Hateful Memes only",
-    "datasets": "mmfw knows Hateful Memes only",
-    "dataset_config.hateful_memes.data_dir": "use --data-dir",
-    "env.cache_dir": "use the variable MMF_CACHE_DIR",
-    "env.save_dir": "every run is kept in a folder of its own; use --save-dir",
-    "env.data_dir": "use --data-dir",
-    "env.report_dir": "the reports lie in the run's folder",
-    "training.trainer": "mmfw's own trainer watches over the run",
-    "training.callbacks": "put them into a preset's settings, where mmfw adds its own to them",
-    "training.exit_on_nan_losses": "a loss that is not a number always ends the run",
-    "trainer": "only PyTorch Lightning reads it, which mmfw does not use",
-    "checkpoint.max_to_keep": "use mmfw train --keep-checkpoints N",
-}
-"""Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""
+from mmf_win.upstream.overrides import RESERVED
 
 _IN_TRAINING = {
     "checkpoint.resume": "use mmfw train --resume last",

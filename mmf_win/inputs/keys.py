@@ -22,17 +22,17 @@ _NOTE = "mmfw-keys.json"
 
 
 def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
-    """The keys of an LMDB of region features, of which every record was read once.
+    """The keys of an LMDB of region features, each of which has a record.
 
     They are remembered beside it for as long as nobody touches it.
 
     Args:
         folder: the LMDB.
-        walk: read every record, whatever is remembered.
+        walk: read every record, whatever is remembered, as MMF does later.
 
     Raises:
         DamagedFeatures: it is cut off or damaged.
-        HostileFeatures: MMF would run code that is in it.
+        HostileFeatures: what is in it would run code.
         MmfError: lmdb is not installed.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
@@ -44,14 +44,13 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
             if (noted["lmdb"], noted["checked"]) == (folder.name, state):
                 return frozenset(noted["keys"])
     require_packages("lmdb")
-    found, code = answer_of("mmf_win.worker.feature_lmdb", str(folder.absolute()))
+    found, code = answer_of(
+        "mmf_win.worker.feature_lmdb", str(folder.absolute()), "records" if walk else "keys"
+    )
     if found is None:  # reading what is not there ends the process
         found = {"problem": f"it cannot be read to its end (exit code {code})", "refused": False}
     if found.get("refused"):
-        raise HostileFeatures(
-            f"{folder}: not used, since MMF would run what is in it: {found['problem']}",
-            hint="use features that were extracted by somebody you trust",
-        )
+        raise HostileFeatures(f"{folder}: not used, since what is in it would run code: {found['problem']}")
     if "problem" in found:
         raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", hint=remake_features(folder))
     with suppress(OSError):

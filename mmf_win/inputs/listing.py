@@ -185,7 +185,7 @@ def asks_hub(config: Tree) -> bool:
         config: as for :func:`inputs_of`; all that this lists is there.
     """
     models = [hub.snapshot_of(name) for name in _berts(config) if not hub.is_folder(name)]
-    unlisted = config["env"].get("user_dir") or config["code"] or list(_params_of(config["model"], "vit"))
+    unlisted = config["env"].get("user_dir") or list(_params_of(config["model"], "vit"))
     return bool(unlisted) or not models or not all(model and hub.is_bert(model) for model in models)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mmf_win.console import Progress, first_few, shell_line
 from mmf_win.dataset.annotations import count_rows
-from mmf_win.errors import DatasetError, MmfError, UntrustedCode, UsageError
+from mmf_win.errors import DatasetError, MmfError, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
@@ -228,15 +228,10 @@ def config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> set
     """The parts of an attempt's configuration that say what it reads, and how it trains.
 
     Raises:
-        UntrustedCode: it runs code that comes with a model, which nobody trusts so far.
         UsageError: it cannot be used.
     """
     asked_for = replace(request, settings=asked.settings)
-    config = resolve(Path(asked.mmf), places, asked_for, asked.overrides, trained=bool(request.mmf))
-    if config["code"] and not request.trust:
-        what = f"{config['code'][0]} may run code that comes with a model"
-        raise UntrustedCode(f"preset {request.preset}: {what}")
-    return config
+    return resolve(Path(asked.mmf), places, asked_for, asked.overrides, trained=bool(request.mmf))
 
 
 def _configs(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.errors import NoOwnCode, UntrustedCode
+from mmf_win.errors import DataError, NoOwnCode
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import tool_home
 from mmf_win.runs.overrides import USER_DIR, set_by, without
@@ -39,7 +39,7 @@ def with_own_code(request: RunRequest, typed: Sequence[str], root: Path, whose: 
 
     Raises:
         NoOwnCode: there is nothing at that path.
-        UntrustedCode: it is neither the user who names it, nor trusted.
+        DataError: it is neither the user who names it, nor trusted.
     """
     named = user_dir(root, request, request.overrides)
     if named is None:
@@ -72,7 +72,10 @@ def _require_trusted(folder: Path, whose: str, *, trust: bool) -> None:
     if str(folder) in known:
         return
     if not trust:
-        raise UntrustedCode(f"{folder}: {whose} names code (env.user_dir), which would be run")
+        raise DataError(
+            f"{folder}: {whose} names code (env.user_dir), which would be run",
+            hint="if you trust it, give --trust, which is remembered",
+        )
     try:
         file().parent.mkdir(parents=True, exist_ok=True)
         write_json(file(), [*known, str(folder)])

@@ -180,7 +180,6 @@ def following(
             overrides=lasting(failed.overrides),
             checkpoint=str(saved),
             weights_alone=False,
-            trust=False,
         )
     elif failed.action == "train" and (failed.checkpoint is None or failed.weights_alone):
         needed["training.seed"] = started["seed"]

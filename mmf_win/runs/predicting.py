@@ -51,7 +51,7 @@ def predict(
     mmf, request = needs.mmf_for(asked.over(run.request()), asked.overrides, f"run {run.id}")
     first = plan.prediction(mmf, request, target, places, checkpoint, features)
     inputs = needs.check_prediction(first, request, places, target, features)
-    first = replace(first, asks_hub=inputs.asks_hub)
+    first = replace(first, asks_hub=inputs.asks_hub or request.trust)
 
     def attempt(first: AttemptRequest) -> Exit:
         return run_worker(run, first, request, places, display)

@@ -242,7 +242,7 @@ def train(
             settings=merge(first.settings, in_updates),
             overrides=without(first.overrides, inputs.replaced_keys),
             data=dict(inputs.data),
-            asks_hub=inputs.asks_hub,
+            asks_hub=inputs.asks_hub or request.trust,
             profile=profile,
         )
         if run is not None and checkpoint is not None:

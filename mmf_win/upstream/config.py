@@ -16,11 +16,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import BrokenMmf, ReservedKey, UsageError
+from mmf_win.errors import BrokenMmf, UsageError
 from mmf_win.paths import Places, no_datasets
-from mmf_win.upstream.overrides import assign, leaves, values_of
-from mmf_win.upstream.refused import require_usable
-from mmf_win.upstream.remote_code import remote_code
+from mmf_win.upstream.overrides import RESERVED, assign, require_usable, values_of
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
 Tree = dict[str, Any]
@@ -69,9 +67,8 @@ class ConfigParts:
 def resolve(
     root: Path, places: Places, asked: ConfigParts, overrides: Sequence[str] = (), *, trained: bool = False
 ) -> Tree:
-    """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``;
-    of ``training``, how long it lasts and when it saves and validates; and as ``code`` the keys by which a
-    model's code may run.
+    """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``,
+    and of ``training``, how long it lasts and when it saves and validates.
 
     Args:
         root: the folder that holds the package ``mmf``.
@@ -89,12 +86,11 @@ def resolve(
     with _told(asked):
         version = read_version(root)
         of_mmf, merged = compose(root, places, asked)
-        own_code = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
-        assign(merged, overrides, version=version, has_user_dir=bool(own_code))
-        if not own_code:  # which may bring names and keys of any kind
-            in_settings = dict(leaves(asked.settings)) if asked.settings and not trained else {}
-            changes = {"model": asked.model, **in_settings, **values_of(overrides)}
-            require_usable(root, OmegaConf.to_container(of_mmf), changes, version)
+        has_dir = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
+        own_code = bool(has_dir)
+        if not trained:
+            require_usable(OmegaConf.to_container(of_mmf), asked.settings, version, own_code=own_code)
+        assign(merged, overrides, version=version, own_code=own_code)
 
         def part(path: str) -> Any:
             node = OmegaConf.select(merged, path)
@@ -106,7 +102,6 @@ def resolve(
             "dataset": part(f"dataset_config.{DATASET}"),
             "model": part(f"model_config.{asked.model}"),
             "training": {key: OmegaConf.select(merged, f"training.{key}") for key in _LENGTH},
-            "code": list(remote_code(OmegaConf.to_container(merged))),
         }
 
 
@@ -165,14 +160,14 @@ def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
     defaults = load_yaml(root, root / _DEFAULTS)
     of_mmf = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named))
     for key in _NAMED_BESIDE & asked.settings.keys():
-        raise ReservedKey(f"{key} is set by mmfw", key=key)
+        raise UsageError(f"{key} is set by mmfw", hint=RESERVED[key])
     merged: Any = OmegaConf.merge(of_mmf, asked.settings)
     _require_env(merged)
     env: Any = OmegaConf.to_container(merged.env)
     env_of_mmf: Any = OmegaConf.to_container(defaults.env)
     for key in _FOLDERS:
         if env[key] != env_of_mmf[key]:
-            raise ReservedKey(f"env.{key} is set by mmfw", key=f"env.{key}")
+            raise UsageError(f"env.{key} is set by mmfw", hint=RESERVED[f"env.{key}"])
     for old, new in _RENAMED.items():
         if OmegaConf.select(merged, old) is not None:
             raise UsageError(f"{old} is an old key, which MMF lets win over {new}", hint=f"write {new}")

@@ -1,34 +1,71 @@
-"""``KEY=VALUE`` overrides, set in a configuration as MMF sets them, or refused.
+"""``KEY=VALUE`` overrides and the settings of presets, set in MMF's configuration or refused.
 
-``mmf.utils.configuration._merge_with_dotlist`` sets keys that exist and refuses others. It accepts and drops
-some, such as a value for a group of keys, and takes some for something else, such as ``[-1]``. These are
-refused too.
+MMF finds a wrong key or value only after a minute of loading, or drops it without a word. So a key must be in
+its configuration, and the value fit the one that is there.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from mmf_win.console import first_few, shell_line
-from mmf_win.errors import UnknownKey, UsageError
+from mmf_win.errors import UsageError
 from mmf_win.upstream.versions import versions_with
 
-# A name, and the number of one of its items.
-_FIELD = re.compile(r"\A(.*?)(\[[^\[\]]*\])?\Z", re.DOTALL)
+_IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
+RESERVED = {
+    "config": _IN_THE_PRESET,
+    "model": _IN_THE_PRESET,
+    "dataset": "mmfw knows Hateful Memes only",
+    "datasets": "mmfw knows Hateful Memes only",
+    "dataset_config.hateful_memes.data_dir": "use --data-dir",
+    "env.cache_dir": "use the variable MMF_CACHE_DIR",
+    "env.save_dir": "every run is kept in a folder of its own; use --save-dir",
+    "env.data_dir": "use --data-dir",
+    "env.report_dir": "the reports lie in the run's folder",
+    "training.trainer": "mmfw's own trainer watches over the run",
+    "training.callbacks": "put them into a preset's settings, where mmfw adds its own to them",
+    "training.exit_on_nan_losses": "a loss that is not a number always ends the run",
+    "trainer": "only PyTorch Lightning reads it, which mmfw does not use",
+    "checkpoint.max_to_keep": "use mmfw train --keep-checkpoints N",
+}
+"""Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""
+
+_RATE = "optimizer.params.lr"
+# The least that each may be; all but the rate are counts.
+_LEAST = {
+    _RATE: 0,
+    "training.batch_size": 1,
+    "training.max_updates": 1,
+    "training.max_epochs": 1,
+    "training.log_interval": 1,
+    "training.checkpoint_interval": 1,
+    "training.evaluation_interval": 1,
+    "training.update_frequency": 1,
+    "training.num_workers": 0,
+    "training.seed": -1,  # which stands for any
+}
+_MAY_BE_NONE = {"training.max_updates", "training.max_epochs", "training.seed"}
+_RUN_TYPES = {"train", "val", "test", "inference"}
+# What the user's own code adds keys to, and groups whose keys are the user's to name.
+_OF_CODE = ("model_config.", "dataset_config.")
+_OPEN = {"checkpoint.pretrained_state_mapping", "training.wandb"}
+_ALMOST = 0.85  # how much a key and its misspelling have in common
 
 
-def assign(config: Any, overrides: Sequence[str], *, version: str, has_user_dir: bool = False) -> None:
+def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: bool = False) -> None:
     """Set what the overrides say.
 
     Args:
         config: OmegaConf's; it is changed.
         overrides: ``KEY=VALUE``.
         version: of the MMF that will get them.
-        has_user_dir: the user's own code may bring models and datasets whose keys nobody knows here.
+        own_code: the user's own code may bring models and datasets whose keys nobody knows here.
 
     Raises:
         UsageError: MMF would refuse an override, or would not do what it says.
@@ -37,141 +74,146 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, has_user_dir:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    _require_apart(overrides)
+    plain: Any = OmegaConf.to_container(config)
     for override in overrides:
-        key, _, value = override.partition("=")
+        key, _, text = override.partition("=")
+        value = _decoded(text)
+        may_be_new = own_code and key.startswith(_OF_CODE)
         try:
             OmegaConf.from_dotlist([override])  # MMF reads each as YAML, too
-            _assign(config, override, _decoded(value), version)
-        except UnknownKey:
-            if not (has_user_dir and key.startswith(("model_config.", "dataset_config."))):
-                raise
-            OmegaConf.update(config, key, _decoded(value), force_add=True)
+            before = _value_there(plain, key, version, may_be_new=may_be_new)
+            _require_meant(override, before, value)
+            _require_fit(key, before, value)
+            OmegaConf.update(config, key, value, merge=False, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             quoted = shell_line(f"{key}={value!r}")
             raise UsageError(f"{override}: not a value that MMF can read ({reason})", hint=quoted) from None
 
 
-def _assign(config: Any, override: str, value: Any, version: str) -> None:
-    key = override.partition("=")[0]
-    here, parent, node = "", config, config
-    last: str | int = ""
-    for field in key.split("."):
-        [(name, item)] = _FIELD.findall(field)
-        if here and not isinstance(node, Mapping):
-            example = f"{here}[{name}]" if _is_list(node) else here
-            raise UsageError(f"{override}: {here} has no keys below it", hint=f"{example}=VALUE")
-        if name not in node:
-            raise unknown_key(config, key, version)
-        here += f".{name}" if here else name
-        parent, last, node = node, name, _child(node, name)
-        if item:
-            if not _is_list(node):
-                raise UsageError(f"{override}: {here} is no list", hint=f"{key.replace(item, '')}=VALUE")
-            last = _position(override, here, item[1:-1], node)
-            parent, node, here = node, node[last], f"{here}{item}"
-    if isinstance(node, Mapping) and not key.endswith("]"):
-        below = first_few([f"{key}.{name}" for name in node], 5)
-        raise UsageError(
-            f"{override}: {key} is a group of keys, which MMF does not set as one",
-            hint=f"set a key in it: {below}" if node else _in_a_preset(key),
-        )
-    _require_meant(override, node, value)
-    parent[last] = value
+def require_usable(config: Any, settings: Any, version: str, *, own_code: bool = False) -> None:
+    """Refuse settings of a preset that MMF would refuse or drop; it may add keys that code reads.
+
+    Args:
+        config: MMF's own configuration of the experiment, as plain values.
+        settings: a tree of MMF's keys, which is merged over it.
+        version: of MMF.
+        own_code: as for :func:`assign`.
+
+    Raises:
+        UsageError: there is one; it names the key.
+    """
+    for key, value in leaves(settings) if settings else ():
+        before = _value_there(config, key, version, in_preset=True, may_be_new=own_code)
+        if not (isinstance(before, Mapping) and (value is None or isinstance(value, Mapping) or not before)):
+            _require_fit(key, before, value)
 
 
-def _require_apart(overrides: Sequence[str]) -> None:
-    """Refuse a list and one of its items beside each other, which MMF cannot merge."""
-    keys = {override.partition("=")[0] for override in overrides}
-    for key in sorted(keys):
-        whole = key.partition("[")[0]
-        if whole != key and whole in keys:
-            raise UsageError(f"{key} and {whole} set the same list", hint=f"set it by {whole} alone")
+def _value_there(
+    config: Any, key: str, version: str, *, in_preset: bool = False, may_be_new: bool = False
+) -> Any:
+    """The value of a key in a configuration; None for a key that may be added to it.
+
+    Raises:
+        UsageError: there is no such key, and it may not be added, or is nearly one that is there.
+    """
+    here, node = "", config
+    for field in key.replace("[", ".[").split("."):
+        if isinstance(node, list):
+            node = _item(key, here, field, node)
+        elif isinstance(node, Mapping):
+            if field not in node:
+                near = get_close_matches(field, map(str, node), n=1, cutoff=_ALMOST)
+                may_be_added = in_preset or (_is_open(here, node) and not field.startswith("["))
+                if may_be_new or (may_be_added and not near):
+                    return None
+                raise _unknown_key(config, key, version)
+            node = node[field]
+        elif (in_preset and node is None) or "${" in str(node):
+            return None
+        else:
+            raise UsageError(f"{key}: {here} has no keys below it", hint=f"{here}=VALUE")
+        here += field if field.startswith("[") or not here else f".{field}"
+    return node
+
+
+def _item(key: str, here: str, field: str, items: Sequence[Any]) -> Any:
+    """The item of a list that a key names, as in ``train[0]``."""
+    index = field[1:-1] if field.startswith("[") else ""
+    if index.isdecimal() and int(index) < len(items):
+        return items[int(index)]
+    first = f"{here}[0]=VALUE sets the first; " if items else ""
+    raise UsageError(
+        f"{key}: {here} has {len(items)} items and none numbered {field.strip('[]')!r}",
+        hint=f"{first}the whole list: " + shell_line(f"{here}=['VALUE']"),
+    )
+
+
+def _is_open(group: str, known: Mapping[str, Any]) -> bool:
+    """Whether a group's keys go to a class of which MMF's configuration need not name all."""
+    of_class = "params" in group.split(".") or group.startswith(_OF_CODE)
+    return of_class or group in _OPEN or (bool(group) and not known)
 
 
 def _require_meant(override: str, before: Any, value: Any) -> None:
     """Refuse a text where something else is meant: MMF reads Python's values, not YAML's."""
     from yaml import safe_load
 
-    key, _, typed = override.partition("=")
-    if not isinstance(value, str) or "${" in value:
+    key, _, text = override.partition("=")
+    if value != text or not text or "${" in text:
         return
-    bare = typed == value
-    if bare and value[:1] in ("[", "{"):
-        raise UsageError(
-            f"{override}: not a list that MMF can read", hint=shell_line(f"{key}=['VALUE']") + ", with quotes"
-        )
-    if isinstance(before, (bool, int, float)) or (bare and value.lower() in ("true", "false", "null")):
-        kind = "True or False" if isinstance(before, bool) else "a number"
-        meant = safe_load(value) if value else value
-        same = meant is None or isinstance(meant, bool)
-        hint = f"{key}={meant}" if same else f"it takes {kind}, such as {key}={before}"
-        raise UsageError(f"{override}: MMF would take {value!r} for a text", hint=hint)
+    meant = safe_load(text)
+    is_word = text.lower() in ("true", "false", "null")
+    if is_word or text[0] in "[{" or (isinstance(before, bool) and isinstance(meant, bool)):
+        hint = shell_line(f"{key}={meant}")
+        raise UsageError(f"{override}: MMF would take {text!r} for a text", hint=hint)
 
 
-def _child(node: Any, name: str) -> Any:
-    from omegaconf.errors import InterpolationResolutionError
-
-    try:
-        return node[name]
-    except InterpolationResolutionError:  # what only MMF can resolve is no group and no list
-        return None
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _position(override: str, here: str, index: str, items: Sequence[Any]) -> int:
-    if not index.isdecimal() or int(index) >= len(items):
-        first = f"the first is {here}[0]; " if items else ""
-        raise UsageError(
-            f"{override}: {here} has {len(items)} items and none numbered {index!r}",
-            hint=f"{first}the whole list: " + shell_line(f"{here}=['VALUE']"),
-        )
-    return int(index)
-
-
-def nearest_group(config: Any, key: str) -> tuple[str, Mapping[str, Any]]:
-    """The last group of keys on the way to a key and what it holds; a value in its way is an empty one."""
-    here, node = "", config
-    for field in key.split(".")[:-1]:
-        if field not in node:
-            break
-        here, node = f"{here}.{field}" if here else field, _child(node, field)
-        if not isinstance(node, Mapping):
-            return here, {}
-    return here, node
+def _require_fit(key: str, before: Any, value: Any) -> None:
+    """Refuse a value of another kind than the one before, and a number that cannot be meant."""
+    if isinstance(value, str) and "${" in value:
+        return
+    if isinstance(before, Mapping):
+        below = first_few([f"{key}.{name}" for name in before], 5) or f"{key}.NAME"
+        raise UsageError(f"{key}: {value!r} in place of a group of keys", hint=f"set a key in it: {below}")
+    if key == "run_type" and not set(re.split(r"[_+]", str(value))) <= _RUN_TYPES:
+        made_of = ", ".join(sorted(_RUN_TYPES))
+        raise UsageError(f"run_type: MMF knows no {value!r}", hint=f"it is made of {made_of}")
+    if value is None and key not in _LEAST.keys() - _MAY_BE_NONE:
+        return
+    # For a list of files of the dataset, MMF takes the path of one.
+    if isinstance(before, list) and not isinstance(value, list) and not key.startswith("dataset_config."):
+        raise UsageError(f"{key}: {value!r} in place of a list", hint=f"write [{value!r}]")
+    if isinstance(before, bool) and value not in (0, 1):
+        raise UsageError(f"{key}: {value!r} is neither true nor false", hint=f"MMF's own is {before}")
+    if _is_number(before) and not _is_number(value):
+        raise UsageError(f"{key}: {value!r} is no number", hint=f"MMF's own is {before}")
+    fits = key not in _LEAST or (_is_number(value) and math.isfinite(value) and value >= _LEAST[key])
+    if not fits or (key in _LEAST and key != _RATE and not isinstance(value, int)):
+        what = "a number" if key == _RATE else "a whole number"
+        whole = f"write {key}={int(value)}" if fits and value == int(value) else None
+        raise UsageError(f"{key}: {value!r} is not {what} of {_LEAST[key]} or more", hint=whole)
 
 
-def may_have_more(group: str) -> bool:
-    """Whether a group's keys go to a class of which MMF's configuration need not name all."""
-    fields = group.split(".")
-    return fields[-1] == "params" or (fields[0] in ("model_config", "dataset_config") and len(fields) > 1)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def unknown_key(config: Any, key: str, version: str) -> UnknownKey:
+def _unknown_key(config: Any, key: str, version: str) -> UsageError:
     """The error that MMF's configuration has no such key, with what may be meant."""
+    from mmf_win.upstream.sources import SOURCES
+
     message = f"MMF {version} has no key {key}"
-    others = [other for other in versions_with(key) if other != version]
-    if others:
-        return UnknownKey(f"{message}; {others[0]} has", version=others[0])
+    others = [source for source in SOURCES if source.version in versions_with(key)]
+    if others and others[0].version != version:
+        other = others[0]
+        hint = f"run `{shell_line('mmfw', 'setup', '--mmf', other.name)}`"
+        return UsageError(f"{message}; {other.version} has", hint=hint)
     known = [other for other, _ in leaves(config)]
     name = key.rpartition(".")[2]
     near = [other for other in known if other.rpartition(".")[2] == name]
     near += get_close_matches(key, known, n=3)
-    hints = [f"did you mean {', '.join(dict.fromkeys(near[:3]))}?"] if near else []
-    if may_have_more(nearest_group(config, key)[0]):
-        hints += [_in_a_preset(key)]
-    return UnknownKey(message, hint=" else ".join(hints) or None)
-
-
-def _in_a_preset(key: str) -> str:
-    tree = "VALUE"
-    for field in reversed(key.split(".")):
-        tree = f"{{ {field}: {tree} }}"
-    return f"a preset of your own may add keys that code reads: settings: {tree}"
+    return UsageError(message, hint=f"did you mean {', '.join(dict.fromkeys(near[:3]))}?" if near else None)
 
 
 def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -184,8 +226,8 @@ def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(node, Mapping) or not node:
         yield above, node
         return
-    for name in node:
-        yield from leaves(_child(node, name), f"{above}.{name}" if above else str(name))
+    for name, value in node.items():
+        yield from leaves(value, f"{above}.{name}" if above else str(name))
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from mmf_win.errors import DatasetError, Interrupted, MmfwError, NoFeatureFiles,
 from mmf_win.files import write_json
 from mmf_win.unpacking.staging import require_space
 from mmf_win.worker import feature_lmdb
+from mmf_win.worker.numpy_only import NumpyOnly
 
 _INFO = "_info.npy"
 _OF_INFO = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox")
@@ -161,7 +162,7 @@ def _read(path: Path, read: Callable[[BinaryIO], Any]) -> Any:
 def _read_info(file: BinaryIO) -> dict[str, Any]:
     np.lib.format.read_magic(file)
     np.lib.format.read_array_header_1_0(file)
-    found = feature_lmdb.NumpyOnly(file).load().item()
+    found = NumpyOnly(file).load().item()
     return {name: found.get(name) for name in _OF_INFO}
 
 

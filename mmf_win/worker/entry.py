@@ -117,10 +117,13 @@ def prepare(request: AttemptRequest, stop: Stop) -> None:
     """Make MMF importable and put the hooks in place, in this process."""
     from mmf_win.upstream.versions import read_version
     from mmf_win.worker import compat
+    from mmf_win.worker.compat.transformers import refuse_code_of_models
 
     root = Path(request.mmf)
     version = read_version(root)
     compat.install(root, version)
+    if not request.trust:
+        refuse_code_of_models()
     from mmf_win.worker import hooks
 
     hooks.register(request, version, stop)

@@ -6,14 +6,13 @@ file name without its suffix, ``feature_path``, ``features`` (regions × 2048, f
 in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
 
 The parent reads one in a process of its own, since a truncated file kills whoever maps it:
-``python -m mmf_win.worker.feature_lmdb FOLDER OUTPUT``. ``OUTPUT`` is JSON: under ``keys`` the images that it
-has features of, or under ``problem`` what is wrong with it, and under ``refused`` whether MMF would run code
-that is in it. Every record is read, since MMF unpickles whatever it finds.
+``python -m mmf_win.worker.feature_lmdb FOLDER keys|records OUTPUT``. ``OUTPUT`` is JSON: under ``keys`` the
+images that it has features of, or under ``problem`` what is wrong with it, and under ``refused`` whether what
+is in it would run code. With ``records``, every record is read to find that out.
 """
 
 from __future__ import annotations
 
-import io
 import mmap
 import pickle
 import sys
@@ -25,28 +24,7 @@ import lmdb
 
 from mmf_win.console import Progress
 from mmf_win.files import write_json
-
-_NUMPY = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-}
-
-
-class Refused(pickle.UnpicklingError):
-    """A pickle names something that is not numpy's, and to load it could run any code."""
-
-
-class NumpyOnly(pickle.Unpickler):
-    """Loads plain values and numpy's arrays, and nothing that could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Allow what rebuilds arrays; refuse everything else."""
-        if (module.replace("numpy._core", "numpy.core"), name) in _NUMPY:  # numpy 2 has moved them
-            return super().find_class(module, name)
-        raise Refused(f"it names {module}.{name}, and only numpy's classes are loaded")
+from mmf_win.worker.numpy_only import Refused, loads
 
 
 def least_map(count: int, total: int) -> int:
@@ -83,16 +61,17 @@ def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list
     return keys
 
 
-def read_keys(folder: Path) -> list[str]:
-    """The keys of the images in an LMDB, as MMF's ``LMDBFeatureReader`` finds them; reads every record.
+def read_keys(folder: Path, *, records: bool) -> list[str]:
+    """The keys of the images in an LMDB, as MMF's ``LMDBFeatureReader`` finds them.
 
     Args:
         folder: holds ``data.mdb``; or that file itself.
+        records: read every record, too.
 
     Raises:
         lmdb.Error: this is no LMDB, or its pages are inconsistent.
         ValueError: it is truncated, lacks the list of its keys, or holds what cannot be read.
-        Refused: a record would run code.
+        Refused: what is in it would run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
     options = {"readonly": True, "lock": False, "subdir": folder.is_dir()}
@@ -108,10 +87,11 @@ def read_keys(folder: Path) -> list[str]:
             if not (isinstance(plain, Iterable) and all(isinstance(key, (str, bytes)) for key in plain)):
                 raise ValueError("the list of its keys holds something else")
             keys: list[str] = [key.decode() if isinstance(key, bytes) else key for key in plain]
-            with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
-                for key, value in transaction.cursor():
-                    _loaded(f"the record {bytes(key).decode('utf-8', 'replace')}", value)
-                    progress.advance(1)
+            if records:
+                with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
+                    for key, value in transaction.cursor():
+                        _loaded(f"the record {bytes(key).decode('utf-8', 'replace')}", value)
+                        progress.advance(1)
             absent = next((key for key in keys if transaction.get(key.encode()) is None), None)
             if absent is not None:
                 raise ValueError(f"the record {absent} is listed and missing")
@@ -120,17 +100,15 @@ def read_keys(folder: Path) -> list[str]:
 
 def _loaded(what: str, pickled: memoryview) -> Any:
     try:
-        return NumpyOnly(io.BytesIO(pickled)).load()
-    except Refused as error:
-        raise Refused(f"{what}: {error}") from error
-    except Exception as error:  # whatever a damaged pickle leads to
-        raise ValueError(f"{what} cannot be read: {error}") from error
+        return loads(pickled)
+    except (Refused, ValueError) as error:
+        raise type(error)(f"{what}: {error}") from error
 
 
-def main(folder: Path, output: Path) -> int:
+def main(folder: Path, what: str, output: Path) -> int:
     """Write what was found, and return the exit code."""
     try:
-        found: dict[str, Any] = {"keys": read_keys(folder)}
+        found: dict[str, Any] = {"keys": read_keys(folder, records=what == "records")}
     except Refused as error:
         found = {"problem": str(error), "refused": True}
     except (lmdb.Error, ValueError) as error:
@@ -140,4 +118,4 @@ def main(folder: Path, output: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[-1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.commands.overrides import (
     require_optimizer_kept,
     require_predictable,
     require_trainable,
     split_words,
 )
-from mmf_win.errors import ReservedKey, UsageError
+from mmf_win.errors import UsageError
 from mmf_win.runs.overrides import ANNOTATIONS, BATCH_SIZE, of_prediction
 from mmf_win.runs.request import RunRequest
 
@@ -120,13 +119,6 @@ def test_an_option_and_a_word_that_say_the_same_are_refused(asked: RunRequest, w
     with pytest.raises(UsageError, match=word):
         require_trainable([word], asked.keys, resumes=False)
     require_trainable([word], RunRequest(auto_batch=True).keys, resumes=False)
-
-
-@pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir"])
-def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(key: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        split_words((f"{key}=x",))
-    assert hint_for(ReservedKey("", key=key)) == hint_for(caught.value)
 
 
 def test_what_a_prediction_refuses_it_does_not_take_from_its_run_either() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
+from mmf_win.integrity.verify import record_hashes
 from tests.endtoend.conftest import Tool, ids, probabilities
 
 
@@ -54,6 +57,45 @@ def test_a_broken_picture_is_named_with_its_meme_and_row(
     where = f"meme {meme}, in row 2 of {annotations(own, 'test_unseen')}"
     assert path in own.errors and where in own.errors
     assert "Traceback" not in own.errors
+
+
+class MakesFolder:
+    """Pickled, it is a call that makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("hostile", [True, False])
+def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_with_its_name(
+    tool: Tool, own: Tool, tmp_path: Path, workers: int, hostile: bool
+) -> None:
+    import lmdb
+
+    trained = tool.trained("regions")
+    features = own.world.dataset / "features" / "detectron.lmdb"
+    record = pickle.dumps({"features": MakesFolder(tmp_path / "made")}) if hostile else b"\x80\x04cut"
+    said = (
+        "what is in it would run code: the record of {}: it names" if hostile else "of {}: it cannot be read"
+    )
+    train = ("train", own.preset("regions"), "--updates", "4")
+    for split, command in (("train", train), ("test_unseen", ("predict", trained.id))):
+        name = Path(rows(annotations(own, split))[0]["img"]).stem
+        with (
+            lmdb.open(str(features), map_size=1 << 28, create=False, lock=False) as opened,
+            opened.begin(write=True) as transaction,
+        ):
+            assert transaction.replace(name.encode(), record)
+        record_hashes(features.parent, ["detectron.lmdb/data.mdb"], title="Recording")
+        assert own.code(*command, f"training.num_workers={workers}") == 3
+        assert str(features) in own.errors and said.format(name) in own.errors
+        assert not hostile or "somebody you trust" in own.errors
+        assert "Traceback" not in own.errors
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_picture_that_is_broken_in_the_archive_is_replaced_as_the_hint_says(own: Tool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -81,15 +82,27 @@ def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: 
     assert "MMF has no model" not in tool.errors
 
 
-def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(tool: Tool) -> None:
-    key = "text_processor.params.tokenizer_config.params.trust_remote_code"
-    tree: Any = True
-    for name in reversed(["dataset_config", "hateful_memes", "processors", *key.split(".")]):
+def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder, marker = tmp_path / "with code", tmp_path / "ran"
+    shutil.copytree(tool.world.bert, folder)
+    code = (
+        f"from pathlib import Path\nfrom transformers import BertTokenizer\nPath({str(marker)!r}).touch()\n"
+    )
+    (folder / "own.py").write_text(f"{code}class Own(BertTokenizer): pass\n", encoding="utf-8")
+    told = json.dumps({"auto_map": {"AutoTokenizer": ["own.Own", None]}})
+    (folder / "tokenizer_config.json").write_text(told, encoding="utf-8")
+    tree: Any = {"type": str(folder), "params": {"trust_remote_code": True}}
+    for name in ("tokenizer_config", "params", "text_processor", "processors", "hateful_memes"):
         tree = {name: tree}
-    preset = tool.preset("bert", settings=merge(tool.settings("bert"), tree))
+    settings = merge(tool.settings("bert"), {"dataset_config": tree})
+    preset = tool.preset("bert", settings=settings)
     assert tool.code("train", preset, "--updates", "1") == 3
-    assert key in tool.errors and "--trust" in tool.errors
-    assert not tool.save_dir.exists()
+    assert "own.py" in tool.errors and "--trust" in tool.errors
+    assert not marker.exists()
     run = tool.run_of(tool("train", preset, "--updates", "1", "--trust"))
+    marker.unlink()
     assert tool.code("predict", run.id) == 3
-    assert key in tool.errors
+    assert "own.py" in tool.errors and not marker.exists()

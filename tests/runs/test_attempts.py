@@ -175,7 +175,7 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
     last = attempts.begun[-1]
     assert last.checkpoint == str(run.checkpoints / "current.ckpt")
     assert last.settings["checkpoint"]["resume_file"] == last.checkpoint
-    assert not last.weights_alone and not last.trust
+    assert not last.weights_alone
     assert last.overrides == ["a.b=c"], "what says where the run starts holds once"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.hints import hint_for
-from mmf_win.errors import NoOwnCode, UntrustedCode, UsageError
+from mmf_win.errors import DataError, NoOwnCode, UsageError
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.request import RunRequest
 
@@ -31,15 +31,15 @@ def test_code_that_a_preset_names_is_trusted_once(user_dir: Path) -> None:
     (user_dir / "code").mkdir()
     (user_dir / "other").mkdir()
     named = request(str(user_dir / "code"))
-    with pytest.raises(UntrustedCode) as caught:
+    with pytest.raises(DataError) as caught:
         code_of(named)
     assert str(user_dir / "code") in str(caught.value) and "--trust" in str(hint_for(caught.value))
     code_of(request(str(user_dir / "code"), trust=True))
     assert code_of(named) == str(user_dir / "code")
-    with pytest.raises(UntrustedCode):
+    with pytest.raises(DataError):
         code_of(request(str(user_dir / "other")))
     own_code.file().write_text("cut off [", encoding="utf-8")
-    with pytest.raises(UntrustedCode):
+    with pytest.raises(DataError):
         code_of(named)
 
 
@@ -60,7 +60,7 @@ def test_what_the_user_names_is_trusted_and_found_from_another_folder(
     monkeypatch.chdir(user_dir.parent)
     assert code_of(request(found)) == found
     own_code.file().unlink()
-    with pytest.raises(UntrustedCode):  # a run's overrides come from elsewhere, where its folder does
+    with pytest.raises(DataError):  # a run's overrides come from elsewhere, where its folder does
         code_of(request(None, f"env.user_dir={found}"))
 
 
@@ -95,7 +95,7 @@ def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
     asked = request("${oc.env:PYTHONSAFEPATH,''}")
     assert code_of(asked) == ""
     monkeypatch.setenv("PYTHONSAFEPATH", str(user_dir / "code"))
-    with pytest.raises(UntrustedCode):
+    with pytest.raises(DataError):
         code_of(asked)
     assert code_of(replace(asked, trust=True)) == str(user_dir / "code")
 

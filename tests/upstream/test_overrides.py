@@ -1,4 +1,4 @@
-"""What is said of overrides that are refused; test_config_contract.py compares what is set with MMF."""
+"""What is refused of overrides and of the settings of presets; test_config_contract.py compares with MMF."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.console import shell_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
+from mmf_win.runs import presets
 from mmf_win.upstream.config import ConfigParts, compose, resolve
 from mmf_win.upstream.install import find_mmf
-from mmf_win.upstream.overrides import assign
+from mmf_win.upstream.overrides import RESERVED, assign, require_usable
 from mmf_win.upstream.versions import ONLY_IN, read_version, versions_with
 from tests.worlds.mmf_configuration import leaves
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
@@ -56,7 +56,7 @@ def test_keys_of_one_version_alone_are_known() -> None:
 def test_a_key_of_another_version_is_told_so(places: Places, word: str) -> None:
     with pytest.raises(UsageError, match=r"1\.0\.0rc10 has no key .*; 1\.0\.0rc12 has") as caught:
         assigned(find_mmf().root, places, word)
-    assert hint_for(caught.value) == "run `mmfw setup --mmf github`"
+    assert caught.value.hint == "run `mmfw setup --mmf github`"
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_a_key_of_another_version_is_told_so(places: Places, word: str) -> None:
 def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: Places, word: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
-    assert f"did you mean {meant}" in str(hint_for(caught.value))
+    assert f"did you mean {meant}" in str(caught.value.hint)
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, "quite_another=1")
-    assert hint_for(caught.value) is None
+    assert caught.value.hint is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: Places, word: 
 def test_the_hint_says_how_it_is_done(mmf_root: Path, places: Places, word: str, hinted: str) -> None:
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
-    assert hinted in str(hint_for(caught.value))
+    assert hinted in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_hint_says_how_it_is_done(mmf_root: Path, places: Places, word: str,
 def test_the_value_that_a_hint_names_is_taken(mmf_root: Path, places: Places, word: str) -> None:
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
-    config = assigned(mmf_root, places, str(hint_for(caught.value)))
+    config = assigned(mmf_root, places, str(caught.value.hint))
     assert OmegaConf.select(config, word.partition("=")[0]) in (True, False, None)
 
 
@@ -116,19 +116,128 @@ def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: Plac
         resolve(mmf_root, places, ConfigParts(*MMBT), words)
 
 
-def test_a_preset_of_the_users_own_adds_the_key_that_the_hint_puts_there(
+@pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir", "model"])
+def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
+    mmf_root: Path, places: Places, key: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{key} is set by mmfw") as caught:
+        resolve(mmf_root, places, ConfigParts(*MMBT, tree(f"{key}=x")))
+    assert caught.value.hint == RESERVED[key]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "optimizer.params.new",
+        "model_config.mmbt.new.below",
+        f"{DATASET}.processors.text_processor.params.new",
+        "checkpoint.pretrained_state_mapping.new",
+        "training.new_group.new",
+    ],
+)
+def test_a_new_key_is_taken_where_a_class_may_read_it_or_a_preset_has_one(
+    mmf_root: Path, places: Places, key: str
+) -> None:
+    asked = ConfigParts(*MMBT, {"training": {"new_group": {"new": 1}}})
+    config = compose(mmf_root, places, asked)[1]
+    assign(config, [f"{key}=3"], version=read_version(mmf_root))
+    assert OmegaConf.select(config, key) == 3
+    resolve(mmf_root, places, asked, [f"{key}=3"])
+
+
+def tree(*words: str) -> dict[str, Any]:
+    """The settings of a preset, of words such as ``training.batch_size=3``."""
+    return dict(OmegaConf.to_container(OmegaConf.from_dotlist(list(words))))  # type: ignore[arg-type]
+
+
+WRONG = [
+    ("training.batchsize=4", "training.batch_size"),
+    ("trainign.batch_size=4", "training.batch_size"),
+    ("model_config.mmbt.num_label=2", "model_config.mmbt.num_labels"),
+    ("dataset_config.hateful_meme.max_features=5", "dataset_config.hateful_memes.max_features"),
+    ("training.batch_size=abc", ""),
+    ("training.batch_size=0", "1 or more"),
+    ("training.max_updates=1.5", "1 or more"),
+    ("training.batch_size=4.0", "training.batch_size=4"),
+    ("training.batch_size=null", "no number"),
+    ("training.num_workers=null", "4"),
+    ("training.evaluation_interval=null", "1000"),
+    ("training.seed=1.5", "-1 or more"),
+    ("optimizer.params.lr=null", "lr"),
+    ("training.evaluation_interval=0", "1 or more"),
+    ("training.num_workers=-1", "0 or more"),
+    ("training.clip_gradients=5", "true"),
+    ("training.early_stop=5", "training.early_stop.enabled"),
+    ("optimizer.params.lr=-1", "0 or more"),
+    ("optimizer.params.lr=.inf", "0 or more"),
+    ("run_type=tset", "test"),
+    ("env=5", "env.user_dir"),
+    ("datasets=vqa2", "Hateful Memes only"),
+    ("model_config.mmbt.losses=cross_entropy", "['cross_entropy']"),
+]
+
+
+@pytest.mark.parametrize(("word", "meant"), WRONG, ids=[word for word, _ in WRONG])
+def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
+    mmf_root: Path, places: Places, word: str, meant: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(mmf_root, places, ConfigParts(*MMBT, tree(word)))
+    assert meant in f"{caught.value} {caught.value.hint}"
+    assert word.partition("=")[0].partition(".")[0] in str(caught.value)
+
+
+def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
     mmf_root: Path, places: Places
 ) -> None:
-    word = "optimizer.params.no_such_key=1"
-    with pytest.raises(UsageError) as caught:
-        assigned(mmf_root, places, word)
-    settings = OmegaConf.create(str(hint_for(caught.value)).partition("settings: ")[2].replace("VALUE", "1"))
-    _, config = compose(mmf_root, places, ConfigParts(*MMBT, OmegaConf.to_container(settings), offline=True))
-    assert config.optimizer.params.no_such_key == 1
+    asked = ConfigParts(*MMBT, tree("training.batchsize=4"))
+    resolve(mmf_root, places, asked, trained=True)
+    with pytest.raises(UsageError):
+        resolve(mmf_root, places, asked, ["training.batch_size=0"], trained=True)
 
 
-def test_a_list_and_one_of_its_items_are_refused_beside_each_other(mmf_root: Path, places: Places) -> None:
-    item, whole = f"{DATASET}.annotations.test[0]=a.jsonl", f"{DATASET}.annotations.test=['b.jsonl']"
-    for words in ((item, whole), (whole, item)):
-        with pytest.raises(UsageError, match="same list"):
-            assigned(mmf_root, places, *words)
+@pytest.mark.parametrize("word", ["training.batch_size=0", "training.batch_size=None", "run_type=tset"])
+def test_the_same_holds_for_overrides(mmf_root: Path, places: Places, word: str) -> None:
+    with pytest.raises(UsageError):
+        resolve(mmf_root, places, ConfigParts(*MMBT), [word])
+
+
+def test_code_of_the_users_own_may_bring_models_and_keys(mmf_root: Path, places: Places) -> None:
+    own = tree("env.user_dir=mine", "model_config.mmbt2.layers=3", "optimizer.type=mine")
+    resolve(mmf_root, places, ConfigParts("mmbt2", MMBT[1], own))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "training.max_grad_l2_norm=0.25",  # MMF reads it, though its defaults lack it
+        "optimizer.params.betas=[0.9, 0.98]",
+        "optimizer.type=SGD",
+        "training.max_updates=null",
+        "checkpoint.pretrained_state_mapping.bert=bert",
+        "model_config.mmbt.text_encoder.params.layer_norm_eps=0.1",
+        "training.seed=${oc.env:SEED,3}",
+        "training.tensorboard=1",
+    ],
+)
+def test_what_mmf_reads_is_taken(mmf_root: Path, places: Places, word: str) -> None:
+    resolve(mmf_root, places, ConfigParts(*MMBT, tree(word)))
+
+
+@pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
+def test_nothing_that_mmfs_configurations_set_is_refused(mmf_root: Path, places: Places, name: str) -> None:
+    preset = presets.load(name)
+    bare = OmegaConf.to_container(compose(mmf_root, places, ConfigParts(preset.model))[0])
+    whole = OmegaConf.to_container(compose(mmf_root, places, preset)[1])
+    require_usable(bare, whole, read_version(mmf_root))
+
+
+def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, places: Places) -> None:
+    chosen = {
+        "training": {"wandb": {"tags": ["first"]}},
+        "checkpoint": {"pretrained_state_mapping": {"model.bert": "model.bert"}},
+    }
+    for name in ("mmbt_grid", "visual_bert_coco"):
+        preset = presets.load(name)
+        settings = presets.merge(preset.settings, chosen)
+        resolve(mmf_root, places, ConfigParts(preset.model, preset.config, settings))

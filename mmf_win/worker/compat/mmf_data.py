@@ -9,8 +9,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from mmf_win.dataset.annotations import objects_for_mmf
-from mmf_win.errors import UnreadableImage
+from mmf_win.errors import DamagedFeatures, HostileFeatures, UnreadableImage
 from mmf_win.worker.compat.patch import Edit, Patch
+from mmf_win.worker.numpy_only import Refused, loads
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
@@ -95,6 +96,25 @@ def _share_environments(module: ModuleType) -> None:
     module.lmdb = SimpleNamespace(open=open_shared)  # type: ignore[attr-defined]
 
 
+def _unpickle_only_arrays(module: ModuleType) -> None:
+    reader: Any = module.LMDBFeatureReader
+    load = reader._load
+
+    @wraps(load)
+    def named(self: Any, image_file_path: str) -> Any:
+        try:
+            return load(self, image_file_path)
+        except (Refused, ValueError) as error:
+            record = f"the record of {Path(image_file_path).stem}: {error}"
+            if isinstance(error, Refused):
+                raise HostileFeatures(
+                    f"{self.db_path}: not used, since what is in it would run code: {record}"
+                ) from None
+            raise DamagedFeatures(f"{self.db_path}: damaged: {record}") from None
+
+    module.pickle, reader._load = SimpleNamespace(loads=loads), named  # type: ignore[attr-defined]
+
+
 def generate_prediction(report: Any) -> list[dict[str, Any]]:
     """In the place of MMF's own function: the same numbers, with three calls for a batch.
 
@@ -138,6 +158,11 @@ PATCHES = (
         name="image-errors",
         problem="ImageDatabase: an error about a picture names neither its file nor the meme",
         after_import={_IMAGES: _name_files_and_rows},
+    ),
+    Patch(
+        name="lmdb-records",
+        problem="LMDBFeatureReader: unpickles records without a check, which may run any code",
+        after_import={_FEATURES: _unpickle_only_arrays},
     ),
     Patch(
         name="lmdb-handles",

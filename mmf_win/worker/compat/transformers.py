@@ -9,9 +9,12 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from os import PathLike
 from types import ModuleType
+from typing import NoReturn
 
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks
+from mmf_win.errors import DataError
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, after_import, lacks
 
 _BERT = "transformers.models.bert.modeling_bert"
 _OLD_NAME = re.compile(r"transformers\.((?:modeling|configuration|tokenization)_([a-z0-9_]+))")
@@ -49,6 +52,24 @@ def _add_transpose_for_scores(module: ModuleType) -> None:
     for attention in (module.BertSelfAttention, module.RobertaSelfAttention):
         if not hasattr(attention, "transpose_for_scores"):
             attention.transpose_for_scores = method
+
+
+def refuse_code_of_models() -> None:
+    """Let transformers run no code that comes with a model, in a folder or from the hub.
+
+    All such code is imported by one function, whatever asks for it: a configuration, a model, a tokenizer.
+    """
+    after_import("transformers.dynamic_module_utils", _refuse_code)
+
+
+def _refuse_code(module: ModuleType) -> None:
+    def refuse(class_name: str, module_path: str | PathLike[str], **options: object) -> NoReturn:
+        raise DataError(
+            f"{module_path}: not run, since it is code that comes with a model ({class_name})",
+            hint="if you trust it, repeat the command with --trust",
+        )
+
+    module.get_class_in_module = refuse  # type: ignore[attr-defined]
 
 
 PATCHES = (
