@@ -99,15 +99,10 @@ def check(
     _require_dataset(places, config["dataset"], slots)
     inputs = inputs_of(root, places, config, slots)
     findings = {each: each.verify() for each in inputs}
-    models = [
-        each for each, found in findings.items() if found.state == "missing" and each.is_fetched_for_runs
-    ]
-    _require_intact(
-        {each: found for each, found in findings.items() if each not in models}, places, hint_words
-    )
-    other_way = shell_line(
-        "mmfw", "features", "fetch", *hint_words, "--source", "FOLDER", *data_option(places.data_dir)
-    )
+    models = [each for each in inputs if findings[each].state == "missing" and each.is_fetched_for_runs]
+    typed = [*hint_words, *data_option(places.data_dir)]
+    _require_intact([(each, findings[each]) for each in inputs if each not in models], hint_words, typed)
+    other_way = shell_line("mmfw", "features", "fetch", "--source", "FOLDER", *typed)
     for each in models:
         _log.warning("%s is missing; looking for it", each.title)
         fetch([each], places, Mirror(offline=offline, other_way=f"`{other_way}` takes a copy from a folder"))
@@ -137,17 +132,18 @@ def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
         raise CheckpointError(f"{start}: there is no such checkpoint", hint="see checkpoint.resume_file")
 
 
-def _require_intact(findings: Mapping[Input, Finding], places: Places, words: Sequence[str]) -> None:
+def _require_intact(
+    findings: Sequence[tuple[Input, Finding]], words: Sequence[str], typed: Sequence[str]
+) -> None:
     """Refuse files that are damaged or missing."""
-    typed = [*words, *data_option(places.data_dir)]
     repair, get = shell_line("mmfw", "repair", *typed), shell_line("mmfw", "features", "fetch", *typed)
     for state, command in (("damaged", repair), ("missing", get)):
-        wrong = {each: found for each, found in findings.items() if found.state == state}
-        for each, found in wrong.items():
+        wrong = [(each, found) for each, found in findings if found.state == state]
+        for each, found in wrong:
             if (error := each.no_source(found, words)) is not None:
                 raise error
         if wrong:
-            problems = (f"{found.what}: {problem}" for found in wrong.values() for problem in found.problems)
+            problems = (f"{found.what}: {problem}" for _, found in wrong for problem in found.problems)
             raise DataError("\n".join(problems), hint=f"`{command}`")
 
 

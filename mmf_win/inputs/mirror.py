@@ -110,7 +110,7 @@ class Mirror:
 
     def failed(self, message: str, names: Sequence[str], hint: str | None = None) -> MmfError:
         """The error that files of these names cannot be downloaded."""
-        other_way = self.other_way.format(names=" or ".join(names))
+        other_way = self.other_way.replace("{names}", " or ".join(names))
         return MmfError(message, hint=f"{hint}, or {other_way}" if hint else other_way)
 
     def _urls(self, names: Sequence[str], own: str | None) -> list[str]:

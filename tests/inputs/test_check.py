@@ -320,7 +320,7 @@ def test_a_model_that_cannot_be_fetched_is_told_at_once_with_where_to_take_it_fr
         monkeypatch.setenv(name, "http://127.0.0.1:1")  # whoever asks a network fails otherwise
     with pytest.raises(MmfError, match="nothing may be downloaded") as raised:
         dataset.check(model=MODELS[library], offline=True, hint_words=["mine"])
-    assert "mmfw features fetch mine --source FOLDER" in str(raised.value.hint)
+    assert "mmfw features fetch --source FOLDER mine" in str(raised.value.hint)
     assert raised.value.exit_code == 6
     if library == "transformers":
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")

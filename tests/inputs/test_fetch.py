@@ -21,15 +21,8 @@ from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out, tar_gz
-from tests.worlds.web import WebServer, answers
+from tests.worlds.web import WebServer
 from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, sha256
-
-
-def test_a_file_that_the_server_does_not_give_out_can_be_brought_from_elsewhere(zoo: Zoo) -> None:
-    zoo.server.faults = [answers(404)] * 9
-    with pytest.raises(MmfError, match="answered 404") as raised:
-        fetch(zoo, zoo.fc7)
-    assert "--source" in str(raised.value.hint)
 
 
 def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_published_hash(zoo: Zoo) -> None:

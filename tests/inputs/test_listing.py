@@ -127,3 +127,10 @@ def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(
 ) -> None:
     resumed = {"checkpoint": {"resume_file": "current.ckpt", "resume_zoo": None}}
     assert "weights" not in needs(mmf_root, places, "visual_bert_coco", **resumed)
+
+
+def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(mmf_root: Path, places: Places) -> None:
+    weights = needs(mmf_root, places, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
+    error = weights.no_source(weights.verify())
+    assert "weights no.such.key: missing" in str(error)
+    assert "nor a key of MMF's zoo, whose keys are in configs/zoo/models.yaml" in error.hint

@@ -19,10 +19,11 @@ from tests.worlds import hostile
 from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, unpacked_by_mmf
 
 
-def test_a_broken_file_is_mended_from_the_archive_without_a_download(
-    zoo: Zoo, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("keep", [True, False])
+def test_only_a_broken_file_is_written_again_from_its_archive_which_is_downloaded_if_it_is_gone(
+    zoo: Zoo, keep: bool
 ) -> None:
-    fetch(zoo, zoo.fc7)
+    fetch(zoo, zoo.fc7, keep=keep)
     bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
     hostile.cut(bias)
     untouched = weights.stat().st_mtime_ns
@@ -32,16 +33,7 @@ def test_a_broken_file_is_mended_from_the_archive_without_a_download(
     assert (finding.state, len(finding.repaired)) == ("intact", 1) and "fc7_b.pkl" in finding.repaired[0]
     assert bias.read_bytes() == FC7["fc7_b.pkl"]
     assert weights.stat().st_mtime_ns == untouched
-    assert zoo.server.gets == []
-
-
-def test_without_the_archive_it_is_downloaded_again_and_only_what_is_wrong_is_written(zoo: Zoo) -> None:
-    fetch(zoo, zoo.fc7, keep=False)
-    hostile.flip_byte(zoo.fc7.folder / "fc7_b.pkl", 7)
-    untouched = (zoo.fc7.folder / "fc7_w.pkl").stat().st_mtime_ns
-    assert fetch(zoo, zoo.fc7)[0].state == "intact"
-    assert (zoo.fc7.folder / "fc7_b.pkl").read_bytes() == FC7["fc7_b.pkl"]
-    assert (zoo.fc7.folder / "fc7_w.pkl").stat().st_mtime_ns == untouched
+    assert len(zoo.server.gets) == (0 if keep else 1)
 
 
 def test_a_broken_archive_is_not_believed_but_downloaded_anew(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.inputs.fetch import fetch
-from mmf_win.inputs.given import Input, UrlFile
+from mmf_win.inputs.given import Input
 from mmf_win.inputs.hub import GivenModel
 from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.paths import Places
@@ -91,18 +91,6 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Plac
         "recorded",
         "its first reading",
     )
-
-
-def test_a_file_is_believed_by_the_hash_in_its_name(places: Places, user_dir: Path) -> None:
-    content = b"resnet"
-    need = UrlFile("ResNet-152", user_dir, places, (f"resnet152-{sha256(content)[:8]}.pth",))
-    need.files()[0].write_bytes(content)
-    status = need.verify()
-    assert (status.state, status.against) == ("intact", "the hash in its name")
-    need.files()[0].write_bytes(b"resnot")
-    status = need.verify()
-    assert status.state == "damaged"
-    assert status.problems == (f"changed: {need.files()[0]} (not what its name says)",)
 
 
 def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
