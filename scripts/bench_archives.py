@@ -29,8 +29,8 @@ import hashlib, sys
 from pathlib import Path
 from mmf_win.archives import open_archive
 with open_archive(Path(sys.argv[1]), lambda: sys.argv[3]) as archive:
-    wanted = {member.name: Path(sys.argv[2], member.name) for member in archive.members}
-    for done in archive.extract(wanted, digest=hashlib.sha256() if sys.argv[4:] != ["unhashed"] else None):
+    digest = hashlib.sha256() if sys.argv[4:] != ["unhashed"] else None
+    for done in archive.extract(lambda member: Path(sys.argv[2], member.name), digest=digest):
         pass
 """
 _ZIPFILE = """\

@@ -8,9 +8,8 @@ Usable as a library::
 
     with open_archive(Path("photos.zip"), ask=lambda: "secret") as archive:
         archive.check_password()  # before anything is written
-        wanted = {m.name: Path("out", m.name) for m in archive.members}
         digest = hashlib.sha256()
-        for done in archive.extract(wanted, digest=digest):
+        for done in archive.extract(lambda member: Path("out", member.name), digest=digest):
             print(done.name, done.size, done.crc32)
     print(digest.hexdigest())  # of the archive itself, made in the same pass
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
 from mmf_win.errors import ArchiveError, NoPassword, PasswordError
@@ -59,6 +59,9 @@ class Member:
     crc32: int | None = None
     problem: str | None = None
 
+
+Choose: TypeAlias = Callable[[Member], Path | None]
+"""Member → the file to write it to; None leaves it out. Asked once for each."""
 
 M = TypeVar("M", bound=Member)
 
@@ -125,45 +128,34 @@ class Archive(ABC):
             raise wrong_password(self.path)
         self._password_checked = True
 
+    def work(self, choose: Callable[[Member], object]) -> int:
+        """How many bytes ``progress`` of :meth:`extract` will be told of: of the members that are chosen."""
+        return sum(member.size for member in self.members if choose(member) is not None)
+
     def extract(
-        self, wanted: Mapping[str, Path], progress: Advance = ignore, digest: Digest | None = None
-    ) -> Iterator[Extracted]:
+        self, choose: Choose, progress: Advance = ignore, digest: Digest | None = None
+    ) -> Generator[Extracted, None, None]:
         """Write members to files, in whatever order is fastest.
 
         Each is written to its target straight away and removed again if its size or checksum is wrong, so
         let the targets lie in a staging folder until all are there.
 
         Args:
-            wanted: name of a member → the file to write; its folder is made.
-            progress: called with the number of bytes just written.
+            choose: says for each member where to write it; the target's folder is made.
+            progress: called with the number of bytes just written, or of a tar, just read.
             digest: is fed with the archive itself, beside the extraction; complete when this has ended.
 
         Yields:
             what was written, after its size and CRC were verified. A tar keeps no checksum of a member;
-            that of a compressed one was verified when it was opened.
+            only at the end is it known that a compressed one is intact.
 
         Raises:
-            ArchiveError: a member is not there, refused, damaged, or not of the size it declares, or the
-                archive was changed meanwhile.
+            ArchiveError: a member is refused, damaged, or not of the size it declares, or the archive was
+                changed meanwhile.
             PasswordError: the password is missing or wrong.
         """
-        by_name = {member.name: member for member in self.members}
-        for name in wanted:
-            if name not in by_name:
-                raise self._error("there is no such member", name)
-            if problem := by_name[name].problem:
-                raise self._error(problem, name)
-        if any(by_name[name].encrypted for name in wanted):
-            self.check_password()
-        chosen = {name: (by_name[name], target) for name, target in wanted.items()}
-        return self._extract_watched(chosen, progress, digest)
-
-    def _extract_watched(
-        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance, digest: Digest | None
-    ) -> Iterator[Extracted]:
-        """Extract, hash beside it, and notice when somebody changes the archive meanwhile."""
         try:
-            with hashed(self.path, digest), closing(self._extract(wanted, progress)) as extracted:
+            with hashed(self.path, digest), closing(self._extract(choose, progress)) as extracted:
                 yield from extracted
         except ArchiveError as error:
             self._require_unchanged(error)
@@ -186,10 +178,25 @@ class Archive(ABC):
         return self._password
 
     @abstractmethod
-    def _extract(
-        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
-    ) -> Generator[Extracted, None, None]:
-        """Write the wanted members, all of which exist and may be extracted."""
+    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+        """Write the chosen members."""
+
+    def _chosen(self, members: Iterable[M], choose: Choose) -> dict[M, Path]:
+        """The members that are chosen, each with its target; asks for the password if one needs it.
+
+        Raises:
+            ArchiveError: one of them is refused.
+            PasswordError: the password is missing or wrong.
+        """
+        targets = {}
+        for member in members:
+            if (target := choose(member)) is not None:
+                if member.problem:
+                    raise self._error(member.problem, member.name)
+                targets[member] = target
+        if any(member.encrypted for member in targets):
+            self.check_password()
+        return targets
 
     def _password_fits(self) -> bool:
         """Whether the given password opens the archive; asked only of encrypted ones."""

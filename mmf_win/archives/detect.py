@@ -6,10 +6,20 @@ A folder is read as if it were an archive.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from mmf_win.archives.base import BLOCK, Archive, Ask, Extracted, Member, damaged, with_problems, write_member
+from mmf_win.archives.base import (
+    BLOCK,
+    Archive,
+    Ask,
+    Choose,
+    Extracted,
+    Member,
+    damaged,
+    with_problems,
+    write_member,
+)
 from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
 from mmf_win.files import files_below
@@ -96,11 +106,9 @@ class FolderArchive(Archive):
             Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in files_below(path)
         )
 
-    def _extract(
-        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
-    ) -> Generator[Extracted, None, None]:
-        for name, (member, target) in wanted.items():
-            yield write_member(self.path, member, target, _blocks(self.path / name), progress)
+    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+        for member, target in self._chosen(self.members, choose).items():
+            yield write_member(self.path, member, target, _blocks(self.path / member.name), progress)
 
 
 def _blocks(file: Path) -> Iterator[bytes]:

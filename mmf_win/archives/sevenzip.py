@@ -22,6 +22,7 @@ from mmf_win.archives.base import (
     MOST_MEMBERS,
     Archive,
     Ask,
+    Choose,
     Extracted,
     Member,
     Output,
@@ -129,17 +130,14 @@ class SevenZipArchive(Archive):
             return False
         return True
 
-    def _extract(
-        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
-    ) -> Generator[Extracted, None, None]:
-        by_stream: dict[int, list[Member]] = defaultdict(list)
-        for member in self.members:
-            if member.name in wanted:
-                by_stream[member.stream].append(member)
-        size = sum(member.size for member, _ in wanted.values())
-        count = max(1, min(worker_count(), size // _SMALLEST_SHARE))
+    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+        targets = self._chosen(self.members, choose)
+        by_stream: dict[int, list[SevenZipMember]] = defaultdict(list)
+        for member in targets:
+            by_stream[member.stream].append(member)
+        count = max(1, min(worker_count(), sum(member.size for member in targets) // _SMALLEST_SHARE))
         shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
-        chosen = [{m.name: wanted[m.name] for members in share for m in members} for share in shares]
+        chosen = [{m.name: (m, targets[m]) for members in share for m in members} for share in shares]
         group: ThreadGroup[Extracted] = ThreadGroup()
         yield from group.run([partial(self._extract_share, share, group) for share in chosen], progress)
 

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from mmf_win.archives.base import (
-    BLOCK,
-    Archive,
-    Digest,
-    Extracted,
-    Member,
-    hashed,
-    with_problems,
-    write_member,
-)
+from mmf_win.archives.base import BLOCK, Archive, Choose, Extracted, Member, with_problems, write_member
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.fast_zlib import Inflater
 from mmf_win.threads import Advance, ignore
-
-T = TypeVar("T")
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
 _READ_AT_ONCE = (
@@ -47,7 +36,7 @@ _DAMAGE: tuple[type[Exception], ...] = (
 class TarArchive(Archive):
     """A tar. A compressed one is read through once to list it, which also verifies its checksum.
 
-    Members that are taken as they come, by :meth:`in_order`, need no list; it is then read only once.
+    Extracting needs no list: members are chosen as they come, in one pass.
 
     Args:
         path: the file.
@@ -66,31 +55,9 @@ class TarArchive(Archive):
             with self._damage_named():
                 self.members = with_problems(self._listed(progress))
 
-    def in_order(
-        self, choose: Callable[[Member], T | None], progress: Advance = ignore, digest: Digest | None = None
-    ) -> Generator[tuple[Member, T, Iterator[memoryview]], None, None]:
-        """Members as they come in one pass over the archive.
-
-        Args:
-            choose: asked for each member, says what it is for; None leaves the member out.
-            progress: called with the number of the archive's own bytes just read.
-            digest: is fed with the archive itself; complete when this has ended.
-
-        Yields:
-            the member, what ``choose`` said, and its content, which is to be used before the next member is
-            asked for. Only at the end is it known that the archive is intact.
-
-        Raises:
-            ArchiveError: as :meth:`extract`, also while the content is used.
-        """
-        with self._damage_named(), hashed(self.path, digest), self._streamed(progress) as (content, tar):
-            for info in self._infos(tar):
-                if (chosen := choose(member := self._member(info))) is None:
-                    continue
-                if problem := member.problem or naming_problem(member.name):
-                    raise self._error(problem, member.name)
-                yield member, chosen, self._blocks(content, info)
-        self._require_unchanged()
+    def work(self, choose: Callable[[Member], object]) -> int:
+        """The archive's own bytes: all of it is read, and what is in it may not be known before."""
+        return self.path.stat().st_size
 
     def _listed(self, progress: Advance) -> Iterator[Member]:
         if self._is_packed:
@@ -110,30 +77,29 @@ class TarArchive(Archive):
             if not info.isdir():
                 yield info
 
-    def _extract(
-        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
-    ) -> Generator[Extracted, None, None]:
-        left = len(wanted)
-        with closing(self.in_order(lambda member: wanted.get(member.name))) as chosen:
-            for _, (member, target), content in chosen:
-                yield write_member(self.path, member, target, content, progress)
-                left -= 1
-                if not left:
-                    return
+    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+        refused = {member.name: member.problem for member in self.members}
+        with self._damage_named(), self._streamed(progress) as (content, tar):
+            for info in self._infos(tar):
+                member = self._member(info)
+                if (target := choose(member)) is None:
+                    continue
+                if problem := member.problem or refused.get(member.name) or naming_problem(member.name):
+                    raise self._error(problem, member.name)
+                yield write_member(self.path, member, target, self._blocks(content, info), ignore)
 
     def _member(self, info: tarfile.TarInfo) -> Member:
         return Member(self._safe_name(info.name), info.size, problem=_problem(info))
 
     def _blocks(self, content: ReadAhead, info: tarfile.TarInfo) -> Iterator[memoryview]:
         """The content of a member that is a file."""
-        with self._damage_named():
-            content.seek(info.offset_data)
-            left = info.size
-            while left:
-                if not (block := content.take(min(left, BLOCK))):
-                    raise tarfile.ReadError("unexpected end of data")
-                left -= len(block)
-                yield block
+        content.seek(info.offset_data)
+        left = info.size
+        while left:
+            if not (block := content.take(min(left, BLOCK))):
+                raise tarfile.ReadError("unexpected end of data")
+            left -= len(block)
+            yield block
 
     @contextmanager
     def _streamed(self, progress: Advance) -> Iterator[tuple[ReadAhead, tarfile.TarFile]]:

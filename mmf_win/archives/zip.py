@@ -10,11 +10,11 @@ import contextlib
 import stat
 import struct
 import zipfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmf_win.archives.base import Archive, Ask, Extracted, Member, with_problems
+from mmf_win.archives.base import Archive, Ask, Choose, Extracted, with_problems
 from mmf_win.archives.winzip_aes import METHOD, AesField
 from mmf_win.archives.zip_extract import extract
 from mmf_win.archives.zip_reader import LOCAL_HEADER, ZipMember, ZipReader
@@ -81,10 +81,8 @@ class ZipArchive(Archive):
         name = self._safe_name(_text(info))
         return ZipMember(name, info.file_size, encrypted, crc, problem, info=info, aes=aes)
 
-    def _extract(
-        self, wanted: Mapping[str, tuple[Member, Path]], progress: Advance
-    ) -> Generator[Extracted, None, None]:
-        targets = {member: wanted[member.name][1] for member in self.members if member.name in wanted}
+    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+        targets = self._chosen(self.members, choose)
         return extract(self.path, self._secret, targets, progress)
 
     def _password_fits(self) -> bool:

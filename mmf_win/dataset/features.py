@@ -10,9 +10,8 @@ from mmf_win.archives import Ask
 from mmf_win.errors import AlreadyThere, ArchiveError, DatasetError, NoFeatures
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Entry, Manifest
-from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places
-from mmf_win.unpacking.extract import extract_verified, manifest_of
+from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import finish_installation
 from mmf_win.upstream.zoo import Version
 
@@ -93,20 +92,15 @@ def find_lmdb(path: Path) -> Path:
 
 
 def _require_same(archive: Path, features: Path) -> None:
-    """Refuse to touch features that are not those of this archive, whoever has unpacked them.
+    """Refuse to touch features that are not known to come from this archive.
 
     Raises:
-        DatasetError: they are others.
+        DatasetError: they may be others.
     """
     manifest = Manifest.load(features)
-    if manifest is None:
-        manifest = manifest_of(archive, features, choose=choose_features, title="Comparing")
-        if not find_damage(manifest):
-            manifest.save()
-            return
-    elif manifest.source is not None and manifest.source.is_same(archive):
-        return
-    raise AlreadyThere(f"{features / _DATA}: there are features already that were not made from this archive")
+    if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
+        message = "there are features already, and not known to be made from this archive"
+        raise AlreadyThere(f"{features / _DATA}: {message}")
 
 
 def _require_data(archive: Path, files: Mapping[str, Entry]) -> None:

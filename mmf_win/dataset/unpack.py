@@ -86,10 +86,9 @@ def _require_splits(
     readme = ""
     sizes = {member.name: member.size for member in archive.members if member.problem is None}
     if layout.readme is not None and sizes.get(layout.readme, _MOST_README) < _MOST_README:
-        file = here.new / "README"
-        for _ in archive.extract({layout.readme: file}):
-            readme = file.read_text(encoding="utf-8", errors="replace")
-        remove(file)
+        unpack_chosen(archive, {layout.readme: "README"}.get, here, "Reading", enough=1)
+        readme = (here.new / "README").read_text(encoding="utf-8", errors="replace")
+        remove(here.new / "README")
     empty = [split for split, rows in splits.items() if not rows]
     if "train" in empty:
         raise DatasetError(f"{archive.path}: there are no memes in train", hint="get a complete copy")
@@ -118,12 +117,13 @@ def _unpack_annotations(
         if sizes[member] > _MOST_ANNOTATIONS:
             message = f"{size(sizes[member])}, more than {size(_MOST_ANNOTATIONS)}, which no annotations take"
             raise DatasetError(f"{archive.path}: {member}: {message}")
-    staged = {
-        split: here.new / "annotations" / f"{split}{'.csv' if split in layout.tables else '.jsonl'}"
+    names = {
+        split: f"annotations/{split}{'.csv' if split in layout.tables else '.jsonl'}"
         for split in layout.annotations
     }
-    for _ in archive.extract({member: staged[split] for split, member in layout.annotations.items()}):
-        pass
+    targets = {member: names[split] for split, member in layout.annotations.items()}
+    unpack_chosen(archive, targets.get, here, "Reading the annotations", enough=len(targets))
+    staged = {split: here.new / name for split, name in names.items()}
     shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
     rows = {}
     for split, member in layout.annotations.items():
@@ -134,8 +134,8 @@ def _unpack_annotations(
             _log.warning("%s: converted to one JSON object a line in plain UTF-8, as MMF reads it", member)
             rows[split] = read_rows(staged[split])
     taken = {row.id for listed in rows.values() for row in listed}
-    names = {member.name for member in archive.members}
-    own, images = read_tables(staged, layout.tables, archive.path, names, taken)
+    members = {member.name for member in archive.members}
+    own, images = read_tables(staged, layout.tables, archive.path, members, taken)
     for split, listed in own.items():
         remove(staged[split])
         path = here.new / "annotations" / f"{split}.jsonl"

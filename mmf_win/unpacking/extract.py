@@ -18,7 +18,7 @@ from mmf_win.errors import ArchiveError, DataError
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import find_damage, mark_intact
-from mmf_win.unpacking.reading import Choose, everything, hash_chosen, unpack_chosen
+from mmf_win.unpacking.reading import Choose, everything, unpack_chosen
 from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, require_space, staging
 
 _log = logging.getLogger(__name__)
@@ -123,33 +123,6 @@ def make_manifest(
         )
     basis: Basis = "published" if expected_sha256 else "archive" if source.sha256 else "recorded"
     return Manifest(folder, dict(sorted(files.items())), basis, source, result or {})
-
-
-def manifest_of(
-    archive: Path,
-    folder: Path,
-    *,
-    choose: Choose = everything,
-    expected_sha256: str | None = None,
-    title: str = "Reading",
-) -> Manifest:
-    """The manifest that ``folder`` would have if the archive had been unpacked there; it is not written.
-
-    For files that another program unpacked: save the manifest, verify it, and repair what is wrong.
-
-    Args:
-        archive: a tar, plain or compressed; it is read once, and nothing is written.
-        folder: where the files are.
-        choose: which members, and where they are.
-        expected_sha256: of the archive, as its publisher says, in hex.
-        title: of the progress bar.
-
-    Raises:
-        ArchiveError: the archive is damaged, hostile, no tar, or not the expected one.
-    """
-    with open_archive(archive, listed=False) as opened:
-        files, sha256 = hash_chosen(opened, choose, title)
-        return make_manifest(folder, files, Source.of(archive, sha256), expected_sha256)
 
 
 def repair(

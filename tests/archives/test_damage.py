@@ -16,7 +16,7 @@ from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
 from tests.worlds.aes_zip import write_aes_zip
 from tests.worlds.memes import Files, tree
-from tests.worlds.packing import write_7z, write_tar
+from tests.worlds.packing import into, write_7z, write_tar
 
 PASSWORD = "secret"
 FILES: Files = {f"data/{n}.txt": Random(n).randbytes(40) + b"words " * 20 * n for n in range(4)}
@@ -96,7 +96,7 @@ def extract(data: bytes, user_dir: Path) -> bool:
     path.write_bytes(data)
     try:
         with open_archive(path, lambda: PASSWORD) as archive:
-            list(archive.extract({member.name: out / member.name for member in archive.members}))
+            list(archive.extract(into(out)))
     except (ArchiveError, PasswordError) as error:
         assert str(path) in str(error)
         return False

@@ -19,7 +19,7 @@ from mmf_win.archives.base import Output
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out, tree
-from tests.worlds.packing import FILES, unpack, write_7z, write_tar
+from tests.worlds.packing import FILES, into, only, unpack, write_7z, write_tar
 from tests.worlds.tools import call, requires_tool
 
 
@@ -55,7 +55,9 @@ def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
     path = write_7z(user_dir / "a.7z", FILES)
     seen: list[int] = []
     with open_archive(path) as archive:
-        (done,) = archive.extract({"hateful_memes/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}, seen.append)
+        (done,) = archive.extract(
+            only({"hateful_memes/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}), seen.append
+        )
     assert tree(user_dir / "out") == {"x.jsonl": FILES["hateful_memes/dev_seen.jsonl"]}
     assert sum(seen) == done.size
 
@@ -88,7 +90,7 @@ def test_streams_of_a_7z_are_extracted_apart(
     with open_archive(two_streams, lambda: "secret") as archive:
         archive.check_password()
         monkeypatch.setattr(sevenzip.SevenZipArchive, "_unpack", noting)
-        list(archive.extract({m.name: user_dir / "out" / m.name for m in archive.members}))
+        list(archive.extract(into(user_dir / "out")))
     assert sorted(map(sorted, passes)) == [["x"], ["y", "z"]]
     assert tree(user_dir / "out") == TWO_STREAMS
 
@@ -104,7 +106,7 @@ def test_whoever_wants_no_more_of_a_7z_gets_no_more(two_streams: Path, user_dir:
         raise KeyboardInterrupt
 
     with open_archive(two_streams, lambda: "secret") as archive, pytest.raises(KeyboardInterrupt):
-        list(archive.extract({m.name: user_dir / "out" / m.name for m in archive.members}, interrupt))
+        list(archive.extract(into(user_dir / "out"), interrupt))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
     assert tree(user_dir / "out").items() <= TWO_STREAMS.items()
 
@@ -116,7 +118,7 @@ def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
         archive.writestr(b"fine " * 99 + b"LAST!", "bad")
     hostile.flip_byte(path, path.read_bytes().index(b"LAST"))
     with open_archive(path) as opened, pytest.raises(ArchiveError, match=r"member bad: .*checksum"):
-        list(opened.extract({"good": user_dir / "out" / "good", "bad": user_dir / "out" / "bad"}))
+        list(opened.extract(only({"good": user_dir / "out" / "good", "bad": user_dir / "out" / "bad"})))
     assert tree(user_dir / "out").keys() == {"good"}
 
 
@@ -139,8 +141,9 @@ def test_damage_of_any_codec_of_a_7z_is_told_as_such(codec: dict[str, int], user
     for at in range(32, header):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
         with contextlib.suppress(ArchiveError), open_archive(path) as opened:
-            list(opened.extract({"x": user_dir / "out" / "x"}))
-            assert tree(user_dir / "out") == {"x": b"words " * 1000}  # not all bits matter to all codecs
+            list(opened.extract(into(user_dir / "out")))
+            # Not all bits matter to all codecs, and some are of the name.
+            assert set(tree(user_dir / "out").values()) == {b"words " * 1000}
 
 
 # py7zr 1.1 cannot read what it has itself packed by Brotli and encrypted.
@@ -172,7 +175,7 @@ def test_a_7z_asks_for_its_password_once_and_only_if_it_needs_one(hide_names: bo
     assert asked == []
     with open_archive(write_7z(user_dir / "a.7z", FILES, "right", hide_names=hide_names), ask) as opened:
         opened.check_password()
-        list(opened.extract({member.name: user_dir / "out" / member.name for member in opened.members}))
+        list(opened.extract(into(user_dir / "out")))
     assert len(asked) == 1
 
 
@@ -186,7 +189,7 @@ def test_ppmd_in_a_7z_is_refused_before_it_is_decoded(password: str | None, user
     with open_archive(path, None if password is None else lambda: password) as opened:
         opened.check_password()
         with pytest.raises(ArchiveError, match=r"a\.7z: member x: .*PPMd"):
-            opened.extract({"x": user_dir / "x"})
+            list(opened.extract(only({"x": user_dir / "x"})))
 
 
 def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +200,7 @@ def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: p
     monkeypatch.setattr(Output, "write", full)
     for path in paths:
         with open_archive(path) as opened, pytest.raises(OSError, match="No space left"):
-            list(opened.extract({"hateful_memes/dev_seen.jsonl": user_dir / "out"}))
+            list(opened.extract(only({"hateful_memes/dev_seen.jsonl": user_dir / "out"})))
 
 
 @requires_tool("7z")
@@ -207,7 +210,7 @@ def test_a_link_in_a_7z_is_refused_when_wanted(user_dir: Path) -> None:
     (user_dir / "data" / "link").symlink_to("/etc/passwd")
     call("7z", "a", "-snl", "a.7z", "data", cwd=user_dir)
     with open_archive(user_dir / "a.7z") as archive, pytest.raises(ArchiveError, match="it is a link"):
-        list(archive.extract({"data/link": user_dir / "out"}))
+        list(archive.extract(only({"data/link": user_dir / "out"})))
     assert not (user_dir / "out").exists()
 
 

@@ -22,7 +22,7 @@ from mmf_win.errors import ArchiveError, PasswordError
 from mmf_win.threads import Advance, ignore
 from tests.worlds import hostile
 from tests.worlds.memes import Files, tree
-from tests.worlds.packing import unpack
+from tests.worlds.packing import into, only, unpack
 
 PASSWORD = "secret"
 
@@ -92,8 +92,7 @@ def test_plain_and_encrypted_members_in_one_archive(archive: Path, files: Files,
 def test_progress_and_hash_cover_everything(archive: Path, files: Files, user_dir: Path) -> None:
     digest, written = hashlib.sha256(), []
     with open_archive(archive, lambda: PASSWORD) as opened:
-        wanted = {m.name: user_dir / "out" / m.name for m in opened.members}
-        done = list(opened.extract(wanted, written.append, digest))
+        done = list(opened.extract(into(user_dir / "out"), written.append, digest))
     assert sum(written) == sum(map(len, files.values()))
     assert {d.name: d.size for d in done} == {name: len(content) for name, content in files.items()}
     assert digest.hexdigest() == hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -123,7 +122,7 @@ def test_whoever_wants_no_more_or_presses_ctrl_c_gets_no_more(
     progress: Advance, archive: Path, files: Files, user_dir: Path
 ) -> None:
     with open_archive(archive, lambda: PASSWORD) as opened, suppress(KeyboardInterrupt):
-        extracting = opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}, progress)
+        extracting = opened.extract(into(user_dir / "out"), progress)
         next(iter(extracting))
         assert progress is ignore
         extracting.close()  # type: ignore[attr-defined]
@@ -149,7 +148,7 @@ def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> N
     write_encrypted_zip(path, {"zeros": bytes(100 << 20)}, PASSWORD)
     with open_archive(path, lambda: PASSWORD) as archive:
         tracemalloc.start()
-        list(archive.extract({"zeros": user_dir / "zeros"}))
+        list(archive.extract(only({"zeros": user_dir / "zeros"})))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert (user_dir / "zeros").stat().st_size == 100 << 20
@@ -164,7 +163,7 @@ def test_an_archive_that_changes_meanwhile_is_not_believed(
         opened.check_password()
         change(archive)
         with pytest.raises(ArchiveError, match="changed while it was read"):
-            list(opened.extract({m.name: user_dir / "out" / m.name for m in opened.members}))
+            list(opened.extract(into(user_dir / "out")))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not remove open files")
@@ -172,7 +171,7 @@ def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
     archive: Path, files: Files, user_dir: Path
 ) -> None:
     with open_archive(archive, lambda: PASSWORD) as opened:
-        extracting = opened.extract({m.name: user_dir / "out" / m.name for m in opened.members})
+        extracting = opened.extract(into(user_dir / "out"))
         next(iter(extracting))
         archive.unlink()
         list(extracting)

@@ -14,7 +14,7 @@ from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out, memes, tree
-from tests.worlds.packing import unpack
+from tests.worlds.packing import only, unpack
 from tests.worlds.tools import call, requires_tool
 
 FILES: Files = {"data/a b.txt": b"words " * 500, "data/图/мем.png": bytes(range(256)) * 9, "data/empty": b""}
@@ -123,9 +123,9 @@ def test_one_damaged_header_does_not_make_the_password_wrong(count: int, user_di
     write_encrypted_zip(path, {f"{number}": FOX for number in range(count)}, "right")
     hostile.flip_byte(path, path.read_bytes().index(b"0") + 12)  # the one that is compared
     with open_archive(path, lambda: "right") as archive:
-        (done,) = archive.extract({"1": user_dir / "1"})
+        (done,) = archive.extract(only({"1": user_dir / "1"}))
         with pytest.raises(PasswordError, match="does not open member 0") as caught:
-            list(archive.extract({"0": user_dir / "0"}))
+            list(archive.extract(only({"0": user_dir / "0"})))
     assert done.target.read_bytes() == FOX
     assert "damaged" in str(caught.value.hint) and not (user_dir / "0").exists()
 
@@ -137,7 +137,7 @@ def test_a_missing_password_is_another_error_than_a_wrong_one(encrypted: Path) -
 
 def test_extracting_checks_the_password_itself(encrypted: Path, user_dir: Path) -> None:
     with open_archive(encrypted, lambda: "wrong") as archive, pytest.raises(PasswordError):
-        list(archive.extract({"data/a b.txt": user_dir / "x"}))
+        list(archive.extract(only({"data/a b.txt": user_dir / "x"})))
     assert not (user_dir / "x").exists()
 
 
@@ -155,7 +155,7 @@ def refusal(path: Path, name: str) -> str:
     """Why a member is not extracted."""
     out = path.with_name("out")
     with open_archive(path) as archive, pytest.raises(ArchiveError) as caught:
-        list(archive.extract({name: out}))
+        list(archive.extract(only({name: out})))
     assert not out.exists()
     assert str(path) in str(caught.value) and name in str(caught.value)
     return str(caught.value)
@@ -180,7 +180,6 @@ def packed_by_lzma(path: Path) -> Path:
         (lambda path: hostile.zip_with_twins(path, "x", "x"), "x", "twice"),
         (lambda path: hostile.zip_with_twins(path, "x", "X"), "x", "differs only by case"),
         (lambda path: hostile.zip_with_twins(path, "x/y", "x"), "x", "folder"),
-        (lambda path: hostile.plain_zip(path, FILES), "nowhere", "no such member"),
         (declaring(10), "x", "more bytes than it declares"),
         (declaring(4000), "x", "ends after 3000 of 4000 bytes"),
         (declaring(4_000_000_000), "x", "claims to unpack to"),
@@ -201,7 +200,7 @@ def test_what_is_refused_when_wanted(
 def test_refused_members_do_not_spoil_the_others(user_dir: Path) -> None:
     path = hostile.zip_with_twins(user_dir / "a.zip", "x", "X", "folder", "folder/good")
     with open_archive(path) as archive:
-        (done,) = archive.extract({"folder/good": user_dir / "good"})
+        (done,) = archive.extract(only({"folder/good": user_dir / "good"}))
     assert done.target.read_bytes() == b"folder/good"
 
 
@@ -228,7 +227,7 @@ def test_a_target_below_a_file_is_refused_by_the_system(user_dir: Path) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", {"x": FOX})
     (user_dir / "out").write_bytes(b"a file")
     with open_archive(path) as archive, pytest.raises(OSError):
-        list(archive.extract({"x": user_dir / "out" / "x"}))
+        list(archive.extract(only({"x": user_dir / "out" / "x"})))
     assert (user_dir / "out").read_bytes() == b"a file"
 
 

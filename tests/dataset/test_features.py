@@ -71,24 +71,17 @@ def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: Places) -
     assert (folder / "data.mdb").read_bytes() == LMDB["data.mdb"]
 
 
-def test_what_another_tool_unpacked_from_the_same_archive_gets_its_manifest(
-    user_dir: Path, places: Places
+@pytest.mark.parametrize("there", [b"other", LMDB["data.mdb"]], ids=["others", "unpacked by another tool"])
+def test_features_from_elsewhere_are_replaced_only_by_force(
+    there: bytes, user_dir: Path, places: Places
 ) -> None:
-    lay_out({"detectron.lmdb/data.mdb": LMDB["data.mdb"]}, places.dataset.features)
-    before = (places.dataset.features / "detectron.lmdb/data.mdb").stat()
-    folder = extract_features(packed(user_dir / "features.tar.gz"), places, version=None)
-    after = (folder / "data.mdb").stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert Manifest.load(places.dataset.features) is not None
-
-
-def test_features_from_elsewhere_are_replaced_only_by_force(user_dir: Path, places: Places) -> None:
-    lay_out({"detectron.lmdb/data.mdb": b"other"}, places.dataset.features)
+    lay_out({"detectron.lmdb/data.mdb": there}, places.dataset.features)
     archive = packed(user_dir / "features.tar.gz")
     with pytest.raises(DatasetError, match="there are features already"):
         extract_features(archive, places, version=None)
     folder = extract_features(archive, places, version=None, force=True)
     assert tree(folder) == DATA
+    assert Manifest.load(places.dataset.features) is not None
 
 
 def test_a_misspelt_archive_is_named_rather_than_the_features_in_place(

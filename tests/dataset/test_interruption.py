@@ -38,7 +38,8 @@ def test_ctrl_c_while_bytes_are_written_stops_at_once(
     archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(self: Progress, amount: int) -> None:
-        raise KeyboardInterrupt
+        if self._title == "Converting":
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(Progress, "advance", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -49,19 +50,19 @@ def test_ctrl_c_while_bytes_are_written_stops_at_once(
 _DIE = """\
 import os, signal
 from pathlib import Path
+from mmf_win.archives import Archive
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import Places
-from mmf_win.unpacking import reading
 
-written = reading._written
+extract = Archive.extract
 
 def dying(*arguments):
-    for number, done in enumerate(written(*arguments)):
-        if number == 5:
+    for number, done in enumerate(extract(*arguments)):
+        if number == 5 and done.name.endswith(".png"):
             os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows both kill
         yield done
 
-reading._written = dying
+Archive.extract = dying
 convert(Path({archive!r}), Places.resolve(Path({data!r}), Path("save")), ask=lambda: {password!r})
 """
 
@@ -85,7 +86,7 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
     again = noted(monkeypatch)
     result = convert(archive, places, ask=lambda: PASSWORD)
     assert not result.already_done
-    assert len(again) == 16, "it begins again"
+    assert len([name for name in again if name.endswith(".png")]) == 16, "it begins again"
     assert tree(places.dataset.root) == laid_out(memes())
     assert sorted(p.name for p in places.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
 

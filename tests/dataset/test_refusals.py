@@ -196,7 +196,11 @@ def test_a_data_folder_that_cannot_be_made(archive: Path, places: Places) -> Non
 def test_an_archive_that_is_removed_meanwhile(
     archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Progress, "advance", lambda self, amount: archive.unlink(missing_ok=True))
+    def remove(self: Progress, amount: int) -> None:
+        if self._title == "Converting":
+            archive.unlink(missing_ok=True)
+
+    monkeypatch.setattr(Progress, "advance", remove)
     convert(archive, places, ask=lambda: PASSWORD)  # which has it open
     assert not archive.exists()
     assert tree(places.dataset.root) == laid_out(memes())
@@ -235,13 +239,13 @@ def test_a_disk_that_fills_up_meanwhile(
     places = Places.resolve(small_disk, user_dir / "save", environ={})
     unpack = unpack_module.unpack_chosen
 
-    def fill_the_disk_first(*arguments: Any) -> dict[str, Entry]:
+    def fill_the_disk_first(*arguments: Any, **options: Any) -> dict[str, Entry]:
         filler = (small_disk / "filler").open("wb", buffering=0)
         with filler, contextlib.suppress(OSError):
             while True:
                 filler.write(bytes(1000))
         monkeypatch.setattr("mmf_win.unpacking.reading.require_space", lambda *_: None)
-        return unpack(*arguments)
+        return unpack(*arguments, **options)
 
     monkeypatch.setattr(unpack_module, "unpack_chosen", fill_the_disk_first)
     with pytest.raises(OSError) as caught:

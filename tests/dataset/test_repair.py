@@ -47,9 +47,9 @@ def test_only_what_is_wrong_is_written(
     convert(archive, places, ask=lambda: PASSWORD)
     assert repaired(places) == []
     damage(places.dataset)
-    images = noted(monkeypatch)
+    written = noted(monkeypatch)
     assert repaired(places) == DAMAGED
-    assert images == ["00003.png", "00004.png"]
+    assert [name for name in written if name.endswith(".png")] == ["00003.png", "00004.png"]
     assert tree(places.dataset.root) == laid_out(memes())
     assert verify_dataset(places.dataset, full=True) == []
     assert convert(archive, places).already_done

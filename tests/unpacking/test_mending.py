@@ -9,12 +9,12 @@ import pytest
 
 from mmf_win.errors import ArchiveError
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import Manifest, manifest_files
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import find_damage
-from mmf_win.unpacking.extract import extract_verified, manifest_of, repair
+from mmf_win.unpacking.extract import extract_verified, repair
 from tests.unpacking.conftest import FILES, identities, packed
 from tests.worlds import hostile
-from tests.worlds.memes import lay_out, tree
+from tests.worlds.memes import tree
 
 
 def test_only_what_is_wrong_is_unpacked_again_and_then_trusted_like_the_others(
@@ -71,14 +71,3 @@ def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Pa
         repair(manifest, lacking, wrong)
     assert tree(folder) == before
     assert find_damage(manifest) == [Difference("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
-
-
-def test_what_another_hand_unpacked_is_compared_with_the_archive(archive: Path, folder: Path) -> None:
-    lay_out({**FILES, "z/last": b"half"}, folder)
-    manifest = manifest_of(archive, folder)
-    assert not any(path.exists() for path in manifest_files(folder))
-    manifest.save()
-    wrong = find_damage(manifest)
-    assert wrong == [Difference("changed", "z/last", "4 instead of 5000 bytes")]
-    repair(manifest, archive, wrong)
-    assert tree(folder) == FILES

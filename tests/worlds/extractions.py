@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from mmf_win.archives import Extracted
-from mmf_win.unpacking import reading
+from mmf_win.archives import Archive, Extracted
 
 
 def each_written(monkeypatch: pytest.MonkeyPatch, see: Callable[[Extracted], None]) -> None:
     """Call ``see`` for each file that an extraction has written, before that goes on."""
-    written = reading._written
+    extract = Archive.extract
 
     def seen(*arguments: Any) -> Iterator[Extracted]:
-        for done in written(*arguments):
-            see(done)
-            yield done
+        with closing(extract(*arguments)) as written:
+            for done in written:
+                see(done)
+                yield done
 
-    monkeypatch.setattr(reading, "_written", seen)
+    monkeypatch.setattr(Archive, "extract", seen)
 
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Mapping
 from pathlib import Path
 
 import py7zr
 
-from mmf_win.archives import open_archive
+from mmf_win.archives import Member, open_archive
+from mmf_win.archives.base import Choose
 from tests.worlds.memes import Files, memes, tar_gz, tree
 
 FILES: Files = {**memes(), "hateful_memes/empty": b""}
+
+
+def into(folder: Path) -> Choose:
+    """Choose every member."""
+    return lambda member: folder / member.name
+
+
+def only(targets: Mapping[str, Path]) -> Choose:
+    """Choose members by their names."""
+
+    def choose(member: Member) -> Path | None:
+        return targets.get(member.name)
+
+    return choose
 
 
 def unpack(path: Path, out: Path, password: str | None = None) -> Files:
     """Everything in the archive, through disk."""
     with open_archive(path, None if password is None else lambda: password) as archive:
         archive.check_password()
-        done = list(archive.extract({m.name: out / m.name for m in archive.members}))
+        done = list(archive.extract(into(out)))
     assert len(done) == len(tree(out))
     return tree(out)
 
