@@ -91,10 +91,12 @@ def _mmf_lines(mmf: MmfState) -> Iterator[str]:
         return
     origin = mmf.installed.source
     commit = f", commit {mmf.installed.commit[:12]}" if mmf.installed.commit else ""
-    yield f"MMF {mmf.installed.version} ({origin}{commit}): {mmf.error or 'intact'}"
-    yield from (f"  {problem}" for problem in mmf.problems[:_SHOWN_PROBLEMS])
-    if len(mmf.problems) > _SHOWN_PROBLEMS:
-        yield f"  and {len(mmf.problems) - _SHOWN_PROBLEMS} more"
+    state = "not verified" if mmf.problems is None else "intact"
+    yield f"MMF {mmf.installed.version} ({origin}{commit}): {mmf.error or state}"
+    problems = mmf.problems or ()
+    yield from (f"  {problem}" for problem in problems[:_SHOWN_PROBLEMS])
+    if len(problems) > _SHOWN_PROBLEMS:
+        yield f"  and {len(problems) - _SHOWN_PROBLEMS} more"
 
 
 def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -40,12 +40,12 @@ class MmfState:
 
     Attributes:
         installed: the copy; None when there is none.
-        problems: what is wrong with it, a line for each file.
+        problems: what is wrong with it, a line for each file; None where nothing tells.
         error: why there is none, or why it cannot be used.
     """
 
     installed: Installed | None
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] | None = ()
     error: MmfError | None = None
 
 
@@ -102,10 +102,10 @@ def survey_mmf() -> MmfState:
         installed = find_mmf()
     except MmfError as error:
         return MmfState(None, (str(error),) if was_set_up() else (), error)
-    problems = tuple(changed_files(installed))
-    if not problems:
-        return MmfState(installed)
-    return MmfState(installed, problems, BrokenMmf(f"changed or missing files of MMF: {len(problems)}"))
+    changed = changed_files(installed)
+    if not changed:
+        return MmfState(installed, None if changed is None else ())
+    return MmfState(installed, tuple(changed), BrokenMmf(f"changed or missing files of MMF: {len(changed)}"))
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,7 +28,7 @@ from mmf_win.inputs.given import Input
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.on_disk import inputs_on_disk
 from mmf_win.integrity.finding import Finding, State
-from mmf_win.integrity.manifest import SUMS, noted
+from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places, tool_home
 from mmf_win.runs import lookup, presets
@@ -243,7 +244,11 @@ def _mmf() -> Finding | None:
     if installed is None:
         return replace(finding, problems=problems) if problems else None
     finding = replace(finding, what=f"MMF {installed.version}", folder=installed.root)
-    if install.source_of(installed) is None:
-        return replace(finding, state="not verified", against="nothing: it is a copy of your own")
-    against = f"commit {installed.commit[:12]}" if installed.commit else "the RECORD of its wheel"
-    return replace(finding, state="damaged" if problems else "intact", against=against, problems=problems)
+    if problems is None:
+        own = installed.source in ("path", "environment")
+        why = "it is a copy of your own" if own else "an older mmfw fetched it; `mmfw setup` fetches it again"
+        return replace(finding, state="not verified", against=f"nothing: {why}")
+    with suppress(DataError):  # which is the problem then
+        manifest = Manifest.load(installed.root)
+        finding = replace(finding, against=manifest.verified_against if manifest else _NOTHING)
+    return replace(finding, state="damaged" if problems else "intact", problems=problems)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from mmf_win.errors import MmfwError
-
-# Python would import a stray one in place of the module that was meant.
-_IMPORTABLE = frozenset({".py", ".pyc", ".pyd", ".so"})
 
 State: TypeAlias = Literal["intact", "recorded", "not verified", "missing", "damaged"]
 """State of files that belong together.
@@ -34,7 +30,7 @@ class Difference:
         detail: more about it, where there is more to say.
     """
 
-    kind: Literal["missing", "changed", "unreadable", "extra"]
+    kind: Literal["missing", "changed", "unreadable"]
     path: str
     detail: str = ""
 
@@ -74,28 +70,3 @@ class Finding:
     def is_usable(self) -> bool:
         """Whether the files are there, and as they should be as far as anybody knows."""
         return self.state in ("intact", "recorded")
-
-
-def differences(
-    root: Path, expected: Mapping[str, str], identify: Callable[[Path], str]
-) -> Iterator[Difference]:
-    """Files under ``root`` that are missing, changed, or importable without being expected.
-
-    Other unexpected files are ignored: Python writes its ``__pycache__`` there, and an editor its own.
-
-    Args:
-        root: the folder.
-        expected: the identity of each file by its path, relative and with ``/``.
-        identify: the identity of a file on disk, to compare with the expected one.
-    """
-    for path, identity in expected.items():
-        file = root / path
-        if not file.is_file():
-            yield Difference("missing", path)
-        elif identify(file) != identity:
-            yield Difference("changed", path)
-    importable = (file for file in sorted(root.rglob("*")) if file.suffix in _IMPORTABLE and file.is_file())
-    for file in importable:
-        name = file.relative_to(root).as_posix()
-        if name not in expected and "__pycache__" not in name.split("/"):
-            yield Difference("extra", name)

@@ -4,7 +4,8 @@
 
     <tool home>/mmf/
         installed.json          which copy is used; written last
-        pypi-1.0.0rc10/         holds the packages mmf and mmf_cli; goes on the worker's sys.path
+        pypi-1.0.0rc10/         holds the packages mmf and mmf_cli, and the manifest of all files; goes on
+                                the worker's sys.path
         .mmfw-staging/          a copy being fetched; renamed once every file is verified
         .mmfw-lock              held by the process that changes any of this
 
@@ -25,16 +26,19 @@ from pathlib import Path
 from typing import Literal
 
 from mmf_win.console import shell_line
-from mmf_win.errors import BrokenMmf, MmfError, UsageError
+from mmf_win.errors import BrokenMmf, DamagedManifest, MmfError, UsageError
 from mmf_win.files import read_json, write_json
+from mmf_win.integrity.manifest import SUMS, Manifest, noted
+from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import constraints_file, tool_home
-from mmf_win.unpacking.staging import staging
+from mmf_win.unpacking.staging import flush_all, staging
 from mmf_win.upstream.sources import SOURCES, MmfSource
 from mmf_win.upstream.versions import read_version
 
 Origin = Literal["pypi", "github", "path", "environment"]
 
 _MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}
+_IMPORTABLE = frozenset({".py", ".pyc", ".pyd", ".so"})
 
 
 @dataclass(frozen=True)
@@ -175,17 +179,19 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
     """
     # Short, since paths on Windows may be no longer than 260 characters.
     root = _home() / f"{source.name}-{(source.commit or source.version)[:12]}"
+    copy = Installed(root, source.version, source.name, source.commit)
     with staging(_writable_home(), wait=True) as here:
-        if force or not root.is_dir() or any(source.differences(root)):
-            new = here.new / "mmf"
-            source.fetch(new, here.folder)
-            if damage := next(source.differences(new), None):
+        if force or changed_files(copy) != []:
+            manifest = source.fetch(here)
+            manifest.save()
+            if damage := find_damage(manifest):
                 raise MmfError(
-                    f"MMF {source.version} did not arrive intact ({damage})",
+                    f"MMF {source.version} did not arrive intact ({damage[0]})",
                     hint="try again; if that does not help, suspect the disk or a virus scanner",
                 )
-            here.install([(new, root)])
-        return _remember(Installed(root, source.version, source.name, source.commit))
+            flush_all([here.new / name for name in manifest.files])
+            here.install([(here.new, root)])
+        return _remember(copy)
 
 
 def use_checkout(checkout: Path) -> Installed:
@@ -206,18 +212,31 @@ def use_checkout(checkout: Path) -> Installed:
         return _remember(Installed(root, read_version(root), "path"))
 
 
-def changed_files(installed: Installed) -> list[str]:
-    """What is wrong with a copy that :func:`find_mmf` found, a line for each file; a user may edit others."""
-    source = source_of(installed)
-    return [] if source is None else [str(difference) for difference in source.differences(installed.root)]
+def changed_files(installed: Installed) -> list[str] | None:
+    """What is wrong with a copy, a line for each file; None where nothing tells what it should be.
+
+    That is so for a checkout, which its user edits, and for what an older mmfw has fetched.
+    """
+    if installed.source not in [source.name for source in SOURCES]:
+        return None
+    try:
+        manifest = Manifest.load(installed.root)
+    except DamagedManifest as error:
+        return [str(error)]
+    if manifest is None:
+        return [f"missing: {SUMS}"] if noted(installed.root) else None
+    if manifest.was_changed:
+        return [f"changed: {SUMS}"]
+    found = [str(difference) for difference in find_damage(manifest, title="Verifying MMF")]
+    stray = _importable_files(installed.root) - manifest.files.keys()
+    return found + [f"extra: {name}" for name in sorted(stray)]
 
 
-def source_of(installed: Installed) -> MmfSource | None:
-    """The source that a copy came from and can be fetched from again; None for one that is not ours."""
-    origin = (installed.source, installed.version, installed.commit)
-    return next(
-        (source for source in SOURCES if (source.name, source.version, source.commit) == origin), None
-    )
+def _importable_files(root: Path) -> set[str]:
+    """Files that Python would import, a stray one in place of the module that was meant."""
+    files = (path for path in root.rglob("*") if path.suffix in _IMPORTABLE and path.is_file())
+    names = {path.relative_to(root).as_posix() for path in files}
+    return {name for name in names if "__pycache__" not in name.split("/")}
 
 
 def _remember(installed: Installed) -> Installed:

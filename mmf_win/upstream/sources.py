@@ -1,31 +1,31 @@
-"""Where MMF comes from, and what an intact copy of it looks like.
+"""Where MMF comes from.
 
-Each source brings one fixed version into a folder and can tell later whether every file is still what it
-was. Neither trusts the network: PyPI's wheel is pinned by its hash and by that of its RECORD, which lists all
-other files; GitHub may pack its archives again at any time, so there the id of git's tree is pinned.
+Each source brings one fixed version into a folder, and its manifest. Neither trusts the network: PyPI's
+wheel is pinned by its hash; GitHub may pack its archives again at any time, so there the id of git's tree is
+pinned.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import logging
 import subprocess
 import sys
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from mmf_win.errors import MmfError, PipFailed
-from mmf_win.files import read_json, write_json
-from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Difference, differences
-from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, file_blob_id, tree_id
-from mmf_win.integrity.wheel_record import read_record, record_identity
+from mmf_win.archives import open_archive
+from mmf_win.errors import ArchiveError, MmfError, PipFailed
+from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, tree_id
+from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import is_portable
+from mmf_win.unpacking.reading import everything, unpack_chosen
+from mmf_win.unpacking.staging import Staging
 from mmf_win.upstream.download import download
 
 _log = logging.getLogger(__name__)
@@ -41,37 +41,31 @@ class PypiWheel:
 
     version: str
     wheel_sha256: str
-    record_sha256: str
 
     name: Literal["pypi"] = "pypi"
     commit: None = None
 
-    def fetch(self, root: Path, scratch: Path) -> None:
-        """Download the wheel by pip into ``scratch``, check its hash and unpack it into a new ``root``.
+    def fetch(self, here: Staging) -> Manifest:
+        """Download the wheel by pip, unpack it below ``here.new`` and check its hash.
 
         Raises:
             MmfError: it cannot be had, or it is not what was pinned.
         """
         _log.info("Getting MMF %s by pip.", self.version)
-        wheel = self._download(scratch)
-        if file_digest(wheel).hex() != self.wheel_sha256:
+        wheel = self._download(here.folder)
+        digest = hashlib.sha256()
+        try:
+            with open_archive(wheel) as archive:
+                files = unpack_chosen(archive, everything, here, f"Unpacking MMF {self.version}", digest)
+            damage = None
+        except ArchiveError as error:
+            damage = error
+        if damage or digest.hexdigest() != self.wheel_sha256:
             raise PipFailed(
                 f"{wheel.name} is not the wheel that PyPI publishes",
                 hint="check which index pip uses (`pip config list`)",
-            )
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(root)
-
-    def differences(self, root: Path) -> Iterator[Difference]:
-        """Files that are not as the wheel's RECORD says, and RECORD itself if it is not the wheel's."""
-        name = f"mmf-{self.version}.dist-info/RECORD"
-        record = root / name
-        if not record.is_file():
-            yield Difference("missing", name)
-        elif file_digest(record).hex() != self.record_sha256:
-            yield Difference("changed", name)
-        else:
-            yield from differences(root, read_record(record), record_identity)
+            ) from damage
+        return Manifest(here.new, files, "published", Source.of(wheel, self.wheel_sha256))
 
     def _download(self, folder: Path) -> Path:
         pip = [sys.executable, "-X", "utf8", "-m", "pip", "--no-input", "--disable-pip-version-check"]
@@ -112,13 +106,21 @@ class GithubArchive:
 
     name: Literal["github"] = "github"
 
-    def fetch(self, root: Path, scratch: Path) -> None:
-        """Download the archive, unpack it and note the mode and id of each file."""
-        archive = scratch / "mmf.tar.gz"
-        download(self.url, archive, f"MMF {self.version} from GitHub")
+    def fetch(self, here: Staging) -> Manifest:
+        """Download the archive, unpack it below ``here.new`` and check the id of its tree.
+
+        Raises:
+            MmfError: it cannot be had, or it is not what was pinned.
+        """
+        archive = here.folder / f"mmf-{self.commit[:12]}.tar.gz"
+        sha256 = download(self.url, archive, f"MMF {self.version} from GitHub")
+        files: dict[str, GitFile] = {}
+        entries: dict[str, Entry] = {}
         try:
             with tarfile.open(archive, "r:gz") as opened:
-                files = dict(_unpack(opened, root))
+                for name, mode, content in _unpack(opened, here.new):
+                    files[name] = GitFile(mode, blob_id(content))
+                    entries[name] = Entry(hashlib.sha256(content).hexdigest(), len(content))
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise MmfError(
                 f"what {self.url} sent is damaged or no archive: {error}", hint="run the same command again"
@@ -129,25 +131,11 @@ class GithubArchive:
                 f"not {self.tree}",
                 hint="something on the way changes downloads; try another network",
             )
-        write_json(root / _MANIFEST, {path: [file.mode, file.blob] for path, file in sorted(files.items())})
-
-    def differences(self, root: Path) -> Iterator[Difference]:
-        """Files whose id is not the noted one, and the notes themselves if they do not add up to the tree."""
-        try:
-            noted = {path: GitFile(mode, blob) for path, (mode, blob) in read_json(root / _MANIFEST).items()}
-            if tree_id(noted) != self.tree:
-                raise ValueError("the notes on another tree")
-        except FileNotFoundError:
-            yield Difference("missing", _MANIFEST)
-        except (ValueError, TypeError, AttributeError):
-            yield Difference("changed", _MANIFEST)
-        else:
-            yield from differences(root, {path: file.blob for path, file in noted.items()}, file_blob_id)
+        return Manifest(here.new, entries, "published", Source.of(archive, sha256))
 
 
-def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, GitFile]]:
-    """Write an archive's files below ``root``, without its top folder, and yield each as git sees it."""
-    root.mkdir(parents=True)
+def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, Mode, bytes]]:
+    """Write an archive's files below ``root``, without its top folder; yield the mode and content of each."""
     for member in archive:
         parts = member.name.split("/")[1:]
         if member.isdir() or not parts:
@@ -160,15 +148,12 @@ def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, GitFile
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
         mode: Mode = "120000" if member.issym() else "100755" if member.mode & 0o100 else "100644"
-        yield "/".join(parts), GitFile(mode, blob_id(content))
+        yield "/".join(parts), mode, content
 
-
-_MANIFEST = "mmfw-manifest.json"
 
 PYPI = PypiWheel(
     version="1.0.0rc10",
     wheel_sha256="e416250ea75fd21dc89921f76c280f87c7a60fd1e25287f778bb8f470f83e7a0",
-    record_sha256="91f19590d7d1f69e9598de1c086757a54023cbacebd1e826d8c6e9b41fa0833d",
 )
 _COMMIT = "b0ffc7fba39f210f833c127362146aec01a2f259"
 GITHUB = GithubArchive(

@@ -123,7 +123,7 @@ def test_people_read_the_same_as_scripts(
     use_checkout(user_dir)
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    assert f"MMF {VERSION} (path): intact" in said
+    assert f"MMF {VERSION} (path): not verified" in said
     assert sys.version.split()[0] in said
     assert str(home) in said
     assert "fix:" in said

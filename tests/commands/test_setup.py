@@ -49,7 +49,8 @@ def test_without_a_choice_a_broken_copy_is_mended(
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known)
         assert main(["setup", "--mmf", "github"]) == 0
         (install.find_mmf().root / "mmf/__init__.py").write_bytes(b"?")
-        assert install.changed_files(install.find_mmf()) == ["changed: mmf/__init__.py"]
+        changed = "changed: mmf/__init__.py (1 instead of 0 bytes)"
+        assert install.changed_files(install.find_mmf()) == [changed]
         assert main(["setup"]) == 0
     assert install.changed_files(install.find_mmf()) == []
 

@@ -83,7 +83,6 @@ def pypi(folder: Path) -> PypiWheel:
     return PypiWheel(
         version=VERSION,
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        record_sha256=hashlib.sha256(record).hexdigest(),
     )
 
 
