@@ -134,7 +134,7 @@ def _propose(folder: Path) -> list[str]:
 def test_drivers_that_begin_together_share_the_trials(sweep: SweepFolder) -> None:
     found = compete(_propose, sweep.path)
     assert len(found) == len(set(found)) == 9
-    assert sorted(task.trial or 0 for task in begun(sweep)) == list(range(9))
+    assert len({task.trial for task in begun(sweep)}) == 9
 
 
 def test_what_a_dead_driver_had_proposed_or_seen_end_is_run_or_told(sweep: SweepFolder) -> None:
