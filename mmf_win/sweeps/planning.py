@@ -162,7 +162,8 @@ def _used(specification: Specification, task: Task) -> set[str]:
                 raise UsageError(f"template {command}: {name} is an alias; use the parameters that it sets")
             if name not in task.values and name not in RESERVED:
                 message = f"template {command}: nothing sets {name}"
-                raise UsageError(message, hint="set it in 'default' or in each choice")
+                hint = "set it in 'default' or in each choice, where a path with brackets can stand, too"
+                raise UsageError(message, hint=hint)
             used.add(name)
     return used
 
