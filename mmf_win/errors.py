@@ -37,11 +37,7 @@ class MmfwError(Exception):
 
     exit_code: ClassVar[int] = 1
     hint: str | None = None
-    # Where an attempt of a run ended with the error: how, what it was to do, the run's folder and the output.
-    outcome: str | None = None
-    action: str | None = None
-    run_dir: Path | None = None
-    log: Path | None = None
+    log: Path | None = None  # the output of the attempt of a run that ended with the error
     # What hints of several classes name.
     data_dir: Path | None = None
     save_dir: Path
@@ -84,10 +80,6 @@ class NoOwnCode(UsageError):
     """The folder of code that a run or a preset names is not there."""
 
 
-class NotPredicted(UsageError):
-    """Runs, whose folders are ``runs``, have no predictions of a ``split``; ``data_dir`` is theirs."""
-
-
 class NoDrive(UsageError):
     """A folder is on a Windows drive that does not exist."""
 
@@ -127,18 +119,8 @@ class DamagedFeatures(DatasetError):
     """An LMDB of region features is damaged, or missing where nothing is known that has it."""
 
 
-class NoFeatureFiles(DatasetError):
-    """No folder has files with region features to build an LMDB of."""
-
-
-class NoDataset(DatasetError):
-    """There is no dataset in ``data_dir``; ``nearby`` is a data folder above or below that has one."""
-
-    nearby: Path | None = None
-
-
 class NoValidation(DatasetError):
-    """The dataset in ``data_dir`` has no split to validate on."""
+    """The dataset has no split to validate on."""
 
 
 class NoFeatures(DatasetError):
@@ -181,13 +163,6 @@ class CheckpointError(DataError):
     """A checkpoint is missing, unreadable or of another model."""
 
 
-class DamagedCheckpoints(CheckpointError):
-    """Checkpoints in ``folder`` are damaged; ``intact``, of ``update``, is the newest to resume, if any."""
-
-    intact: str | None
-    update: int | None
-
-
 class PasswordError(MmfwError):
     """A password is wrong."""
 
@@ -212,10 +187,6 @@ class MmfError(MmfwError):
     """MMF, or what it needs, is missing or broken."""
 
     exit_code = 6
-
-
-class UnusedGpu(MmfError):
-    """The installed torch cannot use the GPU of this machine."""
 
 
 class BrokenMmf(MmfError):

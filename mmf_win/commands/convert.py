@@ -8,7 +8,6 @@ import click
 
 from mmf_win.archives import Ask
 from mmf_win.commands import options
-from mmf_win.commands.hints import hint_for
 from mmf_win.console import aligned, duration, print_json, say, shell_line
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import Conversion, convert
@@ -96,7 +95,7 @@ def _show(result: Conversion, data_dir: Path | None) -> None:
     try:
         choose_splits(Places.resolve(data_dir).dataset)
     except NoValidation as error:
-        say(f"note: {error}; {hint_for(error)}")
+        say(f"note: {error}; {error.hint}")
     else:
         say(
             f"next: {shell_line('mmfw', 'train', 'PRESET', *chosen)}    (mmfw train --list shows the presets)"

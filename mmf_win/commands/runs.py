@@ -14,7 +14,6 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.completion import completed_by
-from mmf_win.commands.hints import use_intact
 from mmf_win.console import (
     aligned,
     duration,
@@ -33,6 +32,7 @@ from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
 from mmf_win.runs.folder import Run, remove, require_idle
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
 from mmf_win.runs.lookup import all_runs, find_run
+from mmf_win.runs.outcomes import use_intact
 
 _RUNS = completed_by("RUN")
 STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")

@@ -24,8 +24,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import DatasetError, NoDataset, NoValidation
-from mmf_win.paths import DatasetPaths
+from mmf_win.console import shell_line
+from mmf_win.errors import DatasetError, NoValidation
+from mmf_win.paths import DatasetPaths, data_option
 from mmf_win.unpacking.staging import require_finished
 
 SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_unseen")
@@ -168,21 +169,22 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
         there = splits_on_disk(paths)
         if not there:
             none = f"no Hateful Memes dataset in {paths.data_dir}"
-            raise NoDataset(none, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
+            raise DatasetError(none, hint=where_to_get(paths))
         near = get_close_matches(Path(split).stem, there, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise DatasetError(message, hint=f"{meant}there are: {', '.join(there)}")
     return file
 
 
-def nearby_dataset(paths: DatasetPaths) -> Path | None:
-    """The data folder of a dataset, where the one that was named is one level too high or too deep."""
+def where_to_get(paths: DatasetPaths) -> str:
+    """What to do where there is no dataset: name the folder above or below that has one, or make it."""
     named = paths.data_dir
     with suppress(OSError):  # of a folder that must not be looked into
         for folder in (*named.parents, *sorted(named.glob("*"))):
             if DatasetPaths.below(folder).split("train").is_file():
-                return folder
-    return None
+                return f"{shell_line('--data-dir', folder)} is where a dataset lies"
+    make = shell_line("mmfw", "convert", "--zip", "ARCHIVE", *data_option(named))
+    return f"`{make}` makes it, or name its folder with --data-dir"
 
 
 def labels_of(rows: Iterable[Row]) -> list[int] | None:
@@ -206,10 +208,12 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     val = next((split for split in _VAL if split in there), None)
     if "train" not in there:
         message = f"{paths.annotations}: there is no train.jsonl"
-        raise NoDataset(message, data_dir=paths.data_dir, nearby=nearby_dataset(paths))
+        raise DatasetError(message, hint=where_to_get(paths))
     if val is None:
         message = f"{paths.annotations}: there is no validation split (dev_unseen, dev_seen or dev)"
-        raise NoValidation(message, data_dir=paths.data_dir)
+        again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(paths.data_dir))
+        hint = f"training needs one: add dev.csv or dev.jsonl to what was converted, and `{again}`"
+        raise NoValidation(message, hint=hint)
     return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
 
 

@@ -12,16 +12,14 @@ from typing import Any
 
 from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
-from mmf_win.dataset.annotations import nearby_dataset
+from mmf_win.dataset.annotations import where_to_get
 from mmf_win.doctor.system import survey_machine, survey_settings, survey_torch, unused_gpu
 from mmf_win.errors import (
     BrokenMmf,
     DatasetError,
     MmfError,
     MmfwError,
-    NoDataset,
     ResourceError,
-    UnusedGpu,
     UsageError,
 )
 from mmf_win.files import free_space
@@ -135,7 +133,7 @@ def _dataset(paths: DatasetPaths) -> dict[str, Any]:
     }
 
 
-def _missing(found: dict[str, Any], unused: UnusedGpu | None, places: Places) -> Iterator[MmfwError]:
+def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> Iterator[MmfwError]:
     if not required_packages():
         message = "mmfw itself is not installed, so it is not known which packages are missing"
         yield MmfError(message, hint=pip_hint())
@@ -151,7 +149,7 @@ def _missing(found: dict[str, Any], unused: UnusedGpu | None, places: Places) ->
     else:
         if not found["dataset"]["splits"] or not found["dataset"]["images"]:
             message = f"no Hateful Memes dataset in {places.dataset.root}"
-            yield NoDataset(message, data_dir=places.data_dir, nearby=nearby_dataset(places.dataset))
+            yield DatasetError(message, hint=where_to_get(places.dataset))
     for folder in found["folders"]:
         where, free = f"for {folder['name']} in {folder['path']}", folder["free"]
         if free is None:

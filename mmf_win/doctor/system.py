@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mmf_win.doctor import torch_build
-from mmf_win.errors import UnusedGpu
+from mmf_win.errors import MmfError
 from mmf_win.runs import gpus
 from mmf_win.threads import processors
 from mmf_win.upstream.install import text_in_package
@@ -63,13 +63,16 @@ def _memory() -> int | None:
         return None
 
 
+_INSTALL = "`mmfw setup --torch` prints the pip line that brings the build for this machine"
+
+
 def survey_torch() -> Torch | None:
     """The installed torch, which is not imported; None where there is none, or it does not say."""
     found: dict[str, str] = dict(_BUILT_FOR.findall(text_in_package("torch", "version.py")))
     return Torch(found["cuda"] or None, found.get("hip") or None) if "cuda" in found else None
 
 
-def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> UnusedGpu | None:
+def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> MmfError | None:
     """The error that torch cannot use the GPU; None where it can, or where no other build could.
 
     A driver runs what was built for a newer CUDA of the same major version.
@@ -79,13 +82,14 @@ def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> UnusedGpu | None:
     if torch.cuda is None:
         if torch_build.choice(cuda) == "cpu":
             return None
-        return UnusedGpu(f"there is a GPU, and torch is built for {torch.target}")
+        return MmfError(f"there is a GPU, and torch is built for {torch.target}", hint=_INSTALL)
     if not torch_build.has_code(torch.cuda, cuda):
-        return UnusedGpu(f"torch is built for CUDA {torch.cuda}, which has no code for the GPU")
+        message = f"torch is built for CUDA {torch.cuda}, which has no code for the GPU"
+        return MmfError(message, hint=_INSTALL)
     if int(torch.cuda.partition(".")[0]) > cuda.newest[0]:
         newest = ".".join(map(str, cuda.newest))
         message = f"torch is built for CUDA {torch.cuda}, and NVIDIA's driver runs CUDA {newest}"
-        return UnusedGpu(message, hint="update the driver")
+        return MmfError(message, hint=f"update the driver, or {_INSTALL}")
     return None
 
 

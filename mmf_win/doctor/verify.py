@@ -14,7 +14,7 @@ from mmf_win.dataset.manifest import require_list
 from mmf_win.dataset.repair import archive_of, repair_dataset
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.errors import (
-    DamagedCheckpoints,
+    CheckpointError,
     DamagedManifest,
     DataError,
     MmfError,
@@ -35,6 +35,7 @@ from mmf_win.runs import lookup, presets
 from mmf_win.runs.checkpoints import listed, newest_intact
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import inputs_of_presets
+from mmf_win.runs.outcomes import use_intact
 from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
@@ -230,9 +231,11 @@ def _checkpoints(run: Run) -> Finding | None:
         return finding
     newest = newest_intact(found)
     message = "a damaged checkpoint cannot be repaired"
-    error = DamagedCheckpoints(
-        message, intact=newest and newest.name, update=newest and newest.update, folder=run.checkpoints
-    )
+    hint = "there is no intact checkpoint to resume from: train again, and delete the damaged files"
+    if newest:
+        use = use_intact(run, newest.update)
+        hint = f"the newest intact one is {newest.name}; {use}; delete the damaged files when you like"
+    error = CheckpointError(message, hint=hint)
     problems = tuple(f"{checkpoint.name}: {checkpoint.problem}" for checkpoint in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)
 

@@ -1,9 +1,10 @@
-"""How an attempt ended, and the error that this is to the user."""
+"""How an attempt ended, the error that this is to the user, and the command that goes on from there."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
+from mmf_win.console import shell_line
 from mmf_win.errors import (
     CheckpointError,
     DataError,
@@ -14,7 +15,11 @@ from mmf_win.errors import (
     TrainingError,
     UsageError,
 )
-from mmf_win.protocol import AttemptRequest, Exit, Outcome
+from mmf_win.protocol import AttemptRequest, Exit, Outcome, read_events
+from mmf_win.runs import checkpoints
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import attempt_started, summarize
+from mmf_win.runs.lookup import all_runs
 from mmf_win.supervise import Ended
 
 _ERRORS: dict[Outcome, type[MmfwError]] = {
@@ -30,6 +35,23 @@ _ERRORS: dict[Outcome, type[MmfwError]] = {
     "config": UsageError,
     "mmf": MmfError,
     "network": MmfError,
+}
+
+_BEGIN = "the same command begins again"
+
+# {resume}: how to resume the training, or to begin again where nothing is saved; {again}: the command for it.
+_HINTS = {
+    "cuda_oom": "see who else uses the GPU (nvidia-smi), or choose a smaller model",
+    "host_oom": "try a smaller --batch-size, or end other programs",
+    "disk": "free some space; {resume}",
+    "nan": "{again} --detect-anomaly finds the operation that makes it; else begin again with a smaller "
+    "optimizer.params.lr",
+    "nan in fp16": "fp16 ends at 65,504: {again} --precision fp32 goes further",
+    "killed": "{resume}",
+    "untrusted": "if you trust where the file comes from, repeat the command with --trust",
+    "config": "check the KEY=VALUE overrides and the preset against MMF's configuration",
+    "mmf": "mmfw doctor",
+    "network": "MMF could not download what the preset needs; check the connection and try again",
 }
 
 
@@ -58,16 +80,53 @@ def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exi
 
 
 def as_error(end: Exit, asked: AttemptRequest) -> MmfwError:
-    """The outcome of an attempt as an error whose class gives the exit code.
-
-    Of what to do next it brings only what the worker said; the rest needs names of options and commands.
-    """
+    """The outcome of an attempt as an error whose class gives the exit code, with what to do next."""
     message = end.message or end.outcome
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"
-    hint = f"{end.hint}; the whole output is in {asked.log}" if end.hint else None
-    ended = {"outcome": end.outcome, "action": asked.action, "run_dir": asked.run.path, "log": asked.log}
-    return _ERRORS.get(end.outcome, TrainingError)(message, hint=hint, **ended)
+    hint = f"{end.hint}; the whole output is in {asked.log}" if end.hint else _hint_after(end.outcome, asked)
+    return _ERRORS.get(end.outcome, TrainingError)(message, hint=hint, log=asked.log)
+
+
+def _hint_after(outcome: str, asked: AttemptRequest) -> str | None:
+    run, resumes = Run(asked.run.path), asked.action == "train" and not asked.profile
+    if outcome == "interrupted":
+        if not resumes:
+            return None
+        saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
+        return f"resume with: {resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
+    if outcome == "nan" and (attempt_started(read_events(asked.events)) or {}).get("precision") == "fp16":
+        outcome = "nan in fp16"
+    hint = _HINTS.get(outcome, "")
+    if "{" in hint:
+        hint = _with_resume(hint, run) if resumes else ""
+    where = f"the whole output is in {asked.log}"
+    return f"{hint}; {where}" if hint else where
+
+
+def _with_resume(hint: str, run: Run) -> str:
+    if not checkpoints.can_resume(run):
+        return hint.format(resume=_BEGIN, again="the same command")
+    command = resume(run)
+    return hint.format(resume=f"{command} resumes from the last intact checkpoint", again=command)
+
+
+def resume(run: Run) -> str:
+    """The command that resumes this very run, which need not be the newest."""
+    save_dir = run.path.parent.parent
+    newest = next(iter(all_runs(save_dir)), run)
+    which = "last" if newest.path == run.path else run.id
+    return shell_line("mmfw", "train", "--resume", which, "--save-dir", save_dir)
+
+
+def use_intact(run: Run, update: int | None) -> str:
+    """Which command goes on with a run that has damaged checkpoints, and intact ones up to an update."""
+    with suppress(DataError):
+        known = summarize(run)
+        if known.state == "done" and known.updates == update:  # nothing is left to train
+            predict = shell_line("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
+            return f"`{predict}` predicts with what is intact"
+    return f"`{resume(run)}` resumes from what is intact"
 
 
 def _died(ended: Ended, memory_ran_out: bool) -> Exit:

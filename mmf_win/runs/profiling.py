@@ -105,7 +105,6 @@ def profile(
             if error.log is not None and error.log.is_file():
                 kept = Path(shutil.move(error.log, _new_folder(place, output)))
                 error.hint = error.hint and error.hint.replace(str(error.log), str(kept))
-                error.action, error.log = "profile", kept
             raise
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         folder = _new_folder(place, output)

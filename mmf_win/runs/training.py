@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.dataset.annotations import choose_splits, nearby_dataset
-from mmf_win.errors import NoDataset, UnknownConfiguration, UsageError
+from mmf_win.dataset.annotations import choose_splits, where_to_get
+from mmf_win.errors import DatasetError, UnknownConfiguration, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import AttemptRequest, Exit
 from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights
@@ -201,8 +201,8 @@ def _of_preset(asked: RunRequest, places: Places) -> RunRequest:
 def _require_dataset(places: Places) -> None:
     require_finished(places.dataset.root)
     if not places.dataset.split("train").is_file():
-        message, nearby = f"no Hateful Memes dataset in {places.data_dir}", nearby_dataset(places.dataset)
-        raise NoDataset(message, data_dir=places.data_dir, nearby=nearby)
+        message = f"no Hateful Memes dataset in {places.data_dir}"
+        raise DatasetError(message, hint=where_to_get(places.dataset))
 
 
 def train(

@@ -23,7 +23,7 @@ import lmdb
 import numpy as np
 
 from mmf_win.console import Progress
-from mmf_win.errors import DatasetError, Interrupted, MmfwError, NoFeatureFiles, ResourceError
+from mmf_win.errors import DatasetError, Interrupted, MmfwError, ResourceError
 from mmf_win.files import write_json
 from mmf_win.unpacking.staging import require_space
 from mmf_win.worker import feature_lmdb
@@ -99,8 +99,7 @@ def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
         folders: what to look through. Hidden files are left out, as by MMF's converter.
 
     Raises:
-        NoFeatureFiles: there are none.
-        DatasetError: two have the same key, or one cannot be a key.
+        DatasetError: there are none, two have the same key, or one cannot be a key.
     """
     pairs: dict[str, Path] = {}
     for folder in folders:
@@ -116,7 +115,11 @@ def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
                 raise DatasetError(f"{path}: {pairs[key]} is of the same image", hint="take one of them away")
             pairs[key] = path
     if not pairs:
-        raise NoFeatureFiles(f"{', '.join(map(str, folders))}: there is no .npy file with features")
+        raise DatasetError(
+            f"{', '.join(map(str, folders))}: there is no .npy file with features",
+            hint="MMF's extraction scripts write NAME.npy and NAME_info.npy; `mmfw features extract` puts a "
+            "finished LMDB in place",
+        )
     return pairs
 
 

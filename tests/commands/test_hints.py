@@ -18,6 +18,7 @@ from mmf_win.cli import COMMANDS, main
 from mmf_win.commands import hints
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import Places
+from mmf_win.runs import outcomes
 from mmf_win.upstream.install import find_mmf
 from tests.worlds import hostile, tiny_mmf
 from tests.worlds.memes import PASSWORD, encrypted_zip, memes
@@ -87,7 +88,7 @@ _DEMO = "test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
 ELSEWHERE = {
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw bug-report": "test_without_any_run_it_is_about_the_machine",
-    "UnusedGpu": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
+    "doctor/system: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
     "MissingArchive": "test_an_archive_that_was_moved_is_named",
     "IncompleteDataset": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
     "commands/verify: mmfw repair": "test_the_command_that_verify_names_repairs_it",
@@ -101,13 +102,14 @@ ELSEWHERE = {
     "runs/needs: mmfw train": "test_another_learning_rate_takes_what_the_hint_says",
     "runs/published_weights: mmfw train": "test_training_on_from_weights_begins_at_update_0",
     "inputs/check: --allow-missing": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
-    "DamagedCheckpoints": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
-    "NoDataset": "test_the_dataset_is_made_where_it_was_missed",
-    "NoValidation": "test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_says",
+    "runs/outcomes: mmfw predict": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
+    "runs/outcomes: mmfw train": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
+    "dataset/annotations: mmfw convert": "test_the_dataset_is_made_where_it_was_missed",
     "NoOwnCode": "test_the_guides_own_model_trains_and_predicts_the_other_phase"
     "_also_after_its_code_has_moved",
     "UnreadableRun": "test_a_run_that_cannot_be_read_is_removed_as_the_hint_says",
-    "NotPredicted": "test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says",
+    "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
+    "_is_predicted_as_the_hint_says",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
     "UnfinishedInstallation": "test_a_kill_at_any_step_leaves_no_part_that_is_believed",
     "runs/own_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
@@ -144,7 +146,7 @@ NOT_RUN = {
     "NoRoom": "another disk is the user's",
     "PipFailed": "GitHub; tests/upstream/test_install.py takes MMF from a server that answers as it does",
     "upstream/overrides: mmfw setup": "GitHub, as for PipFailed",
-    "NoFeatureFiles": _CHOICE,
+    "worker/build_features: mmfw features": _CHOICE,
     "NoFeatures": _CHOICE,
     "UnknownConfiguration": "which preset it was is the user's to know",
     "cuda_oom": "a full GPU; the hint names no command",
@@ -152,6 +154,7 @@ NOT_RUN = {
     "config": "the hint names no command",
     "network": "the hint names no command",
     "mmf": _READS,
+    "runs/outcomes: mmfw doctor": _READS,
     "commands/demo: mmfw doctor": _READS,
     "commands/doctor: mmfw doctor": _READS,
     "commands/setup: mmfw doctor": _READS,
@@ -203,7 +206,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
-    printed = {kind.__name__ for kind in hints._HINTS} | set(hints._AFTER)
+    printed = {kind.__name__ for kind in hints._HINTS} | set(outcomes._HINTS)
     for path in (ROOT / "mmf_win").rglob("*.py"):
         if path.stem != "hints":
             tree = ast.parse(path.read_text(encoding="utf-8"))

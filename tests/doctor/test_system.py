@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.doctor import system
 from mmf_win.doctor.system import Torch, survey_settings, survey_torch, unused_gpu
 from mmf_win.runs import gpus
@@ -114,7 +113,7 @@ def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
     error = unused_gpu(torch, gpus.cuda())
     assert (error is None) == (said is None) and (said or "") in str(error)
     if error is not None:
-        assert "mmfw setup --torch" in str(hint_for(error))
+        assert "mmfw setup --torch" in str(error.hint)
 
 
 def test_without_a_gpu_any_torch_will_do() -> None:

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.torch
 pages = pytest.importorskip("mmf_win.results.report.pages")
 
 from mmf_win.cli import main  # noqa: E402
-from mmf_win.commands.hints import hint_for  # noqa: E402
 from mmf_win.dataset.own_memes import annotations_beside  # noqa: E402
 from mmf_win.errors import DataError, UsageError  # noqa: E402
 from mmf_win.files import write_json  # noqa: E402
@@ -283,7 +282,7 @@ def test_the_newest_predictions_are_shown_and_others_by_their_split(world: World
     assert "on dev_seen" in text_of(pages.of_run(run, split="dev_seen").read_text(encoding="utf-8"))
     with pytest.raises(UsageError, match="no predictions for train") as caught:
         pages.of_run(run, split="train")
-    assert "dev_seen" in str(hint_for(caught.value))
+    assert "dev_seen" in str(caught.value.hint)
 
 
 def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world: World) -> None:

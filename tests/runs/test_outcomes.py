@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.protocol import AttemptRequest, Exit, Outcome
 from mmf_win.runs.folder import Run
 from mmf_win.runs.outcomes import as_error, exit_of
@@ -43,18 +42,18 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
     error = as_error(Exit(outcome, "why"), training(run))
     assert error.exit_code == code
     assert str(error) == "why"
-    hint = str(hint_for(error))
+    hint = str(error.hint)
     assert "log.txt" in hint or "--resume last" in hint
 
 
 def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path: Path) -> None:
-    hint = str(hint_for(as_error(Exit("interrupted", "stopped"), training(Run(tmp_path)))))
+    hint = str(as_error(Exit("interrupted", "stopped"), training(Run(tmp_path))).hint)
     assert "the same command" in hint and "--resume" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["disk", "nan", "killed"])
 def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: Outcome) -> None:
-    hint = str(hint_for(as_error(Exit(outcome, "why"), training(Run(tmp_path)))))
+    hint = str(as_error(Exit(outcome, "why"), training(Run(tmp_path))).hint)
     assert "the same command" in hint
     assert "--resume" not in hint and "checkpoint" not in hint
 
@@ -70,7 +69,7 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
     for run in (older, newest):
         checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
-    hints = [str(hint_for(as_error(Exit(outcome, "why"), training(run)))) for run in (older, newest)]
+    hints = [str(as_error(Exit(outcome, "why"), training(run)).hint) for run in (older, newest)]
     assert "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
     assert "--resume last " in hints[1]
 

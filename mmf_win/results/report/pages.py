@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import splits_on_disk
-from mmf_win.errors import DataError, NotPredicted, UsageError
-from mmf_win.paths import DatasetPaths, Places, new_file
+from mmf_win.errors import DataError, UsageError
+from mmf_win.paths import DatasetPaths, Places, data_option, new_file
 from mmf_win.results import saved_metrics
 from mmf_win.results.report import comparison, page
 from mmf_win.results.report.scored import Scored, predictions_of, read_scored
@@ -45,7 +46,7 @@ def of_run(
         there = splits_on_disk(dataset)
         message = f"run {run.id} has no predictions for {split}"
         if split in there:
-            raise NotPredicted(message, split=split, runs=[run.path], data_dir=data_dir)
+            raise UsageError(message, hint=_predict([run], split, data_dir))
         predicted = sorted({name for name, _ in predictions_of(run)})
         hint = f"it has those for {', '.join(predicted)}" if predicted else f"there are: {', '.join(there)}"
         raise UsageError(message, hint=hint)
@@ -118,11 +119,18 @@ def of_runs(
     chosen = split or _common(runs)
     scored = [(run, _scored(run, chosen, data_dir)) for run in runs]
     if split is not None and not any(predictions for _, predictions in scored):
-        message, paths = f"none of these runs has predictions for {split}", [run.path for run in runs]
-        raise NotPredicted(message, split=split, runs=paths, data_dir=data_dir)
+        message = f"none of these runs has predictions for {split}"
+        raise UsageError(message, hint=_predict(runs, split, data_dir))
     about = comparison.of_runs(scored, chosen, settings)
     with nullcontext(output) if output else new_file(save_dir, "comparison_", ".html") as made:
         return page.write("compare.html", made, about)
+
+
+def _predict(runs: Sequence[Run], split: str, data_dir: Path | None) -> str:
+    """The command that makes the predictions which a page needs."""
+    where = data_option(data_dir) if data_dir else []
+    command = shell_line("mmfw", "predict", *(run.path for run in runs), "--split", split, *where)
+    return f"`{command}` makes them"
 
 
 def _dataset(run: Run, data_dir: Path | None) -> DatasetPaths:

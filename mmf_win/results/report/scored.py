@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.dataset.annotations import Row, labels_of, read_rows
+from mmf_win.dataset.annotations import Row, labels_of, read_rows, where_to_get
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions
-from mmf_win.errors import DataError, NoDataset
+from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, NO_PROBABILITIES
@@ -124,7 +124,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     annotations = own if own.is_file() else dataset.split(split)
     if not annotations.is_file():
         message = f"{annotations}: there is no such file, and {csv.name} was predicted for it"
-        raise NoDataset(message, data_dir=dataset.data_dir)
+        raise DatasetError(message, hint=where_to_get(dataset))
     if annotations != own:
         require_finished(dataset.root)
     rows = read_rows(annotations)
