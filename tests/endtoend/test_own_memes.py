@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -154,9 +155,9 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     again = ("predict", "--memes", str(table), "--features", str(other))
     hostile.cut(other / "data.mdb")
     assert tool.code(*again) == 3
-    [hint] = [line for line in tool.errors.splitlines() if "mmfw features add" in line]
-    assert str(other) in hint
-    assert main(typed(hint[hint.index("mmfw") :])[1:]) == 0
+    [command] = re.findall("`mmfw (features add .*?)`", tool.errors)
+    assert str(other) in command
+    assert main(typed(command)) == 0
     tool.read()
     assert tool(*again)["rows"] == 1
 
