@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,8 @@ from mmf_win.inputs.next_steps import give_archive, remake_features
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.finding import Difference, Finding
 from mmf_win.integrity.manifest import Entry, Manifest, noted
-from mmf_win.integrity.verify import find_damage, record_hashes
+from mmf_win.integrity.verify import LOCK, find_damage, record_hashes
+from mmf_win.locking import locked
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.reading import Choose, everything
 from mmf_win.unpacking.staging import finish_installation, is_unfinished, require_finished
@@ -97,9 +97,11 @@ class Unpacked(Input):
             DataError: MMF has unpacked them, perhaps in part, and their archive lies beside them; or they are
                 of another version of MMF, or damaged.
         """
-        if self.entry and self.entry.archive.is_file() and os.access(self.folder, os.W_OK):
+        if self.entry and self.entry.archive.is_file():
             archive = self.entry.archive.name
-            raise DataError(f"{self.folder}: MMF unpacked {archive} here, and does not verify what it writes")
+            message = f"{self.folder}: MMF unpacked {archive} here, and does not verify what it writes"
+            with suppress(OSError), locked(self.folder / LOCK):  # else nobody can unpack it again
+                raise DataError(message)
         if self.entry and (version := built_version(self.entry.marker)) not in (None, self.entry.version):
             raise DataError(
                 f"{self.folder}: version {version} by MMF's {self.entry.marker.name}, and the installed MMF "

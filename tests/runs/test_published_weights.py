@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.commands.hints import hint_for
 from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, UsageError
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places
@@ -128,7 +127,7 @@ def test_a_folder_is_a_source_as_the_hint_of_a_failed_download_says(shop: Shop) 
     (stick / ARCHIVE).write_bytes(shop.server.files.pop(ARCHIVE))
     with pytest.raises(MmfwError) as failed:
         published_weights.run_of("mmbt_grid", shop.places)
-    assert "--source" in str(hint_for(failed.value))
+    assert "--source" in str(failed.value.hint)
     assert published_weights.run_of("mmbt_grid", shop.places, str(stick)).request().published_weights == KEY
 
 
@@ -136,7 +135,7 @@ def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
     preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
     with pytest.raises(MmfError, match="may be downloaded") as missing:
         published_weights.run_of(preset, shop.places)
-    assert "--source" in str(hint_for(missing.value)) and ARCHIVE in str(hint_for(missing.value))
+    assert "--source" in str(missing.value.hint) and ARCHIVE in str(missing.value.hint)
     assert shop.server.asked == []
     (shop.folder / ARCHIVE).write_bytes(shop.server.files[ARCHIVE])
     assert published_weights.run_of(preset, shop.places, str(shop.folder)).path.parent.name == "моё-published"
