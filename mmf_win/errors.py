@@ -80,10 +80,6 @@ class NoOwnCode(UsageError):
     """The folder of code that a run or a preset names is not there."""
 
 
-class NoDrive(UsageError):
-    """A folder is on a Windows drive that does not exist."""
-
-
 class DataError(MmfwError):
     """What the user gave cannot be used."""
 
@@ -123,22 +119,6 @@ class NoValidation(DatasetError):
     """The dataset has no split to validate on."""
 
 
-class NoFeatures(DatasetError):
-    """There are no region features where some are needed."""
-
-
-class UnknownOrigin(DatasetError):
-    """Nothing tells what the dataset in ``data_dir`` was converted from, so no archive can repair it."""
-
-
-class AlreadyThere(DatasetError):
-    """Other data is in the place of what is to be written."""
-
-
-class IncompleteDataset(DatasetError):
-    """Rows have no image or no region features, and may be left out."""
-
-
 class UnreadableImage(DatasetError):
     """A picture of the dataset is missing or cannot be decoded.
 
@@ -152,11 +132,7 @@ class UnreadableImage(DatasetError):
 
 
 class UnfinishedInstallation(DatasetError):
-    """Only some of the new files in ``folder`` are in their places."""
-
-
-class MissingArchive(DatasetError):
-    """The archive that the dataset was converted from cannot be found."""
+    """Only some of the new files in a folder are in their places."""
 
 
 class CheckpointError(DataError):
@@ -177,10 +153,6 @@ class ResourceError(MmfwError):
     """Not enough disk or memory."""
 
     exit_code = 5
-
-
-class NoRoom(ResourceError):
-    """What is to be written does not fit on the disk."""
 
 
 class MmfError(MmfwError):

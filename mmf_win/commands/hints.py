@@ -62,10 +62,6 @@ def _repair_manifest(error: errors.DamagedManifest) -> str:
     return "delete this list of hashes, and the files are verified again"
 
 
-def _finish(error: errors.UnfinishedInstallation) -> str:
-    return shell_line("mmfw", "repair", "dataset", *data_option(DatasetPaths(error.folder).data_dir))
-
-
 def _find_run(error: errors.NoRun) -> str:
     if error.wanted is None or error.wanted in presets.names():
         train = shell_line("mmfw", "train", error.wanted or "PRESET", "--save-dir", error.save_dir)
@@ -84,20 +80,12 @@ def _list_presets(error: errors.UnknownPreset) -> str:
 # Braces: see _Typed.
 _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.DamagedManifest: _repair_manifest,
-    errors.MissingArchive: "name it, or its folder, with --source",
-    errors.UnfinishedInstallation: _finish,
-    errors.AlreadyThere: "--force replaces it; --data-dir chooses another folder",
     errors.BrokenMmf: "run `mmfw setup{origin:--mmf}`",
-    errors.IncompleteDataset: "--allow-missing goes without them",
-    errors.NoDrive: "choose another with --data-dir",
-    errors.UnknownOrigin: "`mmfw convert --zip ARCHIVE --force{data_dir:--data-dir}` writes it again",
-    errors.NoFeatures: "`mmfw features add FOLDER -o LMDB` makes some",
     errors.NoRun: _find_run,
     errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
     errors.NoOwnCode: "name its folder with env.user_dir=FOLDER",
     errors.UnreadableRun: "`mmfw runs rm {folder}` removes this run",
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
-    errors.NoRoom: "choose a folder on another disk with --data-dir",
     errors.UnknownPreset: _list_presets,
     errors.PipFailed: "take `mmfw setup --mmf github`, which does without pip",
     errors.UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",

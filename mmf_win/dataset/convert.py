@@ -23,7 +23,7 @@ from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.manifest import load_manifest
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import AlreadyThere, DamagedManifest, DatasetError
+from mmf_win.errors import DamagedManifest, DatasetError
 from mmf_win.files import share
 from mmf_win.integrity.manifest import Manifest, Source, noted
 from mmf_win.paths import DatasetPaths, Places
@@ -129,7 +129,9 @@ def convert(
         old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
         if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
             message = "there is a dataset already, and not known to be made from this archive"
-            raise AlreadyThere(f"{paths.root}: {message}")
+            raise DatasetError(
+                f"{paths.root}: {message}", hint="--force replaces it; --data-dir chooses another folder"
+            )
         archive.check_password()
         made_of = Source.of(source)
         require_space(paths.root, _size(archive, layout))

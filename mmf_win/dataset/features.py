@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmf_win.archives import Ask
-from mmf_win.errors import AlreadyThere, ArchiveError, DatasetError, NoFeatures
+from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places
@@ -82,7 +82,10 @@ def find_lmdb(path: Path) -> Path:
         raise DatasetError(f"{path}: there are several LMDBs in it", hint=f"name one, such as {found[0]}")
     lmdb = next(iter(found), None)
     if lmdb is None:
-        raise NoFeatures(f"{path}: there is no LMDB of region features")
+        raise DatasetError(
+            f"{path}: there is no LMDB of region features",
+            hint="`mmfw features add FOLDER -o LMDB` makes some",
+        )
     if lmdb.suffix != ".lmdb" or "," in str(lmdb):
         raise DatasetError(
             f"{lmdb}: MMF takes only a folder whose name ends in .lmdb, and no comma in its path",
@@ -100,7 +103,9 @@ def _require_same(archive: Path, features: Path) -> None:
     manifest = Manifest.load(features)
     if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
         message = "there are features already, and not known to be made from this archive"
-        raise AlreadyThere(f"{features / _DATA}: {message}")
+        raise DatasetError(
+            f"{features / _DATA}: {message}", hint="--force replaces it; --data-dir chooses another folder"
+        )
 
 
 def _require_data(archive: Path, files: Mapping[str, Entry]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from mmf_win.archives import Member
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row
-from mmf_win.errors import DatasetError, IncompleteDataset
+from mmf_win.errors import DatasetError
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
@@ -111,9 +111,10 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
     counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
-        raise IncompleteDataset(
+        other_way = other_name(names, images) or "get a complete copy"
+        raise DatasetError(
             f"{source}: images are missing: {', '.join(counts)} ({first_few(names)})",
-            hint=other_name(names, images) or "get a complete copy",
+            hint=f"{other_way}, or --allow-missing goes without them",
         )
 
 

@@ -6,14 +6,14 @@ import logging
 from pathlib import Path
 
 from mmf_win.archives import Ask
-from mmf_win.console import first_few
+from mmf_win.console import first_few, shell_line
 from mmf_win.dataset.layout import find_layout
 from mmf_win.dataset.manifest import require_list
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import DamagedManifest, MissingArchive, UnknownOrigin
+from mmf_win.errors import DamagedManifest, DatasetError
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
-from mmf_win.paths import Places
+from mmf_win.paths import Places, data_option
 from mmf_win.unpacking.extract import install_repaired
 from mmf_win.unpacking.reading import open_with_progress
 from mmf_win.unpacking.staging import finish_installation, staging
@@ -35,8 +35,8 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         the files that were written, relative to the dataset's root; empty if all were intact.
 
     Raises:
-        UnknownOrigin: no dataset was converted here.
-        MissingArchive: the archive is not where it lay, and ``archive`` does not name it either.
+        DatasetError: no dataset was converted here, or the archive is not where it lay, and ``archive`` does
+            not name it either.
         DamagedManifest: nothing tells which files are damaged; :func:`~mmf_win.dataset.convert.convert`
             with the same archive rewrites all of them.
         ArchiveError: the archive is another one, or damaged; nothing was changed.
@@ -48,7 +48,8 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     manifest = require_list(paths)
     if manifest is None:
         message = "nothing tells what it was converted from, nor which of its files are damaged"
-        raise UnknownOrigin(message, data_dir=places.data_dir)
+        again = shell_line("mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_option(places.data_dir))
+        raise DatasetError(message, hint=f"`{again}` writes it again")
     names = [found.path for found in find_damage(manifest, title="Verifying the dataset")]
     if not names:
         return []
@@ -74,11 +75,13 @@ def archive_of(manifest: Manifest | None, hint: str | None = None) -> Path:
         hint: another way out.
 
     Raises:
-        MissingArchive: it is not there, or nothing tells where that is.
+        DatasetError: it is not there, or nothing tells where that is.
     """
+    by_name = "name it, or its folder, with --source"
+    hint = f"{hint}, or {by_name}" if hint else by_name
     source = manifest.source if manifest else None
     if source is None:
-        raise MissingArchive("nothing tells what the dataset was converted from", hint=hint)
+        raise DatasetError("nothing tells what the dataset was converted from", hint=hint)
     if not Path(source.path).exists():
-        raise MissingArchive(f"the archive {source.name} is not where it was", hint=hint)
+        raise DatasetError(f"the archive {source.name} is not where it was", hint=hint)
     return Path(source.path)

@@ -13,7 +13,7 @@ from mmf_win.dataset.annotations import Row, keep_rows, make_plain, read_rows
 from mmf_win.dataset.layout import Layout, find_images, missing_splits, require_images
 from mmf_win.dataset.own_memes import write_annotations
 from mmf_win.dataset.own_splits import read_tables, require_names_apart
-from mmf_win.errors import ArchiveError, DatasetError, IncompleteDataset
+from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import remove
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry
@@ -95,7 +95,8 @@ def _require_splits(
     if missing := [*missing_splits(layout, readme), *empty]:
         message = f"{archive.path}: splits are missing or empty: {', '.join(missing)}"
         if not allow_missing:
-            raise IncompleteDataset(message, hint="get a complete copy")
+            hint = "get a complete copy, or --allow-missing goes without them"
+            raise DatasetError(message, hint=hint)
         _log.warning("%s", message)
     for split in empty:
         remove(here.new / "annotations" / f"{split}.jsonl")

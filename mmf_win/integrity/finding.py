@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from mmf_win.console import shell_line
 from mmf_win.errors import MmfwError
+from mmf_win.paths import DatasetPaths, data_option
 
 State: TypeAlias = Literal["intact", "recorded", "not verified", "missing", "damaged"]
 """State of files that belong together.
@@ -70,3 +72,13 @@ class Finding:
     def is_usable(self) -> bool:
         """Whether the files are there, and as they should be as far as anybody knows."""
         return self.state in ("intact", "recorded")
+
+
+def repair_line(folder: Path) -> str | None:
+    """The command that repairs the dataset or the features in a folder; None where MMF looks for neither."""
+    for data_dir in folder.parents:
+        paths = DatasetPaths.below(data_dir)
+        if folder in (paths.root, paths.features):
+            part = "dataset" if folder == paths.root else "features"
+            return f"`{shell_line('mmfw', 'repair', part, *data_option(data_dir))}`"
+    return None

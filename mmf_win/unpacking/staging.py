@@ -28,8 +28,9 @@ from math import inf
 from pathlib import Path
 
 from mmf_win.console import Progress, size
-from mmf_win.errors import DatasetError, NoDrive, NoRoom, UnfinishedInstallation, UsageError
+from mmf_win.errors import DatasetError, ResourceError, UnfinishedInstallation, UsageError
 from mmf_win.files import free_space, read_json, remove, rename, write_json
+from mmf_win.integrity.finding import repair_line
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import is_locked, locked
 
@@ -151,7 +152,8 @@ def require_finished(root: Path) -> None:
             )
         if is_unfinished(root):  # for it may have ended between the two questions
             message = f"{root}: mmfw was interrupted while it moved new files to their places"
-            raise UnfinishedInstallation(message, folder=root)
+            hint = repair_line(root) or "the command that wrote them, typed again, moves the rest"
+            raise UnfinishedInstallation(message, hint=hint)
 
 
 @contextmanager
@@ -227,11 +229,12 @@ def require_space(folder: Path, needed: int) -> None:
     """
     free = free_space(folder)
     if free is None:
-        raise NoDrive(f"{folder}: there is no drive {folder.anchor}")
+        message = f"{folder}: there is no drive {folder.anchor}"
+        raise UsageError(message, hint="choose another with --data-dir")
     if free < needed + _RESERVE:
-        raise NoRoom(
+        raise ResourceError(
             f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free",
-            hint="free some space",
+            hint="free some space, or choose a folder on another disk with --data-dir",
         )
 
 

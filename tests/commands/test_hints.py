@@ -71,7 +71,7 @@ FOLLOWED = {
     "NoRun": Case("predict nope", 2),
     "UnknownPreset": Case("train mmbt_gird --data-dir {dir}", 2),
     "NotAPreset": Case("train {dir}/memes.zip", 2),
-    "AlreadyThere": Case("convert --zip {dir}/other.zip", 3, other_archive, option="--force"),
+    "dataset/convert: --force": Case("convert --zip {dir}/other.zip", 3, other_archive, option="--force"),
     "DamagedManifest": Case("convert --zip {dir}/other.zip", 3, broken_list),
     "NoPassword": Case(
         "convert --zip {dir}/locked.zip --data-dir {dir}/new",
@@ -79,7 +79,9 @@ FOLLOWED = {
         lambda _, folder: encrypted_zip(folder / "locked.zip", memes()),
         option=f"--password {PASSWORD}",
     ),
-    "UnknownOrigin": Case("repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True),
+    "dataset/repair: mmfw convert": Case(
+        "repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True
+    ),
     "commands/convert: mmfw convert": Case("convert", 2),
     "commands/train: mmfw runs": Case("train", 2),
 }
@@ -89,8 +91,7 @@ ELSEWHERE = {
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw bug-report": "test_without_any_run_it_is_about_the_machine",
     "doctor/system: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
-    "MissingArchive": "test_an_archive_that_was_moved_is_named",
-    "IncompleteDataset": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
+    "dataset/layout: --allow-missing": "test_memes_without_an_image_can_be_left_out",
     "commands/verify: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw features": "test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder",
@@ -111,7 +112,7 @@ ELSEWHERE = {
     "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
     "_is_predicted_as_the_hint_says",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
-    "UnfinishedInstallation": "test_a_kill_at_any_step_leaves_no_part_that_is_believed",
+    "integrity/finding: mmfw repair": "test_a_kill_at_any_step_leaves_no_part_that_is_believed",
     "runs/own_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
     "worker/compat/transformers: --trust": "test_code_that_comes_with_a_model_is_run_only_where_the_command"
     "_says_so",
@@ -142,12 +143,14 @@ NOT_RUN = {
     "commands/convert: mmfw train": _PRESET,
     "commands/runs: mmfw train": _PRESET,
     "sweeps/found: mmfw sweep": _PRESET,
-    "NoDrive": "a Windows drive that does not exist; tests/unpacking/test_staging.py shows the message",
-    "NoRoom": "another disk is the user's",
+    "unpacking/staging: --data-dir": "another disk is the user's",
     "PipFailed": "GitHub; tests/upstream/test_install.py takes MMF from a server that answers as it does",
     "upstream/overrides: mmfw setup": "GitHub, as for PipFailed",
     "worker/build_features: mmfw features": _CHOICE,
-    "NoFeatures": _CHOICE,
+    "dataset/convert: --data-dir": _CHOICE,
+    "dataset/features: --data-dir": _CHOICE,
+    "dataset/features: --force": _CHOICE,
+    "dataset/features: mmfw features": _CHOICE,
     "UnknownConfiguration": "which preset it was is the user's to know",
     "cuda_oom": "a full GPU; the hint names no command",
     "host_oom": "a full memory; --batch-size is tested by itself",

@@ -18,7 +18,7 @@ import pytest
 from mmf_win.console import Progress
 from mmf_win.dataset import unpack as unpack_module
 from mmf_win.dataset.convert import convert
-from mmf_win.errors import ArchiveError, DatasetError, IncompleteDataset, PasswordError, ResourceError
+from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
 from mmf_win.integrity.manifest import Entry
 from mmf_win.paths import Places
 from tests.worlds import hostile
@@ -74,7 +74,7 @@ def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
     files: Files, missing: str, user_dir: Path, places: Places
 ) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", files)
-    with pytest.raises(IncompleteDataset, match=rf"splits are missing or empty: {missing}$"):
+    with pytest.raises(DatasetError, match=rf"splits are missing or empty: {missing}$"):
         convert(path, places)
     assert tree(places.data_dir) == {}
     assert missing not in convert(path, places, allow_missing=True).splits
@@ -95,7 +95,7 @@ def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
 def test_a_split_without_rows_is_refused_unless_that_is_allowed(user_dir: Path, places: Places) -> None:
     files = memes() | {"hateful_memes/dev_seen.jsonl": b"\n"}
     path = hostile.plain_zip(user_dir / "a.zip", files)
-    with pytest.raises(IncompleteDataset, match=r"splits are missing or empty: dev_seen$"):
+    with pytest.raises(DatasetError, match=r"splits are missing or empty: dev_seen$"):
         convert(path, places)
     assert tree(places.data_dir) == {}
     assert "dev_seen" not in convert(path, places, allow_missing=True).splits

@@ -8,7 +8,7 @@ import pytest
 
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.repair import repair_dataset
-from mmf_win.errors import ArchiveError, PasswordError, UnknownOrigin
+from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
 from tests.worlds.converted import verify_dataset
@@ -110,5 +110,5 @@ def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, places: 
 
 
 def test_what_nobody_converted_cannot_be_repaired(places: Places) -> None:
-    with pytest.raises(UnknownOrigin):
+    with pytest.raises(DatasetError, match="nothing tells"):
         repaired(places)
