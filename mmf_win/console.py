@@ -143,6 +143,13 @@ def print_json(value: object, *, on_one_line: bool = False) -> None:
     print(json.dumps(value, indent=None if on_one_line else 2, default=os.fspath), flush=True)
 
 
+def print_tree(tree: dict[str, Any], as_json: bool) -> None:
+    """A tree of settings on stdout, as JSON or as YAML, in ASCII as well."""
+    from yaml import safe_dump
+
+    print_json(tree) if as_json else print(safe_dump(tree, sort_keys=False), end="", flush=True)
+
+
 def size(n: float) -> str:
     """A number of bytes for people, in powers of 1024: ``3.4 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -16,7 +16,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     train_started    update (where it begins), max_updates, device, precision, batch, micro_batch, searching
                      (whether that is only to measure with), workers (of the DataLoader), seed,
                      parameters (how many), known_fit (whether the micro-batch is what fitted before),
-                     fit (what a fitting one depends on), data (what it trains on, as in AttemptRequest;
+                     fit (what a fitting one depends on), data (what it trains on, as in Attempt;
                      null where that is not known)
     micro_batch      rows (of a micro-batch from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
@@ -140,7 +140,7 @@ class AttemptFolder:
 
 
 @dataclass(frozen=True)
-class AttemptRequest:
+class Attempt:
     """What an attempt is to do; saved as ``attempts/<n>/request.json``.
 
     Attributes:
@@ -149,7 +149,6 @@ class AttemptRequest:
         mmf: the folder that holds the packages ``mmf`` and ``mmf_cli``.
         attempt_dir: the attempt's folder, ``<run>/attempts/<n>``; it is named when the attempt begins.
         settings: a tree of MMF's configuration keys, merged over the model's own configuration.
-        overrides: the user's ``KEY=VALUE`` overrides, applied last.
         base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
         checkpoint: the file that training starts from, or whose weights predict; ``settings`` name it too.
         detect_anomaly: switch on autograd's anomaly detection.
@@ -180,7 +179,6 @@ class AttemptRequest:
     mmf: str
     attempt_dir: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    overrides: list[str] = field(default_factory=list)
     base_config: str | None = None
     checkpoint: str | None = None
     detect_anomaly: bool = False
@@ -226,7 +224,7 @@ class AttemptRequest:
         write_json(self.attempt.request, asdict(self))
 
     @classmethod
-    def load(cls, path: Path) -> AttemptRequest:
+    def load(cls, path: Path) -> Attempt:
         """Read a request, skipping fields of later versions."""
         return cls(**known_fields(cls, read_json(path)))
 

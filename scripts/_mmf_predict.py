@@ -14,7 +14,7 @@ from pathlib import Path
 from mmf_win.files import write_json
 from mmf_win.paths import presets_dir
 from mmf_win.runs.folder import Run
-from mmf_win.runs.presets import merge
+from mmf_win.upstream.config import merge
 from mmf_win.upstream.install import usable_mmf
 from mmf_win.upstream.settings import ANNOTATIONS
 from mmf_win.upstream.versions import config_path
@@ -41,7 +41,7 @@ def main(run: Run, split: str, reports: Path, words: list[str]) -> None:
         splits = {**request.splits, "test": split}
         files = {slot: [ANNOTATIONS.format(stem)] for slot, stem in splits.items()}
         dataset = {"hateful_memes": {"annotations": files}}
-        settings = merge(request.settings, {"dataset_config": dataset})
+        settings = merge(request.of_mmf, {"dataset_config": dataset})
         write_json(config, {"includes": includes, **settings})
         sys.argv = [
             "mmf_predict",

@@ -14,7 +14,7 @@ from mmf_win.cli import main
 from mmf_win.files import read_json, remove, remove_tree, rename, replacing, write_bytes, write_json
 from mmf_win.protocol import EventLog
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Request
 from tests.worlds.memes import SLOTS
 
 
@@ -110,7 +110,7 @@ def test_what_another_program_holds_is_changed_once_it_lets_go_and_else_named_wi
 ) -> None:
     run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    run.save_request(RunRequest("mmbt", splits=SLOTS))
+    run.save_request(Request("mmbt", splits=SLOTS))
     replaced, removed, inside = user_dir / "exit.json", user_dir / "old.json", user_dir / "runs" / "log.txt"
     inside.parent.mkdir()
     for path in (replaced, removed, inside):

@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 from mmf_win import protocol
-from mmf_win.protocol import AttemptRequest, EventLog, EventReader, Exit, read_events
+from mmf_win.protocol import Attempt, EventLog, EventReader, Exit, read_events
 
 
 def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
@@ -45,12 +45,12 @@ def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> No
 
 
 def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:
-    request = AttemptRequest("train", "mmbt", "mmf", str(tmp_path), {"a": [1]}, ["k=v=w"])
+    request = Attempt("train", "mmbt", "mmf", str(tmp_path), {"a": [1]})
     request.save()
     path = request.attempt.request
     values = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**values, "of a later version": 1}), encoding="utf-8")
-    assert AttemptRequest.load(path) == request
+    assert Attempt.load(path) == request
     Exit("nan", "loss").save(path)
     assert Exit.load(path) == Exit("nan", "loss")
     assert not list(tmp_path.glob("*.part"))

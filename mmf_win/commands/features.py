@@ -25,8 +25,7 @@ from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places, data_option
 from mmf_win.runs import lookup, presets
-from mmf_win.runs.needs import inputs_of_presets, inputs_of_run
-from mmf_win.runs.overrides import about_files
+from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import Zoo
 
@@ -168,7 +167,7 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
             f"run {newest.id}, the newest, with its overrides: {error}", hint="name presets instead"
         ) from None
     say(f"for preset {request.preset}, that of the newest run")
-    return _Wanted(places, inputs, [*about_files(request.overrides), *overrides])
+    return _Wanted(places, inputs, [*words_about_files(request), *overrides])
 
 
 def _show(

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from mmf_win.console import say
 from mmf_win.errors import UsageError
-from mmf_win.runs.overrides import ANNOTATIONS, key_of, set_by
-from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.overrides import RESERVED
 
+_DATASET = "dataset_config.hateful_memes"
+ANNOTATIONS = f"{_DATASET}.annotations"
+"""The key that says where annotations are."""
+_TOTAL = ("training.max_updates", "training.max_epochs")
+_OWN_MEMES = (ANNOTATIONS, f"{_DATASET}.images")
+# The options that say the same as MMF's keys.
+_OPTIONS = {
+    "updates": _TOTAL,
+    "epochs": _TOTAL,
+    "batch_size": ("training.batch_size", "training.batch_size_per_device"),
+    "seed": ("training.seed",),
+    "seeds": ("training.seed",),
+    "detect_anomaly": ("training.detect_anomaly",),
+    "precision": ("training.fp16",),
+    "features": (f"{_DATASET}.features",),
+    "memes": _OWN_MEMES,
+    "image": _OWN_MEMES,
+}
 _IN_TRAINING = {
     "checkpoint.resume": "use mmfw train --resume last",
     "checkpoint.resume_best": "use mmfw train --resume best",
@@ -59,19 +77,12 @@ def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[s
     return first, overrides
 
 
-def options_of(request: RunRequest) -> dict[str, frozenset[str]]:
-    """The options that were given, as they are typed → MMF's keys that set the same."""
-    return {f"--{name.replace('_', '-')}": keys for name, keys in request.keys.items()}
-
-
-def require_trainable(
-    overrides: Sequence[str], options: Mapping[str, Collection[str]], *, resumes: bool
-) -> None:
+def require_trainable(overrides: Sequence[str], options: Mapping[str, Any], *, resumes: bool) -> None:
     """Refuse overrides that training would undo.
 
     Args:
         overrides: what was typed now.
-        options: an option that was given → the keys that say the same.
+        options: the command's options → what was given.
         resumes: an option names the checkpoint or the weights that training begins from.
 
     Raises:
@@ -101,17 +112,29 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
     if any(reset in overrides for reset in _RESETS):
         return
     for override in overrides:
-        if set_by(override, {"optimizer"}):
+        if _set_by(override, {"optimizer"}):
             raise UsageError(
                 f"{override}: a run that resumes has the optimizer of its checkpoint",
                 hint=f"{_RESETS[0]} beside it starts the optimizer afresh, with this value",
             )
 
 
-def require_predictable(overrides: Sequence[str], options: Mapping[str, Collection[str]]) -> None:
+def require_predictable(overrides: Sequence[str], options: Mapping[str, Any]) -> None:
     """Refuse overrides that a prediction would undo, as :func:`require_trainable` does for training."""
     _refuse(overrides, _IN_PREDICTION)
     _require_one_of(overrides, options)
+
+
+def key_of(override: str) -> str:
+    """The part of ``KEY=VALUE`` before the first ``=``."""
+    return override.partition("=")[0]
+
+
+def _set_by(override: str, keys: Collection[str]) -> str | None:
+    """The key among ``keys`` that an override sets, or the group among them that it sets a part of."""
+    names = re.sub(r"\[[^\]]*\]", "", key_of(override)).split(".")
+    above = (".".join(names[:length]) for length in range(len(names), 0, -1))
+    return next((key for key in above if key in keys), None)
 
 
 def _is_name(word: str) -> bool:
@@ -120,12 +143,13 @@ def _is_name(word: str) -> bool:
 
 def _refuse(overrides: Sequence[str], reserved: Mapping[str, str]) -> None:
     for override in overrides:
-        if (key := set_by(override, reserved)) is not None:
+        if (key := _set_by(override, reserved)) is not None:
             raise UsageError(f"{key_of(override)} is set by mmfw", hint=reserved[key])
 
 
-def _require_one_of(overrides: Sequence[str], options: Mapping[str, Collection[str]]) -> None:
+def _require_one_of(overrides: Sequence[str], options: Mapping[str, Any]) -> None:
     for override in overrides:
-        for option, keys in options.items():
-            if set_by(override, keys) is not None:
+        for name, keys in _OPTIONS.items():
+            if options.get(name) not in (None, False, (), "auto") and _set_by(override, keys) is not None:
+                option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} and {override} both name the same; give one of them")

@@ -10,7 +10,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.completion import completed_by
-from mmf_win.commands.overrides import options_of, require_predictable, split_words
+from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import print_json, say
 from mmf_win.dataset.annotations import require_split
@@ -22,10 +22,9 @@ from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.saved_metrics import METRICS
-from mmf_win.runs.overrides import FEATURES, OWN_MEMES
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once
 from mmf_win.upstream.install import require_packages
 
 
@@ -154,10 +153,8 @@ def command(
     if image and output:
         raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)
-    asked = RunRequest(overrides=list(overrides), **given)
-    files = {"--features": (features, FEATURES), "--memes": (memes, OWN_MEMES), "--image": (image, OWN_MEMES)}
-    named = {option: keys for option, (value, keys) in files.items() if value}
-    require_predictable(overrides, options_of(asked) | named)
+    options_given = given | {"features": features, "memes": memes, "image": image}
+    require_predictable(overrides, options_given)
     if published is not None:
         _require_alone(published, runs, checkpoint, ensemble)
         places = Places.resolve(data_dir, save_dir)
@@ -179,7 +176,7 @@ def command(
         kind=ensemble,
         best_threshold=threshold == "best-accuracy",
         data_dir=data_dir,
-        asked=asked,
+        asked=Once.of(overrides, **given),
         display=RunDisplay,
     )
     if image and text is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,12 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.completion import completed_by
-from mmf_win.commands.overrides import options_of, require_trainable, split_words
+from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json
 from mmf_win.results import profile as results
 from mmf_win.runs.profiling import profile
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once
 from mmf_win.upstream.install import require_packages
 
 
@@ -72,9 +72,9 @@ def command(
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     names, overrides = split_words(words, names=1)
-    asked = RunRequest(overrides=list(overrides), **chosen)
-    require_trainable(overrides, options_of(replace(asked, updates=updates)), resumes=False)
-    found = profile(next(iter(names), None), asked, updates, output, data_dir, save_dir, display=RunDisplay)
+    require_trainable(overrides, chosen | {"updates": updates}, resumes=False)
+    once = Once.of(overrides, **chosen)
+    found = profile(next(iter(names), None), once, updates, output, data_dir, save_dir, display=RunDisplay)
     page, verdict = results.write_page(found), results.verdict(found)
     if as_json:
         print_json({"verdict": [asdict(advice) for advice in verdict], **asdict(found)})

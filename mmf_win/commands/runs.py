@@ -19,6 +19,7 @@ from mmf_win.console import (
     duration,
     moment,
     print_json,
+    print_tree,
     say,
     shell_line,
     size,
@@ -138,21 +139,30 @@ Examples:
   mmfw runs show
   mmfw runs show mmbt_grid --json
   mmfw runs show mmbt_grid --verify
+  mmfw runs show mmbt_grid --config
   mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt"""
 )
 @click.argument("run", required=False, shell_complete=_RUNS)
 @click.option(
     "--verify", is_flag=True, help="Read all checkpoints, and say what is in them and which are intact."
 )
+@click.option(
+    "--config", "config", is_flag=True, help="Print the run's settings alone, as a tree of MMF's keys."
+)
 @options.runs_dir
 @options.as_json
-def show(run: str | None, verify: bool, save_dir: Path, as_json: bool) -> None:
+def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: bool) -> None:
     """Show all about one run; without a name, about the newest.
 
     With --verify, every byte of its checkpoints is read and compared with the checksums in the file. Names of
     the same bytes take their space once.
     """
     chosen = find_run(save_dir, run)
+    if config:
+        if verify:
+            raise UsageError("--config prints the settings, and --verify checkpoints", hint="choose one")
+        print_tree(chosen.request().settings, as_json)
+        return
     known = details(chosen)
     found = listed(chosen) if verify else []
     if verify:

@@ -16,7 +16,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.completion import completed_by
-from mmf_win.commands.overrides import options_of, require_trainable, split_words
+from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
 from mmf_win.commands.train import resumed
@@ -25,7 +25,7 @@ from mmf_win.errors import Interrupted, TrainingError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once
 from mmf_win.sweeps import grid, on_ray, slots, specification
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
@@ -164,8 +164,8 @@ def run(
     if debug and not planned.tasks:
         raise UsageError("there is no task to debug: a search has none before it runs")
     if asked.preset and not failed:
-        request = RunRequest(preset=asked.preset, updates=updates, seed=min(seeds, default=None))
-        _require_trainable(request, asked.overrides, Places.resolve(data_dir, save_dir))
+        places_of_runs = Places.resolve(data_dir, save_dir)
+        _require_trainable(asked.preset, asked.overrides, updates, seeds, places_of_runs)
     given = resources or asked.specification.resource
     folder, before = asked.folder, begun(asked.folder)
     asked_now = joined(planned.tasks, before)
@@ -315,11 +315,10 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
     return replace(before, choices=(*before.choices, *new))
 
 
-def _require_trainable(request: RunRequest, typed: Sequence[str], places: Places) -> None:
+def _require_trainable(
+    preset: str, typed: Sequence[str], updates: int | None, seeds: Sequence[int], places: Places
+) -> None:
     """See to it that each value could be trained with: one error now instead of one a task."""
-    options_of_keys = {
-        "--seeds" if option == "--seed" else option: keys for option, keys in options_of(request).items()
-    }
     listed = [[f"{key}={value}" for value in values] for key, values in grid.values_of(typed).items()]
     first = [values[0] for values in listed]
     checked = [
@@ -327,8 +326,9 @@ def _require_trainable(request: RunRequest, typed: Sequence[str], places: Places
         *([*first[:n], value, *first[n + 1 :]] for n, values in enumerate(listed) for value in values[1:]),
     ]
     for overrides in checked:
-        require_trainable(overrides, options_of_keys, resumes=False)
-        training.check(replace(request, overrides=overrides), places)
+        require_trainable(overrides, {"updates": updates, "seeds": tuple(seeds)}, resumes=False)
+        once = Once.of(overrides, updates=updates, seed=min(seeds, default=None))
+        training.prepare(training.new(preset, once, places), once)
 
 
 def _to_run(entered: Sequence[Task], chosen: Sequence[str], *, force: bool) -> list[Task]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
 from mmf_win.commands.completion import completed_by
-from mmf_win.commands.overrides import options_of, require_optimizer_kept, require_trainable, split_words
+from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import aligned, duration, print_json, say, shell_line
+from mmf_win.console import aligned, duration, print_json, print_tree, say, shell_line
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
@@ -23,7 +23,7 @@ from mmf_win.runs.history import summarize
 from mmf_win.runs.paper import PAPER, SPLITS, published, why_none
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.published_weights import weights_of
-from mmf_win.runs.request import OF_ONE_COMMAND, RunRequest
+from mmf_win.runs.request import Once
 from mmf_win.upstream.install import find_mmf
 
 
@@ -51,7 +51,8 @@ Examples:
   mmfw train mmbt_grid --init published     train on from MMF's published weights
   mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
   mmfw train mmbt_grid --precision bf16 --fast
-  mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5"""
+  mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5
+  mmfw train mmbt_grid --dry-run            the settings that MMF would get"""
 )
 @click.argument(
     "words",
@@ -108,6 +109,11 @@ Examples:
     default=True,
     help="Begin with the whole batch, not with the micro-batch that fitted before.",
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check what the training would read, print its settings, and leave nothing behind.",
+)
 @click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
 @options.stop_timeout
 @options.data_dir
@@ -123,12 +129,11 @@ def command(
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
-    batch_size: int | Literal["auto"] | None,
     **chosen: Any,
 ) -> Run | None:
     """Train a preset, or resume a run.
 
-    KEY=VALUE words are overrides of MMF's own configuration keys; they are handed through last, so they win.
+    KEY=VALUE words are overrides of MMF's own configuration keys; they win over presets and options.
     Ctrl+C saves a checkpoint and leaves; a second Ctrl+C ends at once.
     """
     if show_list:
@@ -154,20 +159,18 @@ def command(
         raise UsageError(
             "name a preset, or --resume", hint="`mmfw train --list` shows the presets, `mmfw runs` the runs"
         )
-    asked = RunRequest(
-        preset=preset or "",
-        overrides=list(overrides),
-        batch_size=None if batch_size == "auto" else batch_size,
-        auto_batch=None if batch_size is None else batch_size == "auto",
-        **chosen,
-    )
-    require_trainable(overrides, options_of(asked), resumes=bool(resume or init))
+    require_trainable(overrides, chosen, resumes=bool(resume or init))
+    once = Once.of(overrides, **chosen)
     if resume:
         require_optimizer_kept(overrides)
-        run = training.resume(resume, asked, name, data_dir, save_dir, display=RunDisplay)
+        start = training.resumed(resume, preset, once, name, data_dir, save_dir)
     else:
         places = Places.resolve(data_dir, save_dir)
-        run = training.start(asked, name, places, init=init, source=source, display=RunDisplay)
+        start = training.new(str(preset), once, places, name, init=init, source=source)
+    if once.dry_run:
+        print_tree(training.prepare(start, once).first.settings, as_json)
+        return None
+    run = training.train(start, once, RunDisplay)
     _print_result(run, as_json)
     return run
 
@@ -181,7 +184,7 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
     again = ["mmfw", "train", "--resume", str(run.path)]
     for option in command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name in (*OF_ONE_COMMAND, "data_dir"):
+        if given and option.name in {"data_dir", *(field.name for field in fields(Once))}:
             is_flag = isinstance(option, click.Option) and option.is_flag
             again += [option.opts[0], *([] if is_flag else [str(context.params[option.name])])]
     return again

@@ -69,6 +69,5 @@ def _end_of(file: Path) -> str:
 def _overrides(run: Run | None) -> Iterator[tuple[str, str]]:
     """Key and value of what the run was given; MMF's log has them apart."""
     with suppress(DataError):
-        for override in run.request().overrides if run else ():
-            key, _, value = override.partition("=")
-            yield key, value
+        for key, value in run.request().chosen.items() if run else ():
+            yield key, str(value)

@@ -39,18 +39,13 @@ class Inputs:
     Attributes:
         left_out: MMF's name of a split → its annotation file and the rows that stay, where some do not.
         data: MMF's name of a split with one annotation file → what is read of it, as in
-            :class:`~mmf_win.protocol.AttemptRequest`.
+            :class:`~mmf_win.protocol.Attempt`.
         asks_hub: the run may have to ask the Hugging Face Hub for models.
     """
 
     left_out: Mapping[str, tuple[Path, list[Row]]] = field(default_factory=dict)
     data: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     asks_hub: bool = True
-
-    @property
-    def replaced_keys(self) -> list[str]:
-        """MMF's keys that :meth:`settings` sets, which overrides must not set back."""
-        return [f"dataset_config.{DATASET}.annotations.{slot}" for slot in self.left_out]
 
     def settings(self, folder: Path) -> Tree:
         """MMF's keys for a run that leaves rows out, whose shorter annotation files are written now.

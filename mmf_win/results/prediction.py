@@ -27,7 +27,7 @@ from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, labe
 from mmf_win.runs import checkpoints, lookup, predicting
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
 
@@ -96,7 +96,7 @@ class PredictionOptions:
     kind: str | None = None
     best_threshold: bool = False
     data_dir: Path | None = None
-    asked: RunRequest = field(default_factory=RunRequest)
+    asked: Once = field(default_factory=Once)
 
 
 def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str]) -> list[RunCheckpoint]:

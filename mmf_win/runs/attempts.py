@@ -13,12 +13,12 @@ from pathlib import Path
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest, Event, EventLog, EventReader, Exit, read_events
+from mmf_win.protocol import Attempt, Event, EventLog, EventReader, Exit, read_events
 from mmf_win.runs import checkpoints, gpus, plan
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_started
 from mmf_win.runs.outcomes import as_error, exit_of
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once, Request
 from mmf_win.supervise import oom_kills, run_child
 from mmf_win.upstream import settings
 
@@ -41,8 +41,8 @@ Display = Callable[[Run], AbstractContextManager[Callable[[Event], None]]]
 
 
 def until_it_fits(
-    run: Run, first: AttemptRequest, attempt: Callable[[AttemptRequest], Exit], *, retry: bool = True
-) -> AttemptRequest:
+    run: Run, first: Attempt, attempt: Callable[[Attempt], Exit], *, retry: bool = True
+) -> Attempt:
     """Attempt something until it succeeds, fails for another reason than memory, or cannot get smaller.
 
     Args:
@@ -92,15 +92,16 @@ def until_it_fits(
     raise AssertionError("the last attempt returns or raises")
 
 
-def events_of_attempt(asked: AttemptRequest) -> list[Event]:
+def events_of_attempt(asked: Attempt) -> list[Event]:
     """What happened in one attempt."""
     return [event for event in read_events(asked.events) if event.get("attempt") == asked.attempt.path.name]
 
 
 def run_worker(
     run: Run,
-    asked: AttemptRequest,
-    request: RunRequest,
+    asked: Attempt,
+    request: Request,
+    once: Once,
     places: Places,
     display: Display,
     *,
@@ -113,6 +114,7 @@ def run_worker(
         run: its folder.
         asked: what the worker is to do.
         request: what this is part of.
+        once: what this command asks for.
         places: MMF's folders.
         display: shows the worker's events.
         lock: the descriptor of the run's lock, for a training.
@@ -160,13 +162,13 @@ def run_worker(
             exit_file=files.exit,
             watch=progressed,
             on_stop=lambda: _log.info(stopping),
-            patience=request.stop_timeout,
+            patience=once.stop_timeout,
             held=[] if lock is None else [lock],
         )
     return exit_of(asked, ended, memory_ran_out=oom_kills() != kills)
 
 
-def _newest_saved(run: Run, events: list[Event], failed: AttemptRequest) -> Path | None:
+def _newest_saved(run: Run, events: list[Event], failed: Attempt) -> Path | None:
     """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
     if (
         failed.action == "train"

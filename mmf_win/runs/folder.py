@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -30,7 +30,8 @@ from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
 from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.earlier import in_one_tree
+from mmf_win.runs.request import Request, lasting
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,20 @@ class Run(RunFolder):
         following = count(max(numbers, default=0) + 1)
         return AttemptFolder(first_free((attempts / str(n) for n in following), Path.mkdir))
 
-    def save_request(self, request: RunRequest) -> None:
-        """Remember what was asked for."""
-        write_json(self.request_file, asdict(request))
+    def save_request(self, request: Request) -> None:
+        """Remember what was asked for, but for what holds for the start alone."""
+        write_json(self.request_file, asdict(replace(request, settings=lasting(request.settings))))
 
-    def request(self) -> RunRequest:
+    def request(self) -> Request:
         """What was asked for.
 
         Raises:
             DataError: the run's request cannot be read.
         """
         try:
-            request = RunRequest(**known_fields(RunRequest, read_json(self.request_file)))
+            values = in_one_tree(read_json(self.request_file), self.checkpoints / "config.yaml")
+            request = Request(**known_fields(Request, values))
+            request.ours  # noqa: B018 - refuses what is of another type
             if not request.model:
                 raise ValueError("it names no model")
             if missing := {"train", "val", "test"} - request.splits.keys():

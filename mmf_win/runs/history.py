@@ -19,9 +19,8 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
-from mmf_win.runs.overrides import key_of
-from mmf_win.runs.request import OF_ONE_COMMAND, RunRequest
-from mmf_win.upstream.config import parse_yaml
+from mmf_win.runs.request import Request, as_typed
+from mmf_win.upstream.config import OURS, parse_yaml
 from mmf_win.upstream.install import require_packages
 from mmf_win.upstream.overrides import leaves
 
@@ -30,11 +29,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ASKED = {"model", "config", "overrides", "batch_size", "epochs", "start", "init", "mmf"}
-_ASKED |= {"published_weights", "splits", "data_dir", "precision", "fast"}
+_ASKED = {"model", "config", "start", "init", "mmf", "published_weights", "splits", "data_dir"}
+# What the user chose, and other columns tell, or is a matter of this machine.
+_TOLD_ELSEWHERE = {"training.seed", "training.max_updates", "training.max_epochs", "env.user_dir"}
+_TOLD_ELSEWHERE |= {f"{OURS}.updates", f"{OURS}.keep"}
 AUROC = "hateful_memes/roc_auc"
 # What tells every run from every other, or one place from another, and nothing about the result.
-_NOT_COMPARED = {f"request.{key}" for key in ("created", "published", *OF_ONE_COMMAND)}
+_NOT_COMPARED = {f"request.{key}" for key in ("created", "published", "preset_settings")}
 _NOT_COMPARED |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}
 
 
@@ -166,19 +167,17 @@ def summaries(
     return [replace(s, differs=" ".join(differ) or None) for s, differ in zip(found, apart, strict=True)]
 
 
-def _chosen(request: RunRequest) -> dict[str, str]:
-    """What the user chose, and the overrides, as ``KEY=VALUE`` by their keys."""
-    chosen = {
-        "batch_size": "auto" if request.auto_batch else request.batch_size,
-        "epochs": request.epochs,
-        "precision": request.precision,
-        "fast": request.fast or None,
-        "allow_missing": request.allow_missing or None,
-        "init": request.init and Path(request.init).name,
-        "start": request.start and Path(request.start).name,
+def _chosen(request: Request) -> dict[str, str]:
+    """What the user chose, as ``KEY=VALUE`` by their keys."""
+    started = {"init": request.init, "start": request.start}
+    chosen: dict[str, Any] = {name: Path(file).name for name, file in started.items() if file}
+    ours = f"{OURS}."
+    chosen |= {
+        key.removeprefix(ours): value
+        for key, value in request.chosen.items()
+        if key not in _TOLD_ELSEWHERE and not (key.startswith(ours) and value in (None, False))
     }
-    own = {name: f"{name}={value}" for name, value in chosen.items() if value is not None}
-    return own | {key_of(override): override for override in request.overrides}
+    return {key: f"{key}={as_typed(value)}" for key, value in chosen.items()}
 
 
 def tested(run: Run) -> dict[str, Any]:
@@ -227,13 +226,15 @@ def details(run: Run) -> dict[str, Any]:
         DataError: its request, its events or its exit cannot be read.
         OSError: the system refuses that.
     """
-    request = asdict(run.request())
+    request = run.request()
+    asked = asdict(request)
     events = events_of(run)
     end = Exit.load(run.exit_file)
     return {
         **asdict(summarize(run)),
         "why": end.message or None if end else None,
-        **{key: request[key] for key in request if key in _ASKED},
+        **{key: asked[key] for key in asked if key in _ASKED},
+        "settings": request.chosen,
         "trained_on": next((on for event in reversed(events) if (on := _data(event, "train_started"))), None),
         "attempts": [
             {key: event[key] for key in ("attempt", "t") if key in event}
@@ -274,7 +275,12 @@ def configuration(run: Run) -> dict[str, Any]:
     known, config = dict(leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
     if config.is_file():
         known.update(leaves(_of_mmf(config), "mmf"))
-    return {key: value for key, value in known.items() if ".".join(key.split(".")[:2]) not in _NOT_COMPARED}
+    return {
+        key: value
+        for key, value in known.items()
+        if ".".join(key.split(".")[:2]) not in _NOT_COMPARED
+        and not (key.startswith(f"request.settings.{OURS}.") and value in (None, False))  # as if not there
+    }
 
 
 def _of_mmf(path: Path) -> Any:

@@ -18,26 +18,30 @@ from mmf_win.inputs.given import Input
 from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
 from mmf_win.inputs.listing import inputs_of, paths_of
 from mmf_win.paths import Places, data_option
-from mmf_win.protocol import AttemptRequest, Exit
+from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.history import stopped_early
 from mmf_win.runs.lookup import owner
-from mmf_win.runs.overrides import about_files
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once, Request, as_typed
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.checkpoint_files import Counts, counts
-from mmf_win.upstream.config import resolve
+from mmf_win.upstream.config import OURS, Tree, merge, put, resolve
 from mmf_win.upstream.install import Installed, changed_files, usable_mmf
 from mmf_win.upstream.versions import config_path
 
 _log = logging.getLogger(__name__)
 
 
-def mmf_for(request: RunRequest, typed: Sequence[str], whose: str) -> tuple[Installed, RunRequest]:
-    """The installed MMF, which has the configuration that is asked for, and ``request`` with its own code.
+_ABOUT_FILES = ("checkpoint.", "dataset_config.", "env.", "model_config.")
 
-    Args and errors are those of :func:`~mmf_win.runs.own_code.with_own_code`.
+
+def mmf_for(request: Request) -> Installed:
+    """The installed MMF, which has the configuration that is asked for.
+
+    Raises:
+        UsageError: it has not.
+        MmfError: there is none that can be used.
     """
     mmf = usable_mmf()
     _note_changes(mmf)
@@ -46,7 +50,7 @@ def mmf_for(request: RunRequest, typed: Sequence[str], whose: str) -> tuple[Inst
             config_path(mmf.root, request.config)
         except MmfError as error:
             raise UsageError(f"preset {request.preset}: {error}", hint=error.hint) from None
-    return mmf, own_code.with_own_code(request, typed, mmf.root, whose)
+    return mmf
 
 
 @cache
@@ -56,8 +60,45 @@ def _note_changes(mmf: Installed) -> None:
         _log.warning("changed or missing files of MMF: %d", len(changed))
 
 
-def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -> tuple[Inputs, int | None]:
+def composed(
+    first: Attempt, request: Request, once: Once, places: Places, whose: str
+) -> tuple[Attempt, Request, Tree]:
+    """An attempt and a run's request with the overrides of this command in their settings.
+
+    The third is MMF's configuration, as :func:`~mmf_win.upstream.config.resolve` gives it.
+
+    Args:
+        first: the attempt, without the overrides.
+        request: the same of the run.
+        once: what this command asks for.
+        places: MMF's folders.
+        whose: what the user calls the run or the preset.
+
+    Raises:
+        DataError: it names code of others, which nobody trusts so far.
+        NoOwnCode: there is no such code.
+        UsageError: it cannot be used.
+    """
+    asked = replace(request, settings=first.settings)
+    config = resolve(Path(first.mmf), places, asked, once.overrides, checked=_checked(request))
+    typed = config["typed"]
+    code = own_code.folder_of(config["user_dir"], once, whose)
+    if code is not None:
+        typed = merge(typed, {"env": {"user_dir": code}})
+    return replace(first, settings=merge(first.settings, typed)), request.over(typed), config
+
+
+def check_training(
+    asked: Attempt, request: Request, once: Once, places: Places, config: Tree
+) -> tuple[Inputs, int | None]:
     """Check what training reads.
+
+    Args:
+        asked: the attempt, as :func:`composed` gives it; so are ``request`` and ``config``.
+        request: what the run is asked for.
+        once: what this command asks for.
+        places: MMF's folders.
+        config: MMF's configuration.
 
     Returns:
         That, and after how many updates training ends; None where only MMF knows.
@@ -67,11 +108,11 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
             the total, or where training has stopped early.
         DataError: something is missing or broken.
     """
-    config, run_type = config_of(asked, request, places), str(asked.settings["run_type"])
+    ours, run_type = request.ours, str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
-    if not (request.epochs or training["max_epochs"] or training["max_updates"]):
+    if not (ours.epochs or training["max_epochs"] or training["max_updates"]):
         raise UsageError(
             "training.max_updates: without it, and training.max_epochs, no run ends", hint="set one"
         )
@@ -80,14 +121,14 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
         places,
         config,
         slots=("train", "val"),
-        allow_missing=request.allow_missing,
-        offline=request.offline,
-        hint_words=_hint_words(request, request.overrides),
+        allow_missing=ours.allow_missing,
+        offline=request.offline or once.dry_run,
+        hint_words=_hint_words(request, once),
     )
     reset = config["checkpoint"].get("reset") or {}
     keeps_counts = not (asked.weights_alone or reset.get("all") or reset.get("counts"))
     counted = counts(Path(asked.checkpoint)) if asked.checkpoint and keeps_counts else None
-    total = _total(request.epochs, config, inputs)
+    total = _total(ours.epochs, config, inputs)
     reached = counted is not None and total is not None and counted.update >= total
     if counted is not None and reached and not (counted.update == total and _is_to_finish(asked, request)):
         hint = f"name a total above {counted.update} with --updates"
@@ -103,7 +144,7 @@ def check_training(asked: AttemptRequest, request: RunRequest, places: Places) -
     return inputs, total
 
 
-def _is_to_finish(asked: AttemptRequest, request: RunRequest) -> bool:
+def _is_to_finish(asked: Attempt, request: Request) -> bool:
     """Whether a run is resumed that was stopped after its last update, but before it was done."""
     run = owner(Path(asked.checkpoint or ""))
     if run is None or request.start == asked.checkpoint:  # a new run
@@ -143,14 +184,24 @@ def _total(epochs: int | None, config: settings.Settings, inputs: Inputs) -> int
 
 
 def check_prediction(
-    asked: AttemptRequest, request: RunRequest, places: Places, target: Target, features: Path | None
+    asked: Attempt,
+    request: Request,
+    once: Once,
+    places: Places,
+    config: Tree,
+    target: Target,
+    features: Path | None,
 ) -> Inputs:
     """Check what a prediction reads.
+
+    Args:
+        asked, request, once, places, config: as for :func:`check_training`.
+        target: the memes.
+        features: the LMDB that the user named for them.
 
     Raises:
         DataError: something is missing or broken.
     """
-    config = config_of(asked, request, places)
     if features and not config["dataset"].get("use_features"):
         _log.warning("%s reads no region features, so those of %s are not used", request.preset, features)
     if target.is_own and config["dataset"].get("use_features"):
@@ -162,7 +213,7 @@ def check_prediction(
         config,
         slots=("test",),
         offline=request.offline,
-        hint_words=_hint_words(request, asked.overrides),
+        hint_words=_hint_words(request, once),
     )
 
 
@@ -217,21 +268,30 @@ def inputs_of_presets(
 
 
 def inputs_of_run(
-    mmf: Installed, request: RunRequest, places: Places, overrides: Sequence[str] = ()
+    mmf: Installed, request: Request, places: Places, overrides: Sequence[str] = ()
 ) -> dict[Input, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
-    config = resolve(mmf.root, places, request, [*request.overrides, *overrides], trained=True)
+    asked = replace(request, settings=merge(request.preset_settings, request.settings))
+    config = resolve(mmf.root, places, asked, overrides, checked=_checked(request))
     return {each: _typed(request) for each in inputs_of(mmf.root, places, config)}
 
 
-def config_of(asked: AttemptRequest, request: RunRequest, places: Places) -> settings.Settings:
-    """The parts of an attempt's configuration that say what it reads, and how it trains.
+def _checked(request: Request) -> Tree | None:
+    """What the user chose; of a preset that trained before, what MMF drops must not keep it from going on."""
+    if not request.mmf:
+        return None
+    checked: Tree = {}
+    for key, value in request.chosen.items():
+        put(checked, key, value)
+    checked.pop(OURS, None)
+    return checked
 
-    Raises:
-        UsageError: it cannot be used.
-    """
-    asked_for = replace(request, settings=asked.settings)
-    return resolve(Path(asked.mmf), places, asked_for, asked.overrides, trained=bool(request.mmf))
+
+def words_about_files(request: Request) -> list[str]:
+    """The overrides by which another command finds the files of a run that its preset alone does not name."""
+    chosen = {key: value for key, value in request.chosen.items() if key.startswith(_ABOUT_FILES)}
+    chosen.pop(own_code.USER_DIR, None)
+    return [*own_code.words_for(request), *(f"{key}={as_typed(value)}" for key, value in chosen.items())]
 
 
 def _configs(
@@ -244,13 +304,15 @@ def _configs(
             progress.advance(1)
 
 
-def _typed(request: RunRequest) -> list[str]:
+def _typed(request: Request) -> list[str]:
     """The run's preset if one can name it; earlier runs have not noted where the user's own lies."""
     if request.preset_file is not None and Path(request.preset_file).is_file():
         return [request.preset_file]
     return [request.preset] if request.preset in presets.names() else []
 
 
-def _hint_words(request: RunRequest, overrides: Sequence[str]) -> list[str]:
+def _hint_words(request: Request, once: Once) -> list[str]:
     """By which preset and overrides the files of this run are found."""
-    return [*(_typed(request) or ["PRESET"]), *own_code.words_for(request), *about_files(overrides)]
+    words = [*(_typed(request) or ["PRESET"]), *words_about_files(request)]
+    typed = [word for word in once.overrides if word.startswith("checkpoint.")]
+    return list(dict.fromkeys([*words, *typed]))

@@ -15,7 +15,7 @@ from mmf_win.errors import (
     TrainingError,
     UsageError,
 )
-from mmf_win.protocol import AttemptRequest, Exit, Outcome, read_events
+from mmf_win.protocol import Attempt, Exit, Outcome, read_events
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_started, summarize
@@ -55,7 +55,7 @@ _HINTS = {
 }
 
 
-def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exit:
+def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
     """What the worker said about its end, or else what its death tells; saved where it is not what it said.
 
     Args:
@@ -79,7 +79,7 @@ def exit_of(asked: AttemptRequest, ended: Ended, *, memory_ran_out: bool) -> Exi
     return end
 
 
-def as_error(end: Exit, asked: AttemptRequest) -> MmfwError:
+def as_error(end: Exit, asked: Attempt) -> MmfwError:
     """The outcome of an attempt as an error whose class gives the exit code, with what to do next."""
     message = end.message or end.outcome
     if end.outcome == "internal" and end.where:
@@ -88,7 +88,7 @@ def as_error(end: Exit, asked: AttemptRequest) -> MmfwError:
     return _ERRORS.get(end.outcome, TrainingError)(message, hint=hint, log=asked.log)
 
 
-def _hint_after(outcome: str, asked: AttemptRequest) -> str | None:
+def _hint_after(outcome: str, asked: Attempt) -> str | None:
     run, resumes = Run(asked.run.path), asked.action == "train" and not asked.profile
     if outcome == "interrupted":
         if not resumes:

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.errors import DataError, NoOwnCode
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import tool_home
-from mmf_win.runs.overrides import USER_DIR, set_by, without
-from mmf_win.runs.presets import merge
-from mmf_win.runs.request import RunRequest
-from mmf_win.upstream.config import user_dir
+from mmf_win.runs.request import Once, Request
 
 _log = logging.getLogger(__name__)
+
+USER_DIR = "env.user_dir"
+"""The key that says where code of the user's own is."""
 
 
 def file() -> Path:
@@ -27,36 +25,32 @@ def file() -> Path:
     return tool_home() / "trusted.json"
 
 
-def with_own_code(request: RunRequest, typed: Sequence[str], root: Path, whose: str) -> RunRequest:
-    """``request`` with the absolute path of its code in its settings, wherever that was named.
+def folder_of(named: str | None, once: Once, whose: str) -> str | None:
+    """The absolute path of code, for the settings of whoever needs it.
 
     Args:
-        request: what is asked for; its overrides may be those of a run that somebody else made.
-        typed: the overrides that the user typed now. A folder that is named there, or by the variable of the
-            environment, is trusted from now on.
-        root: the folder that holds the package ``mmf``.
+        named: the folder as it is named; None where nothing names one, and empty where what names one stands
+            for nothing here.
+        once: what this command asks for. A folder that is named there, or by the variable of the environment,
+            is trusted from now on.
         whose: what the user calls the run or the preset.
 
     Raises:
         NoOwnCode: there is nothing at that path.
         DataError: it is neither the user who names it, nor trusted.
     """
-    named = user_dir(root, request, request.overrides)
-    if named is None:
-        return request
-    if not named:  # and an interpolation must not find another in the worker
-        return replace(request, settings=merge(request.settings, {"env": {"user_dir": ""}}))
+    if not named:  # and where it is empty, an interpolation must not find another in the worker
+        return named
     folder, of_environment = _absolute(named), os.environ.get("MMF_USER_DIR")
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
         raise NoOwnCode(f"{whose} needs code of its own (env.user_dir), and there is no {folder}")
-    by_user = any(set_by(override, {USER_DIR}) for override in typed)
+    by_user = any(override.startswith(f"{USER_DIR}=") for override in once.overrides)
     by_user |= bool(of_environment) and folder == _absolute(str(of_environment))
-    _require_trusted(folder, whose, trust=by_user or request.trust)
-    settings = merge(request.settings, {"env": {"user_dir": str(folder)}})
-    return replace(request, settings=settings, overrides=without(request.overrides, {USER_DIR}))
+    _require_trusted(folder, whose, once, by_user=by_user)
+    return str(folder)
 
 
-def words_for(request: RunRequest) -> list[str]:
+def words_for(request: Request) -> list[str]:
     """The override by which another command finds the same code; nothing where it does so anyway."""
     named = (request.settings.get("env") or {}).get("user_dir")
     return [f"{USER_DIR}={named}"] if named and named != os.environ.get("MMF_USER_DIR") else []
@@ -67,15 +61,17 @@ def _absolute(named: str) -> Path:
     return Path(os.path.abspath(Path(named).expanduser()))  # noqa: PTH100
 
 
-def _require_trusted(folder: Path, whose: str, *, trust: bool) -> None:
+def _require_trusted(folder: Path, whose: str, once: Once, *, by_user: bool) -> None:
     known = _known()
     if str(folder) in known:
         return
-    if not trust:
+    if not (by_user or once.trust):
         raise DataError(
             f"{folder}: {whose} names code (env.user_dir), which would be run",
             hint="if you trust it, give --trust, which is remembered",
         )
+    if once.dry_run:
+        return
     try:
         file().parent.mkdir(parents=True, exist_ok=True)
         write_json(file(), [*known, str(folder)])

@@ -8,117 +8,115 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest, Event, Exit
+from mmf_win.protocol import Attempt, Event, Exit
 from mmf_win.runs import fits
-from mmf_win.runs.overrides import FEATURES, lasting, of_prediction, without
-from mmf_win.runs.presets import merge
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once, Request, lasting
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
+from mmf_win.upstream.config import Tree, merge
 from mmf_win.upstream.install import Installed
 from mmf_win.upstream.versions import has_key, read_version
 
 
 def training(
-    mmf: Installed, request: RunRequest, places: Places, checkpoint: Path | None, *, weights_alone: bool
-) -> AttemptRequest:
-    """The first attempt to train.
+    mmf: Installed,
+    request: Request,
+    once: Once,
+    places: Places,
+    checkpoint: Path | None,
+    *,
+    weights_alone: bool,
+) -> Attempt:
+    """The first attempt to train, without the overrides of this command.
 
     Args:
         mmf: the installed MMF.
         request: what was asked for.
+        once: what this command asks for.
         places: MMF's folders.
         checkpoint: the file to start from; None for the weights that MMF begins with.
         weights_alone: take only the weights of the checkpoint, and begin at update 0.
     """
+    ours = request.ours
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
-    detect_anomaly = request.detect_anomaly and request.precision != "fp16"
+    detect_anomaly = once.detect_anomaly and ours.precision != "fp16"
     # MMF loads the test set before it trains, and fails without one.
     has_test = places.dataset.split(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
     tree = merge(
         settings.common(request.model, splits, mmf.version),
-        settings.train(request.updates),
-        request.settings,
-        settings.options(
-            mmf.version,
-            seed=request.seed,
-            batch_size=request.batch_size,
-            updates=request.updates,
-            detect_anomaly=detect_anomaly,
-            precision=request.precision,
-        ),
+        settings.train(ours.updates),
+        request.of_mmf,
+        settings.switches(mmf.version, detect_anomaly=detect_anomaly, precision=ours.precision),
         settings.resume(checkpoint) if checkpoint else {},
     )
-    return AttemptRequest(
+    return Attempt(
         "train",
         request.model,
         str(mmf.root),
         settings=settings.with_hooks(tree, mmf.version),
-        overrides=request.overrides,
         base_config=request.config,
         checkpoint=str(checkpoint) if checkpoint else None,
         weights_alone=weights_alone,
-        trust=request.trust,
+        trust=once.trust,
         detect_anomaly=detect_anomaly,
-        precision=request.precision,
-        fast=bool(request.fast),
-        keep=1 if request.keep is None else request.keep,
-        find_micro_batch=bool(request.auto_batch),
-        fits=fits.load() if request.use_known_fits else {},
+        precision=ours.precision,
+        fast=ours.fast,
+        keep=ours.keep,
+        find_micro_batch=ours.auto_batch,
+        fits=fits.load() if once.use_known_fits else {},
         images=str(places.images) if places.images else None,
     )
 
 
 def prediction(
     mmf: Installed,
-    request: RunRequest,
+    request: Request,
+    once: Once,
     target: Target,
     places: Places,
     checkpoint: Path,
     features: Path | None,
-) -> AttemptRequest:
-    """The first attempt to predict.
+) -> Attempt:
+    """The first attempt to predict, without the overrides of this command.
 
     Args:
         mmf: the installed MMF.
         request: what is asked for now, over what the run was asked for.
+        once: what this command asks for.
         target: the memes.
         places: MMF's folders.
         checkpoint: the weights.
         features: an LMDB of region features to read instead of the dataset's.
     """
+    ours = request.ours
     tree = merge(
         settings.common(request.model, request.splits, mmf.version),
-        request.settings,
-        settings.options(
-            mmf.version, seed=request.seed, batch_size=request.batch_size, precision=request.precision
-        ),
-        settings.predict(checkpoint),
+        request.of_mmf,
+        settings.switches(mmf.version, detect_anomaly=False, precision=ours.precision),
+        settings.predict(checkpoint, mmf.version),
         target.settings,
         settings.for_every_split(features=features) if features else {},
     )
-    return AttemptRequest(
+    return Attempt(
         "predict",
         request.model,
         str(mmf.root),
         settings=settings.with_hooks(tree, mmf.version),
-        overrides=of_prediction(request.overrides, target.keys | (FEATURES if features else set())),
         base_config=request.config,
         checkpoint=str(checkpoint),
-        precision=request.precision,
-        fast=bool(request.fast),
-        trust=request.trust,
+        precision=ours.precision,
+        fast=ours.fast,
+        trust=once.trust,
         images=str(places.images) if places.images else None,
         annotations=str(target.annotations),
         keep_annotations=target.is_own,
     )
 
 
-def limit_to_lower(failed: AttemptRequest, end: Exit, started: Event | None) -> tuple[str, int, int] | None:
+def limit_to_lower(failed: Attempt, end: Exit, started: Event | None) -> tuple[str, int, int] | None:
     """What the next attempt has less of, as name, old and new number.
 
     When the host's memory was at its end, half the ``workers`` of the DataLoader, down to none. When the
@@ -158,9 +156,7 @@ def smaller_rows(batch: int, failed: int) -> int | None:
     return math.ceil(batch / parts) if failed > 1 else None
 
 
-def following(
-    failed: AttemptRequest, name: str, number: int, started: Event, saved: Path | None
-) -> AttemptRequest:
+def following(failed: Attempt, name: str, number: int, started: Event, saved: Path | None) -> Attempt:
     """The attempt after one for which memory did not suffice.
 
     Args:
@@ -171,26 +167,24 @@ def following(
         saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.
     """
     following = failed
-    needed: dict[str, Any] = {}  # set as overrides, since the user's would win over settings
+    needed: Tree = {}
     if saved is not None:
         following = replace(
             failed,
-            settings=merge(failed.settings, settings.resume(saved)),
             # What says where a run starts must not send a later attempt back there.
-            overrides=lasting(failed.overrides),
+            settings=merge(lasting(failed.settings), settings.resume(saved)),
             checkpoint=str(saved),
             weights_alone=False,
         )
     elif failed.action == "train" and (failed.checkpoint is None or failed.weights_alone):
-        needed["training.seed"] = started["seed"]
+        needed["training"] = {"seed": started["seed"]}
     if name == "workers":
-        needed["training.num_workers"] = number
+        needed = merge(needed, {"training": {"num_workers": number}})
     elif name == "eval_batch":
         following = replace(following, eval_batch=number)
         # It keeps the scores of a full set off the GPU; where MMF has no such key, a hook does.
         if has_key(read_version(Path(failed.mmf)), "evaluation.use_cpu"):
-            needed["evaluation.use_cpu"] = True
+            needed["evaluation"] = {"use_cpu": True}
     else:
         following = replace(following, micro_batch=number)
-    overrides = [*without(following.overrides, needed), *(f"{key}={value}" for key, value in needed.items())]
-    return replace(following, overrides=overrides)
+    return replace(following, settings=merge(following.settings, needed))

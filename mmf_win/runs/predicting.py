@@ -8,11 +8,11 @@ from pathlib import Path
 
 from mmf_win.errors import DataError
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest, Event, Exit
+from mmf_win.protocol import Attempt, Event, Exit
 from mmf_win.runs import needs, plan
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once
 from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import reading
 
@@ -20,7 +20,7 @@ from mmf_win.unpacking.staging import reading
 def predict(
     run: Run,
     places: Places,
-    asked: RunRequest,
+    once: Once,
     *,
     checkpoint: Path,
     target: Target,
@@ -34,7 +34,7 @@ def predict(
     Args:
         run: the run that knows the model's configuration.
         places: MMF's folders.
-        asked: what the user chose; its overrides come after those of the run.
+        once: what the user chose, which wins over the run's settings.
         checkpoint: the weights.
         target: the memes.
         features: an LMDB of region features to read instead of the dataset's.
@@ -48,19 +48,21 @@ def predict(
     Raises:
         MmfwError: the class says how it ended.
     """
-    mmf, request = needs.mmf_for(asked.over(run.request()), asked.overrides, f"run {run.id}")
-    first = plan.prediction(mmf, request, target, places, checkpoint, features)
-    inputs = needs.check_prediction(first, request, places, target, features)
-    first = replace(first, asks_hub=inputs.asks_hub or request.trust)
+    request = run.request().over(once.options)
+    mmf = needs.mmf_for(request)
+    first = plan.prediction(mmf, request, once, target, places, checkpoint, features)
+    first, request, config = needs.composed(first, request, once, places, f"run {run.id}")
+    inputs = needs.check_prediction(first, request, once, places, config, target, features)
+    first = replace(first, asks_hub=inputs.asks_hub or once.trust)
 
-    def attempt(first: AttemptRequest) -> Exit:
-        return run_worker(run, first, request, places, display)
+    def attempt(first: Attempt) -> Exit:
+        return run_worker(run, first, request, once, places, display)
 
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
         csv = report or stack.enter_context(run.new_report(target.name, folder))
         try:
-            done = until_it_fits(run, replace(first, report=str(csv)), attempt, retry=request.retry)
+            done = until_it_fits(run, replace(first, report=str(csv)), attempt, retry=once.retry)
         except DataError as error:
             if target.is_own:  # MMF read annotations that were made of the user's file
                 error.args = (str(error).replace(str(target.annotations), str(target.source)),)

@@ -24,8 +24,8 @@ from typing import Any
 from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import NotAPreset, UnknownPreset, UsageError
 from mmf_win.paths import Places, name_part, presets_dir
-from mmf_win.runs.request import RunRequest
-from mmf_win.upstream.config import ConfigParts, parse_yaml
+from mmf_win.runs.request import Request
+from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
 
 _KEYS: dict[str, type] = {
     "title": str,
@@ -78,7 +78,7 @@ def load(name: str) -> Preset:
     return Preset(name=name_part(path.stem), file=file, **values)
 
 
-def request(preset: Preset, splits: dict[str, str], places: Places) -> RunRequest:
+def request(preset: Preset, splits: dict[str, str], places: Places) -> Request:
     """What a run of a preset is asked for, before any option.
 
     Args:
@@ -86,27 +86,18 @@ def request(preset: Preset, splits: dict[str, str], places: Places) -> RunReques
         splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
         places: MMF's folders. Of a set of the user's own nothing is published.
     """
-    return RunRequest(
+    return Request(
         preset=preset.name,
         preset_file=preset.file,
         model=preset.model,
         config=preset.config,
         settings=preset.settings,
+        preset_settings=preset.settings,
         splits=splits,
         data_dir=str(places.data_dir),
         offline=preset.offline,
-        auto_batch=False,
-        keep=1,
         published={} if is_own_set(places.dataset) else preset.published,
     )
-
-
-def merge(*trees: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings merged key by key; later ones win."""
-    from omegaconf import OmegaConf
-
-    merged: Any = OmegaConf.to_container(OmegaConf.merge(*(OmegaConf.create(dict(tree)) for tree in trees)))
-    return dict(merged)
 
 
 def _find(name: str) -> Path:
@@ -142,6 +133,10 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
             raise UsageError(f"{path}: '{key}' must be {_NAMES[_KEYS[key]]}")
     for key in ("settings", "published"):
         own[key] = own.get(key) or {}
+    if OURS in own["settings"]:
+        raise UsageError(
+            f"{path}: '{OURS}' in 'settings' is no group of MMF's keys", hint="options set those"
+        )
     dotted = next((key for key in own["settings"] if "." in str(key)), None)
     if dotted is not None:
         raise UsageError(f"{path}: 'settings' is a tree; write {dotted} as nested keys")

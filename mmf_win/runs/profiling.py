@@ -11,10 +11,11 @@ from mmf_win.errors import Interrupted, MmfwError, UnknownPreset, UsageError
 from mmf_win.paths import Places, new_folder
 from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
-from mmf_win.runs import lookup, needs, plan, presets, training
+from mmf_win.runs import lookup, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once
+from mmf_win.upstream.config import Tree, merge
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Profile:
 
 def profile(
     wanted: str | None,
-    asked: RunRequest,
+    once: Once,
     updates: int,
     output: Path | None,
     data_dir: Path | None,
@@ -67,7 +68,7 @@ def profile(
 
     Args:
         wanted: a preset, or else a run; None for the newest run.
-        asked: what the user chose.
+        once: what the user chose.
         updates: how many, from 6.
         output: a folder that is made for the result; None for ``profiles/<time>`` where runs are kept.
         data_dir: MMF's data folder; None for the one that the run used, or the default.
@@ -78,27 +79,23 @@ def profile(
         MmfwError: the class says how it ended.
     """
     run = _run_of(wanted, save_dir)
-    asked = asked if run else replace(asked, preset=wanted or "")
-    intervals = _intervals(*training.asked_of(asked, run, data_dir, save_dir), asked.overrides)
-    overrides = [
-        *asked.overrides,
-        "run_type=train",
-        f"training.checkpoint_interval={updates}",
-        f"training.evaluation_interval={updates // 2}",
-        "training.early_stop.enabled=False",
-    ]
-    short = replace(asked, updates=updates, overrides=overrides)
-    request, places = training.asked_of(short, run, data_dir, save_dir)
+    if run is None:
+        start = training.new(wanted or "", once, Places.resolve(data_dir, save_dir))
+    else:
+        start = training.of_run(run, once, data_dir, save_dir)
+    prepared = training.prepare(start, once)
+    intervals, places = _intervals(prepared.config["training"]), start.places
     place = output.expanduser().absolute() if output else places.save_dir / "profiles"
     if output and place.exists():
         raise UsageError(f"{place} is there already", hint="name a new folder")
     disk = next(each for each in (place, *place.parents) if each.exists())
     with TemporaryDirectory(prefix=".mmfw-profile-", dir=disk, ignore_cleanup_errors=True) as scratch:
-        here = replace(places, save_dir=Path(scratch))
+        here = replace(prepared.start, places=replace(places, save_dir=Path(scratch)))
+        first = replace(
+            prepared.first, profile=updates, settings=merge(prepared.first.settings, _shortened(updates))
+        )
         try:
-            trained = training.train(
-                None, None, request, here, None, display, asked.overrides, profile=updates
-            )
+            trained = training.carry_out(replace(prepared, start=here, first=first), once, display)
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted("interrupted; nothing is kept") from None
         except MmfwError as error:
@@ -109,7 +106,7 @@ def profile(
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         folder = _new_folder(place, output)
         shutil.move(AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace, folder)
-    name = run.id if run else request.preset
+    name = run.id if run else start.request.preset
     measured = known_fields(Profile, {**profiled, "waiting": Waiting(**profiled["waiting"])})
     return Profile(name, folder, *intervals, **measured)
 
@@ -126,16 +123,26 @@ def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
     return run
 
 
-def _intervals(request: RunRequest, places: Places, typed: list[str]) -> tuple[int, int, int | None]:
+def _intervals(config: Tree) -> tuple[int, int, int | None]:
     """After how many updates the training as it was asked for saves, validates, and ends."""
-    mmf, request = needs.mmf_for(request, typed, f"preset {request.preset}")
-    first = plan.training(mmf, request, places, None, weights_alone=False)
-    config = needs.config_of(first, request, places)["training"]
     for key in ("checkpoint_interval", "evaluation_interval"):
         if not isinstance(updates := config[key], int) or updates < 1:
             raise UsageError(f"training.{key} is {updates}, and must be a number of updates")
     total = config["max_updates"] if isinstance(config["max_updates"], int) else None
     return config["checkpoint_interval"], config["evaluation_interval"], total
+
+
+def _shortened(updates: int) -> Tree:
+    """MMF's keys for a training of so few updates."""
+    training = {
+        "max_updates": updates,
+        "max_epochs": None,
+        "checkpoint_interval": updates,
+        "evaluation_interval": updates // 2,
+        "log_interval": min(10, max(1, updates // 5)),
+        "early_stop": {"enabled": False},
+    }
+    return {"run_type": "train", "training": training}
 
 
 def _new_folder(place: Path, output: Path | None) -> Path:

@@ -22,7 +22,7 @@ from mmf_win.runs import checkpoints, lookup, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.presets import Preset
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Request, lasting
 from mmf_win.upstream.install import Installed, usable_mmf
 from mmf_win.upstream.zoo import Zoo
 
@@ -49,13 +49,14 @@ def weights_of(preset: Preset, mmf: Installed, places: Places) -> Unpacked | Non
     return weights if weights.entry else None
 
 
-def fetch(preset: Preset, places: Places, source: str | None) -> Path:
+def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool = False) -> Path:
     """The file of a preset's published weights, downloaded if it is missing and verified.
 
     Args:
         preset: names the zoo's key of them.
         places: MMF's folders.
         source: a folder or a mirror to look in first.
+        offline: nothing may be downloaded; a preset may say so, too.
 
     Raises:
         UsageError: the preset has no published weights, or ``source`` has no copy of them.
@@ -71,7 +72,7 @@ def fetch(preset: Preset, places: Places, source: str | None) -> Path:
             lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
         raise UnknownPreset(lacking)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
-    [finding] = fetch_inputs([published], places, Mirror.of(source, offline=preset.offline))
+    [finding] = fetch_inputs([published], places, Mirror.of(source, offline=preset.offline or offline))
     if not finding.is_usable:
         raise DataError("; ".join(finding.problems) or f"{published.title}: {finding.state}")
     files = published.files()
@@ -111,7 +112,10 @@ def run_of(
     entry = manifest.files.get(weights.name) if manifest else None
     sha256 = entry.sha256 if entry else file_digest(weights).hex()
     request = replace(
-        presets.request(preset, splits, places), published_weights=preset.zoo, published_sha256=sha256
+        presets.request(preset, splits, places),
+        settings=lasting(preset.settings),
+        published_weights=preset.zoo,
+        published_sha256=sha256,
     )
     name = name_part(preset.name, "-published")
     run = _earlier(places.save_dir, name, request) or Run.create(places.save_dir, name)
@@ -145,7 +149,7 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
         )
 
 
-def _earlier(save_dir: Path, name: str, request: RunRequest) -> Run | None:
+def _earlier(save_dir: Path, name: str, request: Request) -> Run | None:
     """The newest run of the same weights, configuration and data."""
     for run in lookup.named(save_dir, name):
         with suppress(DataError):

@@ -1,55 +1,58 @@
-"""What was asked for: by one command, and over the life of a run."""
+"""What a run was asked for, and what one command asks for."""
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from mmf_win.protocol import Precision
-from mmf_win.runs.overrides import BATCH_SIZE, PRECISION, TOTAL, lasting, set_by
-from mmf_win.upstream.config import ConfigParts
+from mmf_win.protocol import Precision, known_fields
+from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
+from mmf_win.upstream.overrides import leaves
 
-_KEYS = {
-    "updates": TOTAL,
-    "epochs": TOTAL,
-    "batch_size": BATCH_SIZE,
-    "seed": frozenset({"training.seed"}),
-    "detect_anomaly": frozenset({"training.detect_anomaly"}),
-    "precision": PRECISION,
-}
-OF_ONE_COMMAND = ("detect_anomaly", "trust", "retry", "use_known_fits", "stop_timeout")
-"""What holds for one command, and not for the run when it resumes."""
+# What starts a run must not steer where it resumes from.
+_OF_THE_START = ("resume", "reset", "zoo_config_override")
+_TOTAL = {"max_updates", "max_epochs"}
 
 
 @dataclass(frozen=True)
-class RunRequest(ConfigParts):
-    """What a run was asked for; saved as ``<run>/request.json``.
-
-    A command fills in what its user chose, and leaves the rest to a preset or to the run that is resumed
-    (:meth:`over`).
+class Ours:
+    """The group ``mmfw`` of a run's settings: what MMF has no key for.
 
     Attributes:
-        preset: the preset's name; from a command also its file, and empty where none is named.
-        overrides: the user's ``KEY=VALUE`` overrides.
+        updates: the total of ``--updates``, which also says how often a run validates and saves.
+        epochs: the total as passes over the training rows.
+        precision: what the model calculates with; None for what MMF's configuration says.
+        fast: take ways that change results by more than floating-point noise.
+        auto_batch: look for the largest micro-batch that fits into memory.
+        keep: how many older checkpoints stay beside the best and the current one.
+        allow_missing: leave out rows without features or image.
+    """
+
+    updates: int | None = None
+    epochs: int | None = None
+    precision: Precision | None = None
+    fast: bool = False
+    auto_batch: bool = False
+    keep: int = 1
+    allow_missing: bool = False
+
+
+@dataclass(frozen=True)
+class Request(ConfigParts):
+    """What a run was asked for; saved as ``<run>/request.json``.
+
+    ``settings`` are all that differ from MMF's defaults: those of the preset, and merged over them the
+    options and overrides of each command that trained the run.
+
+    Attributes:
+        preset: the preset's name.
+        preset_settings: the part of ``settings`` that came from there.
         splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
         data_dir: MMF's data folder.
         preset_file: where the user's own preset lay; None for one of mmfw's.
-        seed: the random seed.
-        batch_size: rows an update, over all GPUs.
-        auto_batch: look for the largest micro-batch that fits into memory.
-        updates: the run's total, also when it resumes.
-        epochs: the same as passes over the training rows.
-        detect_anomaly: autograd's anomaly detection, which makes training slower; for one command.
-        precision: what the model calculates with; None for what MMF's configuration says.
-        fast: take ways that change results by more than floating-point noise.
-        keep: how many older checkpoints stay beside the best and the current one.
-        allow_missing: leave out rows without features or image.
-        trust: load the checkpoint even if it holds classes that torch refuses; for one command.
-        retry: try again with less, when memory runs out; for one command.
-        use_known_fits: begin with the micro-batch that fitted before; for one command.
-        stop_timeout: seconds without progress after which a worker that was asked to stop is killed; for one
-            command.
         start: the checkpoint of another run that this one started from.
         init: the weights that training began with: a file, or a key of MMF's zoo.
         published_weights: for a run that was never trained, the key of its weights in MMF's zoo.
@@ -60,24 +63,10 @@ class RunRequest(ConfigParts):
     """
 
     preset: str = ""
-    overrides: list[str] = field(default_factory=list)
+    preset_settings: Tree = field(default_factory=dict)
     splits: dict[str, str] = field(default_factory=dict)
     data_dir: str = ""
     preset_file: str | None = None
-    seed: int | None = None
-    batch_size: int | None = None
-    auto_batch: bool | None = None
-    updates: int | None = None
-    epochs: int | None = None
-    detect_anomaly: bool = False
-    precision: Precision | None = None
-    fast: bool | None = None
-    keep: int | None = None
-    allow_missing: bool = False
-    trust: bool = False
-    retry: bool = True
-    use_known_fits: bool = True
-    stop_timeout: float = 30.0
     start: str | None = None
     init: str | None = None
     published_weights: str | None = None
@@ -87,30 +76,131 @@ class RunRequest(ConfigParts):
     created: float = field(default_factory=time.time)
 
     @property
-    def keys(self) -> dict[str, frozenset[str]]:
-        """The attributes that were chosen → MMF's keys that set the same."""
-        return {name: keys for name, keys in _KEYS.items() if getattr(self, name)}
+    def ours(self) -> Ours:
+        """What MMF has no key for.
 
-    def over(self, earlier: RunRequest) -> RunRequest:
-        """``earlier`` with what is asked for now.
-
-        An option also replaces the override that set the same before, and a new total the old one, however
-        that was given.
+        Raises:
+            ValueError: a value is not of its type.
         """
-        chosen = ("seed", "batch_size", "auto_batch", "keep", "precision", "fast")
-        replaced = {key for keys in self.keys.values() for key in keys}
-        replaced |= {override.partition("=")[0] for override in self.overrides}
-        of_mmf = any(set_by(override, PRECISION) for override in self.overrides)
-        new_total = self.updates is not None or self.epochs is not None
-        total = self if new_total else earlier
-        total_of_mmf = any(set_by(override, TOTAL) for override in self.overrides)
-        return replace(
-            earlier,
-            **({"precision": None} if of_mmf else {})
-            | {name: value for name in chosen if (value := getattr(self, name)) is not None},
-            **{name: getattr(self, name) for name in OF_ONE_COMMAND},
-            updates=total.updates,
-            epochs=None if total_of_mmf else total.epochs,
-            allow_missing=self.allow_missing or earlier.allow_missing,
-            overrides=[*lasting(earlier.overrides, replaced), *self.overrides],
-        )
+        return Ours(**known_fields(Ours, self.settings.get(OURS, {})))
+
+    @property
+    def seed(self) -> int | None:
+        """The random seed that was chosen."""
+        return self._number("seed")
+
+    @property
+    def updates(self) -> int | None:
+        """The total that was chosen, in updates."""
+        return self._number("max_updates")
+
+    def _number(self, name: str) -> int | None:
+        training = self.settings.get("training")
+        value = training.get(name) if isinstance(training, dict) else None
+        return value if isinstance(value, int) else None
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Key → value of the settings that are not the preset's."""
+        of_preset = dict(leaves(self.preset_settings))
+        none = object()
+        return {
+            key: value for key, value in leaves(self.settings) if key and of_preset.get(key, none) != value
+        }
+
+    def over(self, changes: Tree) -> Request:
+        """This request with options or overrides merged over its settings.
+
+        What says the same in another way gives way.
+        """
+        training, settings = changes.get("training") or {}, self.settings
+        if "fp16" in training:
+            settings = merge(settings, {OURS: {"precision": None}})
+        if not _TOTAL.isdisjoint(training):
+            settings = merge(settings, {OURS: {"epochs": None}})
+        if "batch_size" in training and "batch_size_per_device" in settings.get("training", {}):
+            settings = merge(settings, {"training": {"batch_size_per_device": None}})
+        return replace(self, settings=merge(settings, changes))
+
+
+@dataclass(frozen=True)
+class Once:
+    """What one command asks for. The flags hold for it alone; a run keeps the options and overrides.
+
+    Attributes:
+        options: settings that were chosen by options.
+        overrides: ``KEY=VALUE``, as typed.
+        detect_anomaly: autograd's anomaly detection, which makes training slower.
+        trust: load the checkpoint even if it holds classes that torch refuses, and run code of others.
+        retry: try again with less, when memory runs out.
+        use_known_fits: begin with the micro-batch that fitted before.
+        stop_timeout: seconds without progress after which a worker that was asked to stop is killed.
+        dry_run: nothing may be written or downloaded.
+    """
+
+    options: Tree = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+    detect_anomaly: bool = False
+    trust: bool = False
+    retry: bool = True
+    use_known_fits: bool = True
+    stop_timeout: float = 30.0
+    dry_run: bool = False
+
+    @classmethod
+    def of(cls, overrides: Sequence[str] = (), **given: Any) -> Once:
+        """The same of a command's options; what is no attribute of this class is a setting."""
+        flags = {field.name for field in fields(cls)} & given.keys()
+        chosen = options(**{name: given[name] for name in given.keys() - flags})
+        return cls(chosen, overrides, **{name: given[name] for name in flags})
+
+
+def options(
+    *,
+    seed: int | None = None,
+    batch_size: int | str | None = None,
+    updates: int | None = None,
+    epochs: int | None = None,
+    precision: Precision | None = None,
+    fast: bool | None = None,
+    keep: int | None = None,
+    allow_missing: bool = False,
+) -> Tree:
+    """The settings that options choose; those that are not given are not in them.
+
+    Args:
+        seed: the random seed.
+        batch_size: rows an update, over all GPUs; ``auto`` leaves them, and looks for the micro-batch.
+        updates: the run's total, also when it resumes.
+        epochs, precision, fast, keep, allow_missing: as in :class:`Ours`.
+    """
+    auto = None if batch_size is None else batch_size == "auto"
+    training = {"seed": seed, "batch_size": None if auto else batch_size, "max_updates": updates}
+    ours = {"precision": precision, "fast": fast, "auto_batch": auto, "keep": keep}
+    ours |= {"allow_missing": allow_missing or None}
+    chosen = {"training": _given(training), OURS: _given(ours)}
+    if updates or epochs:
+        chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
+        chosen[OURS] |= {"updates": updates, "epochs": epochs}
+    return _given(chosen)
+
+
+def lasting(settings: Tree) -> Tree:
+    """The settings without those that hold for the start alone; a run keeps no others."""
+    checkpoint = settings.get("checkpoint")
+    if not isinstance(checkpoint, dict):
+        return settings
+    kept = {key: value for key, value in checkpoint.items() if not key.startswith(_OF_THE_START)}
+    others = {key: value for key, value in settings.items() if key != "checkpoint"}
+    return {**others, "checkpoint": kept} if kept else others
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None and value != {}}
+
+
+def as_typed(value: Any) -> str:
+    """A value as one types it after ``KEY=``."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -10,7 +10,6 @@ from mmf_win.dataset.annotations import Row, count_rows, is_unicode, read_rows, 
 from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.paths import Places, name_part
-from mmf_win.runs.overrides import ANNOTATIONS, OWN_MEMES
 from mmf_win.upstream import settings
 from mmf_win.upstream.settings import Settings
 
@@ -98,11 +97,6 @@ class Target:
             DatasetError: the annotations cannot be read.
         """
         return read_rows(self.annotations, shown=str(self.source))
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """The groups of MMF's keys that :attr:`settings` replaces."""
-        return OWN_MEMES if self.is_own else frozenset({ANNOTATIONS})
 
     @property
     def settings(self) -> Settings:

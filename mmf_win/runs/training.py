@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits, where_to_get
 from mmf_win.errors import DatasetError, UnknownConfiguration, UsageError
+from mmf_win.inputs.check import Inputs
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest, Exit
+from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
 from mmf_win.runs.history import changed_splits, events_of
-from mmf_win.runs.overrides import without
-from mmf_win.runs.presets import merge
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once, Request
 from mmf_win.unpacking.staging import reading, require_finished
-from mmf_win.upstream import settings
+from mmf_win.upstream.config import OURS, Tree, merge
 
 _log = logging.getLogger(__name__)
 
@@ -31,84 +29,97 @@ PUBLISHED = "published"
 _SUFFIXES = (".ckpt", ".pth", ".pt")
 
 
-def start(
-    asked: RunRequest,
-    name: str | None,
+@dataclass(frozen=True)
+class Start:
+    """Where a training begins, and what was asked for, but for the overrides of this command.
+
+    Attributes:
+        request: what the run is asked for.
+        places: MMF's folders.
+        run: the run to resume in its folder; None for a new one.
+        name: the new run's; None for that of the preset.
+        checkpoint: the file to start from; None for the weights that MMF begins with.
+        weights_alone: of the checkpoint, take only the weights, and begin at update 0.
+    """
+
+    request: Request
+    places: Places
+    run: Run | None = None
+    name: str | None = None
+    checkpoint: Path | None = None
+    weights_alone: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training that can begin: its configuration is composed and what it reads is checked.
+
+    Attributes:
+        start: where it begins; the request has all that was asked for.
+        first: the first attempt.
+        inputs: what it reads.
+        config: MMF's configuration; see :func:`~mmf_win.upstream.config.resolve`.
+    """
+
+    start: Start
+    first: Attempt
+    inputs: Inputs
+    config: Tree
+
+
+def new(
+    preset_name: str,
+    once: Once,
     places: Places,
+    name: str | None = None,
     *,
     init: str | None = None,
     source: str | None = None,
-    display: Display,
-) -> Run:
-    """Train a preset from update 0.
+) -> Start:
+    """A training of a preset from update 0.
 
     Args:
-        asked: what the user chose, the preset among it.
-        name: the folder's name; None for the preset's.
+        preset_name: the preset, or its file.
+        once: what the user chose.
         places: MMF's folders.
+        name: the folder's name; None for the preset's.
         init: the weights to begin with: :data:`PUBLISHED`, or a file; None for those that MMF begins with.
         source: where to look first for published weights.
-        display: shows each attempt while it runs.
-
-    Returns:
-        The finished run.
 
     Raises:
-        MmfwError: the class says how it ended.
+        MmfwError: the preset, the dataset or the weights cannot be used.
     """
-    request, weights = _of_preset(asked, places), None
+    start = Start(_of_preset(preset_name, once, places), places, name=name)
     if init == PUBLISHED:
-        preset = presets.load(asked.preset)
-        weights = published_weights.fetch(preset, places, source)
-        request = replace(request, init=preset.zoo)
+        preset = presets.load(preset_name)
+        weights = published_weights.fetch(preset, places, source, offline=once.dry_run)
+        init = preset.zoo
     elif init is not None:
         weights = checkpoints.checked(init)
-        request = replace(request, init=str(weights))
-    return train(
-        None, name, request, places, weights, display, asked.overrides, weights_alone=weights is not None
-    )
+        init = str(weights)
+    else:
+        return start
+    return replace(start, request=replace(start.request, init=init), checkpoint=weights, weights_alone=True)
 
 
-def asked_of(
-    asked: RunRequest, run: Run | None, data_dir: Path | None, save_dir: Path | None
-) -> tuple[RunRequest, Places]:
-    """What a run, or without one the preset of ``asked``, is asked for with ``asked`` over it; MMF's folders.
+def of_run(run: Run, once: Once, data_dir: Path | None, save_dir: Path | None) -> Start:
+    """A training as a run was trained, from update 0.
 
     Raises:
-        MmfwError: the preset, the run's request or the dataset cannot be read.
+        MmfwError: the run's request or the dataset cannot be read.
     """
-    places = Places.resolve(data_dir, save_dir)
-    if run is None:
-        return _of_preset(asked, places), places
-    return _with_data(asked.over(run.request()), data_dir, places)
+    return _of_request(run.request(), once, data_dir, Places.resolve(None, save_dir))
 
 
-def check(asked: RunRequest, places: Places) -> None:
-    """See to it that a preset could be trained, as far as that is known without training it.
-
-    Args:
-        asked: what the user chose, the preset among it.
-        places: MMF's folders.
-
-    Raises:
-        MmfwError: it could not.
-    """
-    request = _of_preset(asked, places)
-    mmf, request = needs.mmf_for(request, asked.overrides, f"preset {request.preset}")
-    first = plan.training(mmf, request, places, None, weights_alone=False)
-    needs.check_training(first, request, places)
-
-
-def resume(
+def resumed(
     wanted: str,
-    asked: RunRequest,
+    preset_name: str | None,
+    once: Once,
     name: str | None,
     data_dir: Path | None,
     save_dir: Path | None,
-    *,
-    display: Display,
-) -> Run:
-    """Resume a run.
+) -> Start:
+    """A training that goes on.
 
     ``best`` and ``last`` resume the newest run (of the preset, if one is named) in its folder; a run's id,
     name or folder resumes that run, from its last checkpoint. A file starts a new run from that checkpoint,
@@ -116,44 +127,41 @@ def resume(
 
     Args:
         wanted: ``best``, ``last``, a checkpoint's path, or a run's id, name or folder.
-        asked: what the user chose.
+        preset_name: the preset, or its file.
+        once: what the user chose.
         name: the new run's folder, when ``wanted`` is a file; None for the preset's name.
         data_dir: MMF's data folder; None for the one that the run used.
         save_dir: where runs are kept.
-        display: shows each attempt while it runs.
-
-    Returns:
-        The finished run.
 
     Raises:
-        MmfwError: the class says how it ended.
+        MmfwError: there is nothing to resume, or it cannot be read.
     """
     places = Places.resolve(data_dir, save_dir)
-    found = _run_to_resume(wanted, asked.preset, places)
+    found = _run_to_resume(wanted, preset_name, places)
     if found is not None:
         run, checkpoint = found
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
-        before = precision_of(run)
-        if before is not None and asked.precision not in (None, before):
-            _log.info("this run goes on in %s; so far it was %s", asked.precision, before)
-        request, places = _with_data(asked.over(run.request()), data_dir, places)
-        return train(run, None, request, places, checkpoint, display, asked.overrides)
+        start = _of_request(run.request(), once, data_dir, places)
+        before, now = precision_of(run), once.options.get(OURS, {}).get("precision")
+        if before is not None and now not in (None, before):
+            _log.info("this run goes on in %s; so far it was %s", now, before)
+        return replace(start, run=run, checkpoint=checkpoint)
     checkpoint = checkpoints.checked(wanted)
     owner = lookup.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
-    if asked.preset:
-        request = _of_preset(asked, places)
+    if preset_name:
+        start = Start(_of_preset(preset_name, once, places), places)
     elif owner is not None:
         earlier = replace(owner.request(), init=None, created=time.time())
-        request, places = _with_data(asked.over(earlier), data_dir, places)
+        start = _of_request(earlier, once, data_dir, places)
     else:
         raise UnknownConfiguration(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known"
         )
-    request = replace(request, start=str(checkpoint))
-    return train(None, name, request, places, checkpoint, display, asked.overrides)
+    request = replace(start.request, start=str(checkpoint))
+    return replace(start, request=request, name=name, checkpoint=checkpoint)
 
 
 def precision_of(run: Run) -> str | None:
@@ -166,7 +174,7 @@ def precision_of(run: Run) -> str | None:
     return str(begun[-1].get("precision", "fp32")) if begun else None
 
 
-def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run, Path] | None:
+def _run_to_resume(wanted: str, preset_name: str | None, places: Places) -> tuple[Run, Path] | None:
     """The run to resume in its folder, and from which of its checkpoints; None for a checkpoint's file."""
     preset = presets.load(preset_name).name if preset_name else None
     newest, path = wanted in ("best", "last"), Path(wanted).expanduser()
@@ -183,19 +191,19 @@ def _run_to_resume(wanted: str, preset_name: str, places: Places) -> tuple[Run, 
     return lookup.newest(places.save_dir, None if newest else wanted, of, preset)
 
 
-def _with_data(request: RunRequest, data_dir: Path | None, places: Places) -> tuple[RunRequest, Places]:
+def _of_request(request: Request, once: Once, data_dir: Path | None, places: Places) -> Start:
     """The run's own data folder, or the one named now, which the run then remembers."""
     places = Places.resolve(data_dir or Path(request.data_dir), places.save_dir)
     _require_dataset(places)
     if data_dir is not None:
         request = replace(request, data_dir=str(places.data_dir), splits=choose_splits(places.dataset))
-    return request, places
+    return Start(request.over(once.options), places)
 
 
-def _of_preset(asked: RunRequest, places: Places) -> RunRequest:
-    preset = presets.load(asked.preset)
+def _of_preset(name: str, once: Once, places: Places) -> Request:
+    preset = presets.load(name)
     _require_dataset(places)
-    return asked.over(presets.request(preset, choose_splits(places.dataset), places))
+    return presets.request(preset, choose_splits(places.dataset), places).over(once.options)
 
 
 def _require_dataset(places: Places) -> None:
@@ -205,46 +213,51 @@ def _require_dataset(places: Places) -> None:
         raise DatasetError(message, hint=where_to_get(places.dataset))
 
 
-def train(
-    run: Run | None,
-    name: str | None,
-    request: RunRequest,
-    places: Places,
-    checkpoint: Path | None,
-    display: Display,
-    typed: Sequence[str],
-    *,
-    weights_alone: bool = False,
-    profile: int = 0,
-) -> Run:
-    """Train to the end of ``run``; without one, of a new run named ``name`` or after its preset.
+def prepare(start: Start, once: Once) -> Prepared:
+    """Compose the configuration of a training, and check what it reads.
 
-    ``typed`` are the overrides of this command, which ``request`` has, too. A run that measures ``profile``
-    updates is of no other use; see :mod:`mmf_win.worker.hooks.profiler`.
+    Raises:
+        MmfwError: it could not be trained.
+    """
+    request, places = start.request, start.places
+    mmf = needs.mmf_for(request)
+    whose = f"run {start.run.id}" if start.run else f"preset {request.preset}"
+    first = plan.training(mmf, request, once, places, start.checkpoint, weights_alone=start.weights_alone)
+    if once.detect_anomaly and not first.detect_anomaly:
+        _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
+    first, request, config = needs.composed(first, request, once, places, whose)
+    inputs, total = needs.check_training(first, request, once, places, config)
+    if request.ours.epochs and total is not None:
+        in_updates = {"training": {"max_updates": total, "max_epochs": None}}
+        first = replace(first, settings=merge(first.settings, in_updates))
+    if request.mmf and request.mmf != mmf.version:
+        _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, mmf.version)
+    start = replace(start, request=replace(request, mmf=mmf.version))
+    return Prepared(
+        start, replace(first, data=dict(inputs.data), asks_hub=inputs.asks_hub or once.trust), inputs, config
+    )
+
+
+def train(start: Start, once: Once, display: Display) -> Run:
+    """Train to the end of a run, which is returned.
 
     Raises:
         MmfwError: the class says how it ended.
     """
     with ExitStack() as stack:
-        lock = stack.enter_context(training_alone(run)) if run is not None else None
-        whose = f"run {run.id}" if run else f"preset {request.preset}"
-        mmf, request = needs.mmf_for(request, typed, whose)
-        first = plan.training(mmf, request, places, checkpoint, weights_alone=weights_alone)
-        if request.detect_anomaly and not first.detect_anomaly:
-            _log.warning(
-                "anomalies are not looked for: in fp16, updates overflow now and then, and are left out"
-            )
-        inputs, total = needs.check_training(first, request, places)  # before there is a folder
-        in_updates = settings.options(mmf.version, updates=total) if request.epochs else {}
+        lock = stack.enter_context(training_alone(start.run)) if start.run is not None else None
+        return carry_out(prepare(start, once), once, display, lock)
+
+
+def carry_out(prepared: Prepared, once: Once, display: Display, lock: int | None = None) -> Run:
+    """Train what is prepared; arguments and errors are as for :func:`train`.
+
+    ``lock`` is that of the run that is resumed.
+    """
+    start, first, inputs = prepared.start, prepared.first, prepared.inputs
+    run, request, places, checkpoint = start.run, start.request, start.places, start.checkpoint
+    with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
-        first = replace(
-            first,
-            settings=merge(first.settings, in_updates),
-            overrides=without(first.overrides, inputs.replaced_keys),
-            data=dict(inputs.data),
-            asks_hub=inputs.asks_hub or request.trust,
-            profile=profile,
-        )
         if run is not None and checkpoint is not None:
             _log.info("resuming run %s from %s", run.id, checkpoint.name)
             for name in changed_splits(run, inputs.data):
@@ -252,22 +265,24 @@ def train(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
         if run is None:
-            run = Run.create(places.save_dir, name or request.preset)
+            run = Run.create(places.save_dir, start.name or request.preset)
             lock = stack.enter_context(training_alone(run))
-            if checkpoint is not None and not weights_alone:
+            if checkpoint is not None and not start.weights_alone:
                 checkpoints.share_best(checkpoint, run)
-        if request.mmf and request.mmf != mmf.version:
-            _log.warning(
-                "this run was trained with MMF %s so far, and resumes with %s", request.mmf, mmf.version
-            )
-        request = replace(request, mmf=mmf.version)
 
-        def attempt(asked: AttemptRequest) -> Exit:
+        def attempt(asked: Attempt) -> Exit:
             annotations = inputs.settings(asked.attempt.path / "annotations")
             asked = replace(asked, settings=merge(asked.settings, annotations))
             # An override that MMF refuses must not stay with a run that went well so far.
             end = run_worker(
-                run, asked, request, places, display, lock=lock, on_training=lambda: run.save_request(request)
+                run,
+                asked,
+                request,
+                once,
+                places,
+                display,
+                lock=lock,
+                on_training=lambda: run.save_request(request),
             )
             if end.outcome in ("ok", "interrupted"):
                 fits.remember_training(events_of_attempt(asked))
@@ -275,5 +290,5 @@ def train(
 
         if not run.request_file.exists():
             run.save_request(request)
-        until_it_fits(run, first, attempt, retry=request.retry)
+        until_it_fits(run, first, attempt, retry=once.retry)
     return run

@@ -1,15 +1,14 @@
 """The configuration that MMF would make of a preset, read without importing MMF.
 
 The order is that of ``mmf.utils.configuration``: MMF's defaults, the model's and the dataset's own
-configuration, then the one that the run names with its includes, the run's settings, and last the
-``KEY=VALUE`` overrides.
+configuration, then the one that the run names with its includes, and the run's settings.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
@@ -18,12 +17,14 @@ from typing import Any
 
 from mmf_win.errors import BrokenMmf, UsageError
 from mmf_win.paths import Places, no_datasets
-from mmf_win.upstream.overrides import RESERVED, assign, require_usable, values_of
+from mmf_win.upstream.overrides import RESERVED, assign, require_usable
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
 Tree = dict[str, Any]
 
 DATASET = "hateful_memes"
+OURS = "mmfw"
+"""The group of settings that MMF has no keys for; it never gets them."""
 _DEFAULTS = Path("mmf", "configs", "defaults.yaml")
 _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
 # 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.
@@ -33,6 +34,7 @@ _LENGTH = (
     *("max_updates", "max_epochs", "batch_size", "update_frequency"),
     *("early_stop.enabled", "early_stop.patience", "checkpoint_interval", "evaluation_interval"),
 )
+_USER_DIR = "MMF_USER_DIR"
 _FOLDERS = ("cache_dir", "data_dir", "save_dir", "report_dir")
 _NAMED_BESIDE = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
 # mmf.utils.configuration.Configuration.upgrade and ._update_specific
@@ -49,7 +51,7 @@ _RENAMED = {
 
 @dataclass(frozen=True)
 class ConfigParts:
-    """What MMF's configuration is made of, before the overrides.
+    """What MMF's configuration is made of.
 
     Attributes:
         model: MMF's name of the model.
@@ -63,19 +65,30 @@ class ConfigParts:
     settings: Tree = field(default_factory=dict)
     offline: bool = False
 
+    @property
+    def of_mmf(self) -> Tree:
+        """The settings that MMF has keys for."""
+        return {key: value for key, value in self.settings.items() if key != OURS}
+
 
 def resolve(
-    root: Path, places: Places, asked: ConfigParts, overrides: Sequence[str] = (), *, trained: bool = False
+    root: Path,
+    places: Places,
+    asked: ConfigParts,
+    overrides: Sequence[str] = (),
+    *,
+    checked: Tree | None = None,
 ) -> Tree:
-    """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``,
-    and of ``training``, how long it lasts and when it saves and validates.
+    """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``;
+    of ``training``, how long it lasts and when it saves and validates; as ``user_dir`` the folder of the
+    user's own code, as it is named; as ``typed`` the tree that the overrides stand for.
 
     Args:
         root: the folder that holds the package ``mmf``.
         places: MMF's folders.
         asked: what it is made of.
-        overrides: ``KEY=VALUE``.
-        trained: it has trained before, so what MMF drops of its settings must not keep it from going on.
+        overrides: ``KEY=VALUE``, merged last.
+        checked: those of the settings that MMF must know; None for all of them.
 
     Raises:
         UsageError: the configuration cannot be put together, or MMF would refuse or drop a part of it.
@@ -88,9 +101,10 @@ def resolve(
         of_mmf, merged = compose(root, places, asked)
         has_dir = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
         own_code = bool(has_dir)
-        if not trained:
-            require_usable(OmegaConf.to_container(of_mmf), asked.settings, version, own_code=own_code)
+        checked = asked.of_mmf if checked is None else checked
+        require_usable(OmegaConf.to_container(of_mmf), checked, version, own_code=own_code)
         assign(merged, overrides, version=version, own_code=own_code)
+        unresolved: Any = OmegaConf.to_container(merged)
 
         def part(path: str) -> Any:
             node = OmegaConf.select(merged, path)
@@ -102,25 +116,54 @@ def resolve(
             "dataset": part(f"dataset_config.{DATASET}"),
             "model": part(f"model_config.{asked.model}"),
             "training": {key: OmegaConf.select(merged, f"training.{key}") for key in _LENGTH},
+            "user_dir": _user_dir(unresolved["env"]["user_dir"], merged.env.user_dir),
+            "typed": _typed(overrides, unresolved),
         }
 
 
-def user_dir(root: Path, asked: ConfigParts, overrides: Sequence[str]) -> str | None:
-    """The folder of code that MMF imports, as it is named; arguments and errors as for :func:`resolve`.
+def _user_dir(named: Any, configured: Any) -> str | None:
+    """The folder of code that MMF imports: the configuration's, or where that is empty ``MMF_USER_DIR``.
 
-    It is None where nothing names one, and empty where what names one stands for nothing here. MMF takes
-    the first of these that is not empty: the override, the configuration, ``MMF_USER_DIR``.
+    Args:
+        named: as the configuration has it.
+        configured: what that stands for here.
+
+    Returns:
+        None where nothing names one; empty where what names one stands for nothing here.
     """
+    folder = configured or os.environ.get(_USER_DIR)
+    is_named = named is not None and _USER_DIR not in str(named)  # MMF's own names the variable
+    return str(folder) if folder else "" if is_named else None
+
+
+def _typed(overrides: Sequence[str], config: Any) -> Tree:
+    """The tree that overrides stand for, taken from ``config``, which has them; of a list, all items."""
+    typed: Tree = {}
+    for override in overrides:
+        key = override.partition("=")[0].partition("[")[0]
+        value = config
+        for name in key.split("."):
+            value = value[name]
+        put(typed, key, value)
+    return typed
+
+
+def put(tree: Tree, key: str, value: Any) -> None:
+    """Set a key such as ``training.seed`` in a tree of settings."""
+    *groups, last = key.split(".")
+    for name in groups:
+        if not isinstance(tree.get(name), dict):
+            tree[name] = {}
+        tree = tree[name]
+    tree[last] = value
+
+
+def merge(*trees: Mapping[str, Any]) -> Tree:
+    """Settings merged key by key; later ones win."""
     from omegaconf import OmegaConf
 
-    with _told(asked):
-        base = load_yaml(root, config_path(root, asked.config)) if asked.config else {}
-        merged: Any = OmegaConf.merge(base, asked.settings)
-        _require_env(merged)
-        typed = values_of(overrides).get("env.user_dir")
-        configured = OmegaConf.select(merged, "env.user_dir")
-        named = typed or configured or os.environ.get("MMF_USER_DIR") or configured
-        return None if named is None else str(named)
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(*(OmegaConf.create(dict(tree)) for tree in trees)))
+    return dict(merged)
 
 
 def _require_env(config: Any) -> None:
@@ -147,7 +190,7 @@ def _told(asked: ConfigParts) -> Iterator[None]:
 
 
 def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
-    """MMF's own configuration of the experiment, and with its settings; neither has the overrides.
+    """MMF's own configuration of the experiment, and with its settings.
 
     Arguments and errors are as for :func:`resolve`.
     """
@@ -159,9 +202,9 @@ def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
     named += [config_path(root, asked.config)] if asked.config else []
     defaults = load_yaml(root, root / _DEFAULTS)
     of_mmf = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named))
-    for key in _NAMED_BESIDE & asked.settings.keys():
+    for key in _NAMED_BESIDE & asked.of_mmf.keys():
         raise UsageError(f"{key} is set by mmfw", hint=RESERVED[key])
-    merged: Any = OmegaConf.merge(of_mmf, asked.settings)
+    merged: Any = OmegaConf.merge(of_mmf, asked.of_mmf)
     _require_env(merged)
     env: Any = OmegaConf.to_container(merged.env)
     env_of_mmf: Any = OmegaConf.to_container(defaults.env)

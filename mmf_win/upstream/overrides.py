@@ -6,7 +6,6 @@ its configuration, and the value fit the one that is there.
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,12 +76,14 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: boo
     plain: Any = OmegaConf.to_container(config)
     for override in overrides:
         key, _, text = override.partition("=")
-        value = _decoded(text)
+        value: Any = text
         may_be_new = own_code and key.startswith(_OF_CODE)
         try:
-            OmegaConf.from_dotlist([override])  # MMF reads each as YAML, too
+            read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+            value = read["value"]
             before = _value_there(plain, key, version, may_be_new=may_be_new)
-            _require_meant(override, before, value)
+            if value == "None":
+                raise UsageError(f"{override}: {value} is read as a text", hint=f"write {key}=null")
             _require_fit(key, before, value)
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
@@ -125,6 +126,8 @@ def _value_there(
             if field not in node:
                 near = get_close_matches(field, map(str, node), n=1, cutoff=_ALMOST)
                 may_be_added = in_preset or (_is_open(here, node) and not field.startswith("["))
+                if versions_with(key) and not key.startswith(tuple(_OPEN)):  # of another MMF
+                    may_be_added = False
                 if may_be_new or (may_be_added and not near):
                     return None
                 raise _unknown_key(config, key, version)
@@ -153,20 +156,6 @@ def _is_open(group: str, known: Mapping[str, Any]) -> bool:
     """Whether a group's keys go to a class of which MMF's configuration need not name all."""
     of_class = "params" in group.split(".") or group.startswith(_OF_CODE)
     return of_class or group in _OPEN or (bool(group) and not known)
-
-
-def _require_meant(override: str, before: Any, value: Any) -> None:
-    """Refuse a text where something else is meant: MMF reads Python's values, not YAML's."""
-    from yaml import safe_load
-
-    key, _, text = override.partition("=")
-    if value != text or not text or "${" in text:
-        return
-    meant = safe_load(text)
-    is_word = text.lower() in ("true", "false", "null")
-    if is_word or text[0] in "[{" or (isinstance(before, bool) and isinstance(meant, bool)):
-        hint = shell_line(f"{key}={meant}")
-        raise UsageError(f"{override}: MMF would take {text!r} for a text", hint=hint)
 
 
 def _require_fit(key: str, before: Any, value: Any) -> None:
@@ -228,19 +217,3 @@ def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, value in node.items():
         yield from leaves(value, f"{above}.{name}" if above else str(name))
-
-
-def values_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """The keys that overrides set as a whole → their values as MMF reads them."""
-    pairs = (override.partition("=")[::2] for override in overrides)
-    return {key: _decoded(value) for key, value in pairs if not key.endswith("]")}
-
-
-def _decoded(value: str) -> Any:
-    """A value of the command line as MMF reads it."""
-    if value == "None":
-        return None
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return value

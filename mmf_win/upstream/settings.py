@@ -69,29 +69,15 @@ def train(updates: int | None) -> Settings:
     return {"run_type": "train_val", "training": intervals}
 
 
-def options(
-    version: str,
-    *,
-    seed: int | None = None,
-    batch_size: int | None = None,
-    updates: int | None = None,
-    detect_anomaly: bool = False,
-    precision: str | None = None,
-) -> Settings:
-    """What the user chose by an option.
+def switches(version: str, *, detect_anomaly: bool, precision: str | None) -> Settings:
+    """MMF's keys for what hooks do, where this MMF has them.
 
     Args:
         version: the installed MMF's.
-        seed: the random seed.
-        batch_size: rows an update, over all GPUs.
-        updates: the run's total, also when it resumes.
         detect_anomaly: autograd's anomaly detection; where MMF has no key for it, a hook switches it.
         precision: what the model calculates with; a hook sees to it, for both versions and every device.
     """
-    chosen: Settings = {"seed": seed, "batch_size": batch_size, "max_updates": updates}
-    training = {key: value for key, value in chosen.items() if value is not None}
-    if updates is not None:
-        training["max_epochs"] = None  # else MMF would count epochs instead
+    training: Settings = {}
     if detect_anomaly and has_key(version, "training.detect_anomaly"):
         training["detect_anomaly"] = True
     if precision is not None and has_key(version, "training.fp16"):
@@ -125,11 +111,14 @@ def resume(checkpoint: Path) -> Settings:
     }
 
 
-def predict(checkpoint: Path) -> Settings:
-    """What prediction with one checkpoint needs."""
+def predict(checkpoint: Path, version: str) -> Settings:
+    """What prediction with one checkpoint needs, whatever the run had."""
     settings = resume(checkpoint)
     settings["checkpoint"]["reset"] = {"optimizer": True}
-    return {"run_type": "test", "evaluation": {"predict": True, "predict_file_format": "csv"}, **settings}
+    evaluation: Settings = {"predict": True, "predict_file_format": "csv"}
+    if has_key(version, "evaluation.reporter"):
+        evaluation["reporter"] = {"type": "file"}
+    return {"run_type": "test", "evaluation": evaluation, **settings}
 
 
 def for_every_split(**paths: Path | str) -> Settings:
@@ -207,11 +196,3 @@ def worker_count() -> int:
         return 0
     cores = processors()
     return 0 if cores <= 2 else min(4, cores // 2)
-
-
-def as_pairs(overrides: list[str]) -> list[str]:
-    """``KEY=VALUE`` overrides in MMF's other form, key and value in turn.
-
-    1.0.0rc10 splits one at every ``=``, so only this form lets a value hold one.
-    """
-    return [part for override in overrides for part in override.split("=", 1)]

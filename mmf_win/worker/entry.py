@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
-from mmf_win.protocol import AttemptRequest, EventLog, Exit
+from mmf_win.protocol import Attempt, EventLog, Exit
 from mmf_win.worker.stopping import Stop
 
 _REQUEST = "MMFW_REQUEST"
@@ -37,7 +37,7 @@ def main(request_file: Path) -> int:
     As a rule, the process ends here.
     """
     os.environ[_REQUEST] = str(request_file)
-    request = AttemptRequest.load(request_file)
+    request = Attempt.load(request_file)
     raise_file_limit()
     log = EventLog(request.events, request.attempt.path.name)
     log.write("run_started", pid=os.getpid(), **versions())
@@ -84,7 +84,7 @@ def leave_at_once(code: int) -> None:
     os._exit(code)
 
 
-def report(end: Exit, request: AttemptRequest, log: EventLog) -> None:
+def report(end: Exit, request: Attempt, log: EventLog) -> None:
     """Write the outcome of the attempt."""
     log.write("run_ended", outcome=end.outcome)
     end.save(request.attempt.exit)
@@ -92,7 +92,7 @@ def report(end: Exit, request: AttemptRequest, log: EventLog) -> None:
         end.save(request.run.exit_file)
 
 
-def perform(request: AttemptRequest, stop: Stop) -> Exit:
+def perform(request: Attempt, stop: Stop) -> Exit:
     """Do what the request says, and return its outcome, whatever happens."""
     prepared = False
     try:
@@ -113,7 +113,7 @@ def perform(request: AttemptRequest, stop: Stop) -> Exit:
     return Exit("ok")
 
 
-def prepare(request: AttemptRequest, stop: Stop) -> None:
+def prepare(request: Attempt, stop: Stop) -> None:
     """Make MMF importable and put the hooks in place, in this process."""
     from mmf_win.upstream.versions import read_version
     from mmf_win.worker import compat
@@ -129,12 +129,11 @@ def prepare(request: AttemptRequest, stop: Stop) -> None:
     hooks.register(request, version, stop)
 
 
-def run(request: AttemptRequest, stop: Stop) -> None:
+def run(request: Attempt, stop: Stop) -> None:
     """Call MMF's ``run``, and order the predictions that it wrote."""
     import torch
     from mmf_cli.run import run as mmf_run
 
-    from mmf_win.upstream.settings import as_pairs
     from mmf_win.worker.image_cache import make_room
 
     if request.images is not None:
@@ -142,7 +141,7 @@ def run(request: AttemptRequest, stop: Stop) -> None:
     predicting = request.action == "predict"
     with torch.inference_mode(predicting):  # MMF's own no_grad still counts versions of tensors
         try:
-            mmf_run([*mmf_options(request), *as_pairs(request.overrides)], predict=predicting)
+            mmf_run(mmf_options(request), predict=predicting)
         except TypeError as error:
             _require_model(request.model, error)
             raise
@@ -166,7 +165,7 @@ def _require_model(model: str, error: TypeError) -> None:
         raise UsageError(f"neither MMF nor code of your own registers a model {model!r}") from error
 
 
-def mmf_options(request: AttemptRequest) -> list[str]:
+def mmf_options(request: Attempt) -> list[str]:
     """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
     from mmf_win.upstream.versions import config_path
 
@@ -192,7 +191,7 @@ if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1])))
 
 if __name__ == "__mp_main__" and _REQUEST in os.environ:
-    _request = AttemptRequest.load(Path(os.environ[_REQUEST]))
+    _request = Attempt.load(Path(os.environ[_REQUEST]))
     try:
         prepare(_request, Stop(_request.attempt.stop))
     except Exception as _error:

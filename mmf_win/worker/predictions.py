@@ -17,7 +17,7 @@ from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions, write_predictions
 from mmf_win.errors import DataError
 from mmf_win.files import replacing
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 
 if TYPE_CHECKING:
     from mmf_win.worker.hooks.observer import Observer
@@ -52,7 +52,7 @@ def watch_scoring(observer: Observer) -> None:
     TestReporter.add_to_report = counted
 
 
-def collect(request: AttemptRequest) -> None:
+def collect(request: Attempt) -> None:
     """Check the predictions of this attempt and write them in order to ``request.report``.
 
     Raises:

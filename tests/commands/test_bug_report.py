@@ -10,10 +10,10 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest, EventLog, Exit
+from mmf_win.protocol import Attempt, EventLog, Exit
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
 from tests.worlds.memes import SLOTS
+from tests.worlds.requests import request
 
 SECRETS = ("hunter2 \"'2", "hf_hunter3hunter3", "hunter4")
 
@@ -26,9 +26,9 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("HF_TOKEN", SECRETS[1])
     run = Run.create(empty.save_dir, "mmbt_grid")
     overrides = [f"training.tracker.api_key={SECRETS[2]}", "training.max_updates=3"]
-    run.save_request(RunRequest(model="mmbt", splits=SLOTS, overrides=overrides))
+    run.save_request(request(model="mmbt", splits=SLOTS, overrides=overrides))
     attempt = run.new_attempt()
-    AttemptRequest("train", "mmbt", "mmf", str(attempt.path), overrides=overrides).save()
+    Attempt("train", "mmbt", "mmf", str(attempt.path)).save()
     attempt.config.write_text(f"training: {{tracker: {{api_key: {SECRETS[2]}}}}}\n", encoding="utf-8")
     EventLog(run.events, "1").write("note", text=f"password: {SECRETS[0]}")
     Exit("internal", f"KeyError: {SECRETS[1]!r}", where=f"{Path.home() / 'x.py'}:3").save(attempt.exit)
@@ -67,7 +67,7 @@ def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(
     }
     assert json.loads(members["doctor.json"])["versions"]["mmfw"]
     request = json.loads(members["run/request.json"])
-    assert request["overrides"] == ["training.tracker.api_key=<secret>", "training.max_updates=3"]
+    assert request["settings"]["training"] == {"tracker": {"api_key": "<secret>"}, "max_updates": 3}
     assert json.loads(members["run/attempts/1/exit.json"])["message"] == "KeyError: '<secret>'"
     assert _report(capsys, "--log")["run/log.txt"].splitlines()[-1] == b"Traceback"
 

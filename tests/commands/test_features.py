@@ -15,9 +15,9 @@ from mmf_win.cli import main
 from mmf_win.console import shell_line
 from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
 from tests.worlds import hostile, npy, zoo
 from tests.worlds.memes import SLOTS, tar_gz
+from tests.worlds.requests import request
 from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
 
@@ -188,9 +188,10 @@ def test_a_newest_run_whose_overrides_this_mmf_has_not_is_named_with_a_way_out(
 ) -> None:
     run = Run(shop.places.save_dir / "other" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    words = ["training.of_another_mmf=True"]
+    words = ["training.fp16=True"]
     data = str(shop.places.data_dir)
-    run.save_request(RunRequest("mmbt", preset="other", overrides=words, splits=SLOTS, data_dir=data))
+    of_run = {"model": "mmbt", "preset": "other", "mmf": "1.0.0rc12", "splits": SLOTS, "data_dir": data}
+    run.save_request(request(overrides=words, **of_run))
     where = ["--data-dir", str(shop.places.data_dir), "--save-dir", str(shop.places.save_dir)]
     assert main(["features", "status", *where]) == 2
     said = capsys.readouterr().err

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.overrides import (
+    ANNOTATIONS,
     require_optimizer_kept,
     require_predictable,
     require_trainable,
     split_words,
 )
 from mmf_win.errors import UsageError
-from mmf_win.runs.overrides import ANNOTATIONS, BATCH_SIZE, of_prediction
-from mmf_win.runs.request import RunRequest
 
 
 def test_names_may_come_first_and_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_an_optimizer_that_a_checkpoint_would_put_back_is_refused(word: str) -> 
 )
 def test_a_word_that_a_prediction_would_undo_is_refused(word: str, instead: str) -> None:
     with pytest.raises(UsageError) as caught:
-        require_predictable([word], {"--batch-size": BATCH_SIZE})
+        require_predictable([word], {"batch_size": 4})
     assert instead in f"{caught.value} {caught.value.hint}"
     require_predictable(["training.num_workers=2", "evaluation.use_cpu=True"], {})
 
@@ -103,27 +102,19 @@ def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("asked", "word"),
+    ("given", "word"),
     [
-        (RunRequest(seed=1), "training.seed=2"),
-        (RunRequest(batch_size=1), "training.batch_size=2"),
-        (RunRequest(batch_size=1), "training.batch_size_per_device=2"),
-        (RunRequest(updates=1), "training.max_updates=2"),
-        (RunRequest(updates=1), "training.max_epochs=2"),
-        (RunRequest(epochs=1), "training.max_updates=2"),
-        (RunRequest(detect_anomaly=True), "training.detect_anomaly=False"),
-        (RunRequest(precision="bf16"), "training.fp16=True"),
+        ({"seed": 1}, "training.seed=2"),
+        ({"batch_size": 1}, "training.batch_size=2"),
+        ({"batch_size": 1}, "training.batch_size_per_device=2"),
+        ({"updates": 1}, "training.max_updates=2"),
+        ({"updates": 1}, "training.max_epochs=2"),
+        ({"epochs": 1}, "training.max_updates=2"),
+        ({"detect_anomaly": True}, "training.detect_anomaly=False"),
+        ({"precision": "bf16"}, "training.fp16=True"),
     ],
 )
-def test_an_option_and_a_word_that_say_the_same_are_refused(asked: RunRequest, word: str) -> None:
+def test_an_option_and_a_word_that_say_the_same_are_refused(given: dict[str, object], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        require_trainable([word], asked.keys, resumes=False)
-    require_trainable([word], RunRequest(auto_batch=True).keys, resumes=False)
-
-
-def test_what_a_prediction_refuses_it_does_not_take_from_its_run_either() -> None:
-    refused = ["run_type=x", "optimizer.params.lr=1", "checkpoint.resume_file=x", "evaluation.predict=False"]
-    for override in refused:
-        with pytest.raises(UsageError):
-            require_predictable([override], {})
-    assert of_prediction(refused) == []
+        require_trainable([word], given, resumes=False)
+    require_trainable([word], {"batch_size": "auto", "seed": None}, resumes=False)

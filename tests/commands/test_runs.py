@@ -20,8 +20,8 @@ from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
 from tests.worlds.memes import SLOTS
+from tests.worlds.requests import request
 from tests.worlds.tools import typed
 
 
@@ -39,7 +39,7 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
         "data_dir": "data",
         "created": 1e9,
     }
-    run.save_request(RunRequest(**values | asked))
+    run.save_request(request(**values | asked))
     log = EventLog(run.events, "1")
     log.write("run_started", torch="2")
     for final in (False, True):  # at the end the best checkpoint is validated once more
@@ -162,9 +162,9 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
     annotations_beside(own).touch()
     later, earlier = json.loads(told(capsys, user_dir, "--json"))
     keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "differs")
-    told_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-5"]
+    told_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-05"]
     assert [earlier[key] for key in keys] == told_of_first
-    assert [later[key] for key in keys] == [None, None, None, None, 7, None, "batch_size=16"]
+    assert [later[key] for key in keys] == [None, None, None, None, 7, None, "training.batch_size=16"]
     assert "8 of 10 rows of test_seen" in told(capsys, user_dir)
 
 

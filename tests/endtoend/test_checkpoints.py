@@ -54,7 +54,7 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
     assert found["current.ckpt"]["auroc"] is not None
     tool("train", "--resume", "last", "--updates", "6", "--keep-checkpoints", "0")
     assert {name for name in files(run) if name.startswith("models")} == {"models/model_6.ckpt"}
-    assert run.request().keep == 0, "the run remembers it"
+    assert run.request().ours.keep == 0, "the run remembers it"
 
 
 def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mmf_win.runs import own_code
-from mmf_win.runs.presets import merge
+from mmf_win.upstream.config import merge
 from tests.endtoend.conftest import Tool
 from tests.worlds.tiny_mmf import SPLITS
 

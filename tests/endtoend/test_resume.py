@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
+from mmf_win.runs.request import options
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, starts
 from tests.worlds.tools import typed
 from tests.worlds.torch_files import checkpoint
@@ -61,7 +61,7 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(
     run = Run.create(tool.save_dir, "bert")
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     places = Places.resolve(tool.world.data, tool.save_dir)
-    run.save_request(replace(presets.request(preset, splits, places), updates=100))
+    run.save_request(presets.request(preset, splits, places).over(options(updates=100)))
     saved = checkpoint(run.checkpoints / "current.ckpt", 80)
     Exit("ok").save(run.exit_file)
     for wanted in ("last", str(saved)):

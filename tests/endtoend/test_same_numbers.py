@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.paths import Places
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 from mmf_win.runs.folder import Run
 from mmf_win.upstream import settings
 from tests.endtoend.conftest import Tool, losses
@@ -22,11 +22,10 @@ UPDATES = 50
 _MMF_ALONE = """\
 import json, sys
 from pathlib import Path
-from mmf_win.protocol import AttemptRequest
-from mmf_win.upstream.settings import as_pairs
+from mmf_win.protocol import Attempt
 from mmf_win.upstream.versions import read_version
 from mmf_win.worker import compat, entry
-request = AttemptRequest.load(Path(sys.argv[1]))
+request = Attempt.load(Path(sys.argv[1]))
 compat.install(Path(request.mmf), read_version(Path(request.mmf)), compat.NEEDED)
 from mmf.common.registry import Registry
 register = Registry.register
@@ -37,14 +36,14 @@ def noting(cls, name, value):
     return register(name, value)
 Registry.register = classmethod(noting)
 from mmf_cli.run import run
-run([*entry.mmf_options(request), *as_pairs(request.overrides)])
+run(entry.mmf_options(request))
 Path(sys.argv[2]).write_text(json.dumps(losses))
 """
 
 
 def mmf_alone(tool: Tool, run: Run, tmp_path: Path) -> list[float]:
     """The losses of the first attempt of a run, when MMF does it alone."""
-    first = AttemptRequest.load(run.path / "attempts" / "1" / "request.json")
+    first = Attempt.load(run.path / "attempts" / "1" / "request.json")
     training = {key: value for key, value in first.settings["training"].items() if key != "trainer"}
     training["callbacks"] = [each for each in training.get("callbacks", []) if each["type"] != "mmfw"]
     again = Run.create(tmp_path / "alone", "run")

@@ -11,7 +11,7 @@ import pytest
 from mmf_win.inputs.listing import inputs_of
 from mmf_win.paths import Places
 from mmf_win.runs import presets
-from mmf_win.upstream.config import resolve
+from mmf_win.upstream.config import merge, resolve
 from mmf_win.upstream.versions import read_version
 
 pytestmark = pytest.mark.torch  # for MMF
@@ -54,7 +54,7 @@ WEIGHTS = {
 def needs(mmf_root: Path, places: Places, name: str, *overrides: str, **settings: Any) -> dict[str, Any]:
     """What a preset needs, by the first word of its title."""
     preset = presets.load(name)
-    asked = replace(preset, settings=presets.merge(preset.settings, settings))
+    asked = replace(preset, settings=merge(preset.settings, settings))
     config = resolve(mmf_root, places, asked, overrides)
     return {each.title.split()[0]: each for each in inputs_of(mmf_root, places, config)}
 

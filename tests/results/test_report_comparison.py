@@ -57,9 +57,9 @@ def grouped(*runs: Any) -> dict[str, list[Any]]:
 SAME = "model_config.mmbt.classifier=mlp"
 UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
     "total": ({"updates": 22}, ", total=22"),
-    "overrides": ({"overrides": [SAME, "optimizer.params.lr=1e-3"]}, ", optimizer.params.lr=1e-3"),
+    "overrides": ({"overrides": [SAME, "optimizer.params.lr=1e-3"]}, ", optimizer.params.lr=0.001"),
     "settings": ({"settings": {"optimizer": {"params": {"lr": 1e-3}}}}, ", optimizer.params.lr=0.001"),
-    "batch size": ({"batch_size": 8}, ", batch_size=8"),
+    "batch size": ({"batch_size": 8}, ", training.batch_size=8"),
     "start": ({"start": "elsewhere/current.ckpt"}, ", start=elsewhere/current.ckpt"),
     "init": ({"init": "mmbt.hateful_memes.images"}, ", init=mmbt.hateful_memes.images"),
     "published weights": ({"published_weights": "mmbt.images", "seed": None}, ", published weights"),

@@ -14,7 +14,7 @@ import pytest
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
-from mmf_win.protocol import AttemptRequest, Event, EventLog, Exit, read_events
+from mmf_win.protocol import Attempt, Event, EventLog, Exit, read_events
 from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import gpus
 from mmf_win.runs.attempts import until_it_fits
@@ -44,8 +44,8 @@ def test_the_largest_part_shrinks_by_a_quarter_or_more_down_to_one_row(batch: in
         assert failed == 1
 
 
-def asked(**values: Any) -> AttemptRequest:
-    return AttemptRequest(**{"action": "train", "model": "mmbt", "mmf": "mmf", **values})
+def asked(**values: Any) -> Attempt:
+    return Attempt(**{"action": "train", "model": "mmbt", "mmf": "mmf", **values})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def asked(**values: Any) -> AttemptRequest:
     ],
 )
 def test_each_shortage_has_its_own_remedy(
-    end: Exit, failed: AttemptRequest, less: tuple[str, int, int] | None
+    end: Exit, failed: Attempt, less: tuple[str, int, int] | None
 ) -> None:
     started = STARTED
     if failed.action == "predict":
@@ -86,18 +86,19 @@ def mmf(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "typed", "holds"),
+    ("name", "group", "key", "chosen", "holds"),
     [
-        ("workers", "training.num_workers=4", "training.num_workers=2"),
-        ("eval_batch", "evaluation.use_cpu=False", "evaluation.use_cpu=True"),
-        ("micro_batch", "training.seed=-1", "training.seed=7"),
+        ("workers", "training", "num_workers", 4, 2),
+        ("eval_batch", "evaluation", "use_cpu", False, True),
+        ("micro_batch", "training", "seed", -1, 7),
     ],
 )
-def test_what_the_next_attempt_needs_wins_over_the_users_override(
-    mmf: str, name: str, typed: str, holds: str
+def test_what_the_next_attempt_needs_wins_over_the_users_settings(
+    mmf: str, name: str, group: str, key: str, chosen: object, holds: object
 ) -> None:
-    overrides = following(asked(mmf=mmf, overrides=[typed, "a.b=c"]), name, 2, STARTED, None).overrides
-    assert "a.b=c" in overrides and holds in overrides and typed not in overrides
+    failed = asked(mmf=mmf, settings={group: {key: chosen, "other": 1}})
+    settings = following(failed, name, 2, STARTED, None).settings
+    assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
 
 
 def test_nothing_smaller_helps_where_the_model_itself_does_not_fit() -> None:
@@ -121,12 +122,12 @@ class Attempts:
         saves: whether each one saves a checkpoint.
     """
 
-    def __init__(self, run: Run, fits: Callable[[AttemptRequest], bool], **ends: Any) -> None:
+    def __init__(self, run: Run, fits: Callable[[Attempt], bool], **ends: Any) -> None:
         self.run, self.fits, self.ends = run, fits, {"outcome": "cuda_oom", **ends}
-        self.begun: list[AttemptRequest] = []
+        self.begun: list[Attempt] = []
         self.saves: list[bool] = []
 
-    def __call__(self, asked: AttemptRequest) -> Exit:
+    def __call__(self, asked: Attempt) -> Exit:
         self.begun.append(asked)
         log = EventLog(asked.run.events, asked.attempt.path.name)
         log.write(**{**STARTED, "micro_batch": asked.micro_batch or 32})
@@ -145,8 +146,8 @@ class Attempts:
         return [asked.checkpoint for asked in self.begun]
 
     @property
-    def overrides(self) -> list[list[str]]:
-        return [asked.overrides for asked in self.begun]
+    def seeds(self) -> list[int | None]:
+        return [asked.settings.get("training", {}).get("seed") for asked in self.begun]
 
 
 def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -156,7 +157,7 @@ def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytes
     assert attempts.rows == [None, 16, 8]
     assert {asked.eval_batch for asked in attempts.begun} == {4}, "what was made smaller before stays so"
     assert attempts.checkpoints == [None, None, None]
-    assert attempts.overrides == [[], ["training.seed=7"], ["training.seed=7"]], "each begins as the first"
+    assert attempts.seeds == [None, 7, 7], "each begins as the first"
     failed = [event for event in read_events(run.events) if event["kind"] == "attempt_failed"]
     assert [(event["reason"], event["next"]) for event in failed] == [
         ("cuda_oom", {"micro_batch": 16}),
@@ -170,13 +171,16 @@ def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytes
 def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
     attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
     attempts.saves = [True]
-    first = asked(overrides=["checkpoint.reset.all=True", "a.b=c"], weights_alone=True, trust=True)
+    started = {"checkpoint": {"reset": {"all": True}, "resume_zoo": "x"}, "a": {"b": "c"}}
+    first = asked(settings=started, weights_alone=True, trust=True)
     until_it_fits(run, replace(first, checkpoint="old.ckpt"), attempts)
     last = attempts.begun[-1]
     assert last.checkpoint == str(run.checkpoints / "current.ckpt")
     assert last.settings["checkpoint"]["resume_file"] == last.checkpoint
     assert not last.weights_alone
-    assert last.overrides == ["a.b=c"], "what says where the run starts holds once"
+    assert last.settings["a"] == {"b": "c"}
+    assert "reset" not in last.settings["checkpoint"], "what says where the run starts holds once"
+    assert last.settings["checkpoint"]["resume_zoo"] is None
 
 
 def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began(run: Run) -> None:
@@ -186,7 +190,7 @@ def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began
     best = str(run.checkpoints / "best.ckpt")
     until_it_fits(run, asked(checkpoint=best), attempts)
     assert attempts.checkpoints == [best, best]
-    assert attempts.overrides == [[], []]
+    assert attempts.seeds == [None, None]
 
 
 def test_an_attempt_that_saved_nothing_loses_nothing_of_the_one_before(run: Run) -> None:

@@ -9,7 +9,8 @@ from mmf_win.errors import CheckpointError, UsageError
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit, Outcome
 from mmf_win.runs import checkpoints, history, lookup
-from mmf_win.runs.folder import Run, RunRequest
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import Request
 from tests.worlds.memes import SLOTS
 from tests.worlds.torch_files import checkpoint
 
@@ -17,9 +18,7 @@ from tests.worlds.torch_files import checkpoint
 def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
-    run.save_request(
-        RunRequest(preset=preset, model="mmbt", splits=SLOTS, data_dir="data", created=1_000_000.0)
-    )
+    run.save_request(Request(preset=preset, model="mmbt", splits=SLOTS, data_dir="data", created=1_000_000.0))
     return run
 
 

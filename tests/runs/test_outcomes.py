@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.protocol import AttemptRequest, Exit, Outcome
+from mmf_win.protocol import Attempt, Exit, Outcome
 from mmf_win.runs.folder import Run
 from mmf_win.runs.outcomes import as_error, exit_of
 from mmf_win.supervise import Ended
 from tests.worlds.torch_files import checkpoint
 
 
-def training(run: Run) -> AttemptRequest:
-    return AttemptRequest("train", "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
+def training(run: Run) -> Attempt:
+    return Attempt("train", "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
 
 
 @pytest.mark.parametrize(

@@ -2,42 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.errors import DataError, NoOwnCode, UsageError
+from mmf_win.paths import Places
 from mmf_win.runs import own_code, presets
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once, Request
+from mmf_win.upstream import config
+from mmf_win.upstream.config import ConfigParts
 
 pytestmark = pytest.mark.usefixtures("home")
 
-
-def request(folder: str | None = None, *overrides: str, trust: bool = False) -> RunRequest:
-    settings = {"env": {"user_dir": folder}} if folder else {}
-    return RunRequest("mine", settings=settings, overrides=[*overrides], trust=trust)
+RC10 = "1.0.0rc10"
 
 
-def code_of(asked: RunRequest, *typed: str) -> str:
-    """The folder in the settings of the run, which has no other."""
-    settled = own_code.with_own_code(asked, typed, Path("no MMF"), "run r")
-    assert not settled.overrides
-    return str(settled.settings["env"]["user_dir"])
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An MMF of which there is nothing but what every configuration is made of."""
+    root = tmp_path / "an MMF"
+    defaults = root / "mmf" / "configs" / "defaults.yaml"
+    dataset = root / "mmf" / "configs" / "datasets" / "hateful_memes" / "defaults.yaml"
+    for path, text in {
+        defaults: "env:\n  user_dir: ${env:MMF_USER_DIR,}\n"
+        "  cache_dir: c\n  data_dir: d\n  save_dir: s\n  report_dir: r\n",
+        dataset: "{dataset_config: {hateful_memes: {}}}",
+        root / "mmf" / "version.py": f'__version__ = "{RC10}"\n',
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
 
 
-def test_code_that_a_preset_names_is_trusted_once(user_dir: Path) -> None:
+@pytest.fixture
+def code_of(root: Path, tmp_path: Path) -> Any:
+    """A function that says which folder a run's settings get, as whoever starts it asks for it."""
+    places = Places.resolve(tmp_path / "data", tmp_path / "save", {"MMF_CACHE_DIR": str(tmp_path / "cache")})
+
+    def code_of(named: Any = None, *typed: str, trust: bool = False, **beside: Any) -> str | None:
+        settings = {"env": named if isinstance(named, dict) else {"user_dir": named}} if named else {}
+        parts = ConfigParts("mine", settings={**settings, **beside})
+        once = Once(overrides=typed, trust=trust)
+        found = config.resolve(root, places, parts, typed)["user_dir"]
+        return own_code.folder_of(found, once, "run r")
+
+    return code_of
+
+
+def test_code_that_a_preset_names_is_trusted_once(code_of: Any, user_dir: Path) -> None:
     (user_dir / "code").mkdir()
     (user_dir / "other").mkdir()
-    named = request(str(user_dir / "code"))
+    named = str(user_dir / "code")
     with pytest.raises(DataError) as caught:
         code_of(named)
-    assert str(user_dir / "code") in str(caught.value) and "--trust" in str(hint_for(caught.value))
-    code_of(request(str(user_dir / "code"), trust=True))
-    assert code_of(named) == str(user_dir / "code")
+    assert named in str(caught.value) and "--trust" in str(hint_for(caught.value))
+    code_of(named, trust=True)
+    assert code_of(named) == named
     with pytest.raises(DataError):
-        code_of(request(str(user_dir / "other")))
+        code_of(str(user_dir / "other"))
     own_code.file().write_text("cut off [", encoding="utf-8")
     with pytest.raises(DataError):
         code_of(named)
@@ -46,31 +71,37 @@ def test_code_that_a_preset_names_is_trusted_once(user_dir: Path) -> None:
 @pytest.mark.parametrize("name", ["code", "code, [1]=2"])
 @pytest.mark.parametrize("by", ["override", "environment"])
 def test_what_the_user_names_is_trusted_and_found_from_another_folder(
-    by: str, name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    code_of: Any, by: str, name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / name).mkdir()
     monkeypatch.chdir(user_dir)
     if by == "override":
-        found = code_of(request(None, f"env.user_dir={name}"), f"env.user_dir={name}")
+        found = code_of(None, f"env.user_dir={name}")
     else:
         monkeypatch.setenv("MMF_USER_DIR", name)
-        found = code_of(request())
+        found = code_of()
         monkeypatch.delenv("MMF_USER_DIR")
     assert found == str(user_dir / name)
     monkeypatch.chdir(user_dir.parent)
-    assert code_of(request(found)) == found
+    assert code_of(found) == found
     own_code.file().unlink()
-    with pytest.raises(DataError):  # a run's overrides come from elsewhere, where its folder does
-        code_of(request(None, f"env.user_dir={found}"))
+    with pytest.raises(DataError):  # a run's settings come from elsewhere, where its folder does
+        code_of(found)
 
 
-def test_code_that_is_gone_is_told_with_whose_it_is_and_the_way_out(user_dir: Path) -> None:
+def test_a_dry_run_trusts_nothing_later(user_dir: Path) -> None:
+    (user_dir / "code").mkdir()
+    once = Once(overrides=[f"env.user_dir={user_dir / 'code'}"], dry_run=True)
+    assert own_code.folder_of(str(user_dir / "code"), once, "run r") == str(user_dir / "code")
+    assert not own_code.file().exists()
+
+
+def test_code_that_is_gone_is_told_with_whose_it_is_and_the_way_out(code_of: Any, user_dir: Path) -> None:
     with pytest.raises(NoOwnCode) as caught:
-        code_of(request(str(user_dir / "gone")))
+        code_of(str(user_dir / "gone"))
     assert str(user_dir / "gone") in str(caught.value) and "run r" in str(caught.value)
     assert "env.user_dir=FOLDER" in str(hint_for(caught.value))
-    new = f"env.user_dir={user_dir}"
-    assert code_of(request(str(user_dir / "gone"), new), new) == str(user_dir)
+    assert code_of(str(user_dir / "gone"), f"env.user_dir={user_dir}") == str(user_dir)
 
 
 def test_a_relative_folder_in_a_preset_lies_beside_it_or_where_the_user_is(user_dir: Path) -> None:
@@ -82,25 +113,29 @@ def test_a_relative_folder_in_a_preset_lies_beside_it_or_where_the_user_is(user_
 
 
 def test_a_hint_names_code_that_another_command_would_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert own_code.words_for(request("here")) == ["env.user_dir=here"]
+    named = Request("mine", settings={"env": {"user_dir": "here"}})
+    assert own_code.words_for(named) == ["env.user_dir=here"]
     monkeypatch.setenv("MMF_USER_DIR", "here")
-    assert own_code.words_for(request("here")) == own_code.words_for(request()) == []
+    assert own_code.words_for(named) == own_code.words_for(Request("mine")) == []
 
 
 def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / "code").mkdir()
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # the worker has it
-    asked = request("${oc.env:PYTHONSAFEPATH,''}")
-    assert code_of(asked) == ""
+    monkeypatch.delenv("MMF_USER_DIR", raising=False)
+    named = "${oc.env:PYTHONSAFEPATH,''}"
+    assert code_of(named) == "" and code_of() is None
     monkeypatch.setenv("PYTHONSAFEPATH", str(user_dir / "code"))
     with pytest.raises(DataError):
-        code_of(asked)
-    assert code_of(replace(asked, trust=True)) == str(user_dir / "code")
+        code_of(named)
+    assert code_of(named, trust=True) == str(user_dir / "code")
 
 
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
-def test_an_env_that_is_no_group_of_keys_is_refused(env: object) -> None:
-    with pytest.raises(UsageError, match="env: "):
-        code_of(RunRequest("mine", settings={"env": env, "beside": {"user_dir": "code"}}))
+def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, tmp_path: Path) -> None:
+    places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
+    parts = ConfigParts("mine", settings={"env": env, "beside": {"user_dir": "code"}})
+    with pytest.raises(UsageError, match=r"env: |incompatible"):
+        config.resolve(root, places, parts)

@@ -2,48 +2,149 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmf_win.errors import DataError
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Once, Ours, Request, options
 from tests.worlds.memes import SLOTS
+from tests.worlds.requests import request
+
+
+def over(earlier: Request, **now: Any) -> Request:
+    return earlier.over(options(**now))
 
 
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "mmbt_grid")
-    asked = RunRequest(model="mmbt", splits=SLOTS, updates=500, seed=3, keep=2, detect_anomaly=True)
+    asked = request(model="mmbt", splits=SLOTS, updates=500, seed=3, keep=2)
     run.save_request(asked)
     assert run.request() == asked
-    resumed = RunRequest(updates=900).over(run.request())
-    assert resumed == replace(asked, updates=900, detect_anomaly=False)
+    resumed = over(run.request(), updates=900)
+    assert (resumed.updates, resumed.seed, resumed.ours.keep) == (900, 3, 2)
+
+
+def test_later_settings_win_key_by_key_and_a_list_as_a_whole() -> None:
+    before = request(settings={"a": {"b": 1, "c": 1}, "d": [1, 2]}, overrides=["a.c=2"])
+    after = before.over({"a": {"b": 3}, "d": [4]})
+    assert after.settings == {"a": {"b": 3, "c": 2}, "d": [4]}
+    assert after.chosen == {"a.b": 3, "a.c": 2, "d": [4]}, "but for what is the preset's"
 
 
 def test_the_last_word_about_the_precision_holds() -> None:
-    half = RunRequest(precision="bf16").over(RunRequest(overrides=["training.fp16=True"]))
-    assert (half.precision, half.overrides) == ("bf16", [])
-    of_mmf = RunRequest(overrides=["training.fp16=True"]).over(half)
-    assert (of_mmf.precision, of_mmf.overrides) == (None, ["training.fp16=True"])
-    assert RunRequest(overrides=["training.seed=1"]).over(half).precision == "bf16"
+    of_mmf = request(overrides=["training.fp16=True"])
+    half = over(of_mmf, precision="bf16")
+    assert half.ours.precision == "bf16", "and it wins over the key of MMF in an attempt"
+    assert half.over({"training": {"fp16": True}}).ours.precision is None
+    assert half.over({"training": {"seed": 1}}).ours.precision == "bf16"
 
 
-def test_what_was_chosen_for_one_command_does_not_hold_for_the_next(tmp_path: Path) -> None:
-    chosen = RunRequest(trust=True, retry=False, use_known_fits=False, detect_anomaly=True, stop_timeout=1)
+def test_rows_a_device_give_way_to_rows_of_all_devices() -> None:
+    after = over(request(overrides=["training.batch_size_per_device=2"]), batch_size=4)
+    assert after.settings["training"] == {"batch_size": 4, "batch_size_per_device": None}
+    assert "batch_size_per_device" not in over(request(), batch_size=4).settings["training"]
+
+
+def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
+    after = over(request(updates=100), epochs=3)
+    assert (after.ours.updates, after.ours.epochs) == (None, 3)
+    again = after.over({"training": {"max_updates": 9}})
+    assert again.ours.epochs is None, "it would win over the override"
+    assert (again.updates, again.settings["training"]["max_epochs"]) == (9, None)
+    assert over(request(updates=100)).updates == 100
+    updates = over(after, updates=5)
+    assert (updates.updates, updates.ours) == (5, Ours(updates=5))
+
+
+def test_only_options_that_were_given_are_set() -> None:
+    assert options(seed=1) == {"training": {"seed": 1}}
+    assert options(batch_size="auto") == {"mmfw": {"auto_batch": True}}
+    assert over(request(batch_size="auto"), batch_size=8).ours.auto_batch is False
+    assert options() == options(allow_missing=False) == {}
+    assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, (
+        "a preset's epochs give way"
+    )
+
+
+def test_what_was_chosen_for_one_command_is_no_setting() -> None:
+    once = Once.of(["a=1"], trust=True, retry=False, detect_anomaly=True, seed=1)
+    assert (once.trust, once.retry, once.detect_anomaly) == (True, False, True)
+    assert once.options == {"training": {"seed": 1}}
+    assert once.overrides == ["a=1"]
+
+
+def test_what_started_a_run_is_not_saved(tmp_path: Path) -> None:
+    """Else it would steer how the run goes on, or with which weights it is predicted."""
     run = Run.create(tmp_path, "mmbt")
-    run.save_request(chosen.over(RunRequest(model="mmbt", splits=SLOTS)))
-    resumed = RunRequest().over(run.request())
-    assert (resumed.trust, resumed.retry, resumed.use_known_fits) == (False, True, True)
-    assert (resumed.detect_anomaly, resumed.stop_timeout) == (False, 30)
+    steering = ["resume_file=other.ckpt", "resume_zoo=x", "reset.all=True", "zoo_config_override=True"]
+    overrides = [*(f"checkpoint.{word}" for word in steering), "checkpoint.monitor=m", "run_type=train"]
+    run.save_request(request(model="mmbt", splits=SLOTS, overrides=overrides))
+    assert run.request().settings == {"checkpoint": {"monitor": "m"}, "run_type": "train"}
 
 
 @pytest.mark.parametrize(
-    "content", ["{}", "[]", "{half a", '{"model": "mmbt", "splits": {"train": "train"}}']
+    "content",
+    [
+        *("{}", "[]", "{half a", '{"model": "mmbt", "splits": {"train": "train"}}'),
+        json.dumps({"model": "mmbt", "splits": SLOTS, "settings": {"mmfw": {"keep": "many"}}}),
+        json.dumps({"model": "mmbt", "splits": SLOTS, "overrides": "a=1"}),
+    ],
 )
 def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> None:
     run = Run.create(tmp_path, "mmbt")
     run.request_file.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=r"request\.json"):
         run.request()
+
+
+def test_the_request_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its overrides were applied last, and read as MMF reads them."""
+    run = Run.create(tmp_path, "mmbt")
+    saved = {
+        "model": "mmbt",
+        "preset": "mine",
+        "splits": SLOTS,
+        "data_dir": "data",
+        "settings": {"training": {"seed": 1, "log_interval": 5}},
+        "overrides": [
+            *("training.num_workers=2", "training.seed=7", "optimizer.params.lr=1e-5", "a.b=None", "c=['d']"),
+            *("checkpoint.reset.all=True", "model_config.mmbt.losses[0].type=mine"),
+        ],
+        "batch_size": 8,
+        "auto_batch": True,
+        "seed": 3,
+        "updates": 100,
+        "precision": "bf16",
+        "fast": None,
+        "keep": 1,
+        "allow_missing": True,
+        "trust": True,
+        "retry": True,
+        "created": 1e9,
+    }
+    run.request_file.write_text(json.dumps(saved), encoding="utf-8")
+    run.checkpoints.mkdir()
+    of_mmf = "{model_config: {mmbt: {losses: [{type: mine}, {type: other}]}}}"
+    (run.checkpoints / "config.yaml").write_text(of_mmf, encoding="utf-8")
+    asked = run.request()
+    assert asked.settings == {
+        "training": {
+            **{"seed": 7, "log_interval": 5, "batch_size": 8, "num_workers": 2},
+            **{"max_updates": 100, "max_epochs": None},
+        },
+        "optimizer": {"params": {"lr": 1e-5}},
+        "model_config": {"mmbt": {"losses": [{"type": "mine"}, {"type": "other"}]}},
+        "a": {"b": None},
+        "c": ["d"],
+        "mmfw": {
+            **{"updates": 100, "epochs": None, "precision": "bf16", "keep": 1},
+            **{"auto_batch": True, "allow_missing": True},
+        },
+    }
+    assert asked.preset_settings == saved["settings"]
+    run.save_request(asked)
+    assert run.request() == asked

@@ -13,7 +13,7 @@ from mmf_win.protocol import Exit
 from mmf_win.runs import needs, training
 from mmf_win.runs.folder import Run, training_alone
 from mmf_win.runs.history import state
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Request
 from mmf_win.upstream.install import Installed
 from tests.worlds.torch_files import checkpoint
 
@@ -35,7 +35,7 @@ def run(tmp_path: Path, data: Path) -> Run:
     """A run that was asked for and never saved a checkpoint."""
     run = Run.create(tmp_path / "save", "mmbt_grid")
     run.save_request(
-        RunRequest(
+        Request(
             preset="mmbt_grid",
             model="mmbt",
             splits={"train": "train", "val": "dev", "test": "test"},

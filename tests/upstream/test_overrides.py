@@ -12,7 +12,7 @@ from mmf_win.console import shell_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import presets
-from mmf_win.upstream.config import ConfigParts, compose, resolve
+from mmf_win.upstream.config import ConfigParts, compose, merge, resolve
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.overrides import RESERVED, assign, require_usable
 from mmf_win.upstream.versions import ONLY_IN, read_version, versions_with
@@ -95,14 +95,42 @@ def test_the_hint_says_how_it_is_done(mmf_root: Path, places: Places, word: str,
 
 
 @pytest.mark.parametrize(
-    "word",
-    ["training.early_stop.enabled=true", "training.clip_gradients=off", "training.log_format=null"],
+    ("word", "value"),
+    [
+        ("training.early_stop.enabled=true", True),
+        ("training.clip_gradients=off", False),
+        ("training.log_format=null", None),
+        ("training.log_format=", None),
+        ("training.max_updates='5'", UsageError),
+        ("training.lr_steps=[1, 2]", [1, 2]),
+        (f"{DATASET}.annotations.test=[/x/a.jsonl]", ["/x/a.jsonl"]),
+        ("training.experiment_name=a=b", "a=b"),
+        ("optimizer.params.lr=1e-5", 1e-5),
+        ("optimizer.params.eps=1e-8", 1e-8),
+        ("training.max_updates=None", UsageError),
+    ],
 )
-def test_the_value_that_a_hint_names_is_taken(mmf_root: Path, places: Places, word: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        assigned(mmf_root, places, word)
-    config = assigned(mmf_root, places, str(caught.value.hint))
-    assert OmegaConf.select(config, word.partition("=")[0]) in (True, False, None)
+def test_values_are_read_as_omegaconf_reads_a_list_of_them(
+    mmf_root: Path, places: Places, word: str, value: object
+) -> None:
+    if value is UsageError:
+        with pytest.raises(UsageError):
+            assigned(mmf_root, places, word)
+    else:
+        assert OmegaConf.select(assigned(mmf_root, places, word), word.partition("=")[0]) == value
+
+
+def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, places: Places) -> None:
+    words = [
+        f"{DATASET}.annotations.test[0]=own.jsonl",
+        "model_config.mmbt.losses[0].type=bce",
+        "training.seed=1",
+    ]
+    assert resolve(mmf_root, places, ConfigParts(*MMBT), words)["typed"] == {
+        "dataset_config": {"hateful_memes": {"annotations": {"test": ["own.jsonl"]}}},
+        "model_config": {"mmbt": {"losses": [{"type": "bce"}]}},
+        "training": {"seed": 1},
+    }
 
 
 def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: Places) -> None:
@@ -191,9 +219,9 @@ def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
     mmf_root: Path, places: Places
 ) -> None:
     asked = ConfigParts(*MMBT, tree("training.batchsize=4"))
-    resolve(mmf_root, places, asked, trained=True)
+    resolve(mmf_root, places, asked, checked={})
     with pytest.raises(UsageError):
-        resolve(mmf_root, places, asked, ["training.batch_size=0"], trained=True)
+        resolve(mmf_root, places, asked, ["training.batch_size=0"], checked={})
 
 
 @pytest.mark.parametrize("word", ["training.batch_size=0", "training.batch_size=None", "run_type=tset"])
@@ -239,5 +267,5 @@ def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, plac
     }
     for name in ("mmbt_grid", "visual_bert_coco"):
         preset = presets.load(name)
-        settings = presets.merge(preset.settings, chosen)
+        settings = merge(preset.settings, chosen)
         resolve(mmf_root, places, ConfigParts(preset.model, preset.config, settings))

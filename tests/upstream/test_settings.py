@@ -19,8 +19,11 @@ def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
     assert ("stdout_capture" in training) == has_key(version, "training.stdout_capture")
     assert ("colored_logs" in training) == has_key(version, "training.colored_logs")
     assert ("trainer" in training) == (not has_key(version, "training.callbacks"))
-    chosen = settings.options(version, detect_anomaly=True)["training"]
-    assert ("detect_anomaly" in chosen) == has_key(version, "training.detect_anomaly")
+    switched = settings.switches(version, detect_anomaly=True, precision="bf16")["training"]
+    assert ("detect_anomaly" in switched) == has_key(version, "training.detect_anomaly")
+    assert ("fp16" in switched) == has_key(version, "training.fp16")
+    evaluation = settings.predict(Path("best.ckpt"), version)["evaluation"]
+    assert ("reporter" in evaluation) == has_key(version, "evaluation.reporter")
 
 
 @pytest.mark.parametrize(
@@ -42,12 +45,6 @@ def test_training_never_goes_on_to_the_test_set() -> None:
     assert settings.train(None) == {"run_type": "train_val"}
 
 
-def test_only_options_that_were_given_are_set() -> None:
-    assert settings.options("1.0.0rc10", seed=1) == {"training": {"seed": 1}}
-    training = settings.options("1.0.0rc12", updates=5)["training"]
-    assert training == {"max_updates": 5, "max_epochs": None}, "epochs of a preset do not overrule updates"
-
-
 def test_our_callback_stands_beside_those_of_a_preset() -> None:
     own = {"training": {"callbacks": [{"type": "mine", "params": {}}], "seed": 1}}
     training = settings.with_hooks(own, "1.0.0rc12")["training"]
@@ -57,7 +54,7 @@ def test_our_callback_stands_beside_those_of_a_preset() -> None:
 
 
 def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
-    checkpoint = settings.predict(Path("best.ckpt"))["checkpoint"]
+    checkpoint = settings.predict(Path("best.ckpt"), "1.0.0rc10")["checkpoint"]
     assert checkpoint["resume_pretrained"] is False and checkpoint["resume_zoo"] is None
     assert checkpoint["resume"] is False, "else MMF takes current.ckpt whatever the file says"
 

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 from mmf_win.upstream import versions
 from mmf_win.worker import entry as worker
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> AttemptRequest:
-    request = AttemptRequest("train", "mmbt", str(tmp_path / "mmf"), str(tmp_path / "attempts" / "1"))
+def request_(tmp_path: Path) -> Attempt:
+    request = Attempt("train", "mmbt", str(tmp_path / "mmf"), str(tmp_path / "attempts" / "1"))
     request.attempt.path.mkdir(parents=True)
     request.save()
     return request
 
 
 def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_absence(
-    request_: AttemptRequest, monkeypatch: pytest.MonkeyPatch
+    request_: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A DataLoader's worker on Windows, for which the paging file is too small to import torch once more."""
 
@@ -46,7 +46,7 @@ def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_a
 
 
 def test_without_such_a_word_the_workers_own_error_counts(
-    request_: AttemptRequest, monkeypatch: pytest.MonkeyPatch
+    request_: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
         raise ValueError("x")

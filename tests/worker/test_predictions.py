@@ -8,21 +8,19 @@ import pytest
 
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import DataError
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 from mmf_win.worker.predictions import collect
 from tests.worlds import memes
 
 
-def request(folder: Path) -> AttemptRequest:
+def request(folder: Path) -> Attempt:
     annotations = folder / "test.jsonl"
     annotations.write_bytes(memes.jsonl([{"id": i, "img": f"img/{i:05}.png", "text": ""} for i in (7, 3)]))
     report = folder / "reports" / "report.csv"
-    return AttemptRequest(
-        "predict", "mmbt", "mmf", str(folder), annotations=str(annotations), report=str(report)
-    )
+    return Attempt("predict", "mmbt", "mmf", str(folder), annotations=str(annotations), report=str(report))
 
 
-def write_raw(request: AttemptRequest, name: str, text: str) -> None:
+def write_raw(request: Attempt, name: str, text: str) -> None:
     request.attempt.raw.mkdir(exist_ok=True)
     (request.attempt.raw / name).write_text(text, encoding="utf-8")
 

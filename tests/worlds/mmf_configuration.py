@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmf_win.upstream.settings import as_pairs
 from mmf_win.upstream.versions import config_path, read_version
 
 _TESTS_PARENT = Path(__file__).parents[2]
@@ -31,13 +30,11 @@ class Question:
         model: MMF's name of the model.
         config: MMF's configuration to start from.
         settings: keys merged over it, as a preset has them.
-        overrides: ``KEY=VALUE``.
     """
 
     model: str
     config: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    overrides: Sequence[str] = ()
 
 
 def ask(
@@ -116,8 +113,7 @@ def _options(root: Path, question: Question, folder: str) -> list[str]:
     base = [str(config_path(root, question.config))] if question.config else []
     written = Path(folder, "mmf.yaml")
     written.write_text(json.dumps({"includes": base, **question.settings}), encoding="utf-8")
-    named = ["config", str(written), "model", question.model, "dataset", "hateful_memes"]
-    return [*named, *as_pairs(list(question.overrides))]
+    return ["config", str(written), "model", question.model, "dataset", "hateful_memes"]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
+from tests.worlds import requests
 
 SPLIT = "test_seen"
 PUBLISHED = {
@@ -56,7 +56,7 @@ class World:
         """A run of an hour ago that went well and left events."""
         run = Run(self.save / name / stamp)
         run.reports.mkdir(parents=True)
-        request = {
+        values = {
             "preset": "mmbt_grid",
             "model": "mmbt",
             "config": None,
@@ -69,7 +69,7 @@ class World:
             "published": PUBLISHED,
             "created": BEGAN,
         }
-        asked = RunRequest(**{**request, **changes})
+        asked = requests.request(**{**values, **changes})
         run.save_request(asked)
         started = {"seed": asked.seed or 4_000, "max_updates": asked.updates or 120}
         events = attempt("1", 0, 120, "ok", **started)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Request
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, write_yaml
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.specification import Specification, parse
@@ -86,7 +86,7 @@ def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
     """A finished run in a task's folder as its files tell it; other validations are worse than the best."""
     run = Run(folder.path / "demo" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    run.save_request(RunRequest(preset="demo", model="vilbert", splits=SLOTS, data_dir=str(folder.path)))
+    run.save_request(Request(preset="demo", model="vilbert", splits=SLOTS, data_dir=str(folder.path)))
     for update, score in ((10, auroc - 0.1), (20, auroc), (30, auroc - 0.05)):
         told = {"hateful_memes/roc_auc": score, "total_loss": 1 - score}
         told |= {f"hateful_memes/{name}": value for name, value in metrics.items()}

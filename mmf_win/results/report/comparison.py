@@ -28,8 +28,8 @@ _LONGEST = 120  # characters of a group's name
 
 # The seed, what is told otherwise, and what changes how something is done, and not the result.
 _NO_MATTER = re.compile(
-    r"(mmf\.)?training\.(seed|num_workers|log_interval)|mmf\.checkpoint\..*|settings|overrides|updates|epochs"
-    r"|seed|keep|auto_batch|offline|preset_file",
+    r"(mmf\.)?training\.(seed|num_workers|log_interval)|mmf\.checkpoint\..*|training\.max_(updates|epochs)"
+    r"|mmfw\.(updates|epochs|keep|auto_batch)|settings|offline|preset_file",
 )
 
 
@@ -209,7 +209,6 @@ def _configuration(run: Run, summary: history.Summary, curves: TrainingCurves) -
     data = [str(attempt.data) for attempt in curves.attempts if attempt.data]
     totals = dict.fromkeys(str(attempt.total) for attempt in curves.attempts if attempt.total)
     known |= {
-        **dict(override.partition("=")[::2] for override in run.request().overrides),
         "trained on": data[-1] if data else None,
         "total": " then ".join(totals),
         "state": None if summary.state == "done" else summary.state,

@@ -27,7 +27,7 @@ from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
-from mmf_win.runs.request import RunRequest
+from mmf_win.runs.request import Request
 
 MISTAKES = 12
 """Memes shown of each kind of mistake."""
@@ -200,7 +200,7 @@ def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]
 
 
 def _facts(
-    run: Run, request: RunRequest, summary: history.Summary, curves: TrainingCurves, scored: Scored | None
+    run: Run, request: Request, summary: history.Summary, curves: TrainingCurves, scored: Scored | None
 ) -> list[Fact]:
     facts = [Fact("Preset", request.preset), Fact.above("Model", request.model)]
     if request.published_weights:
@@ -216,7 +216,7 @@ def _facts(
     return [*facts, Fact("Folder", str(run.path))]
 
 
-def _facts_of_training(request: RunRequest, summary: history.Summary, curves: TrainingCurves) -> list[Fact]:
+def _facts_of_training(request: Request, summary: history.Summary, curves: TrainingCurves) -> list[Fact]:
     seed = request.seed if request.seed is not None else "drawn"
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
     facts = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 from mmf_win.upstream.versions import has_key
 from mmf_win.worker.hooks import fast
 from mmf_win.worker.hooks.clock import ASIDE
@@ -22,7 +22,7 @@ from mmf_win.worker.stopping import Stop
 _ALWAYS = {"data", *ASIDE}
 
 
-def register(request: AttemptRequest, version: str, stop: Stop) -> None:
+def register(request: Attempt, version: str, stop: Stop) -> None:
     """Register the hooks with MMF's registry, in this process.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 from mmf_win.worker.hooks.observer import Observer
 
 _MASK = "input_mask"
@@ -35,7 +35,7 @@ def prepare(model: nn.Module, observer: Observer) -> None:
         observer.event("note", text=reason)
 
 
-def why_padded(request: AttemptRequest) -> str | None:
+def why_padded(request: Attempt) -> str | None:
     """Why texts keep all of their padding; None where they do not."""
     if request.model in _READ_PADDING:
         return f"{request.model} reads padding, too, so its texts stay as long"
@@ -44,7 +44,7 @@ def why_padded(request: AttemptRequest) -> str | None:
     return None
 
 
-def pad_to_longest(request: AttemptRequest) -> None:
+def pad_to_longest(request: Attempt) -> None:
     """Let MMF's batches be as long as their longest text, in this process, unless that would do harm."""
     if why_padded(request) is not None:
         return

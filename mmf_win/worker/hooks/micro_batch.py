@@ -12,7 +12,7 @@ from mmf.utils.general import get_batch_size
 from mmf.version import __version__ as mmf_version
 from omegaconf import OmegaConf
 
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 from mmf_win.worker.hooks.largest_fit import LargestFit, meter_of
 
 # What the memory of a pass depends on, beside the model; paths and learning rates are not among it.
@@ -43,7 +43,7 @@ class MicroBatch:
         finder: looks for the largest micro-batch that fits; None when that is not wanted, or is found.
     """
 
-    def __init__(self, request: AttemptRequest, trainer: Any, precision: str) -> None:
+    def __init__(self, request: Attempt, trainer: Any, precision: str) -> None:
         self.batch: int = get_batch_size() * get_world_size()
         self.fit = _dependencies(trainer, self.batch, f"{precision}, fast" if request.fast else precision)
         known = request.fits.get(self.fit)

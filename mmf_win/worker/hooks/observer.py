@@ -13,7 +13,7 @@ import torch
 
 from mmf_win.errors import UsageError
 from mmf_win.phases import Waiting
-from mmf_win.protocol import AttemptRequest, EventLog, read_events
+from mmf_win.protocol import Attempt, EventLog, read_events
 from mmf_win.worker.hooks.clock import Clock
 from mmf_win.worker.hooks.profiler import Profiler
 from mmf_win.worker.hooks.waiting import WaitWatch, decodes_once
@@ -41,7 +41,7 @@ class Observer:
 
     current: ClassVar[Observer]
 
-    def __init__(self, request: AttemptRequest, stop: Stop) -> None:
+    def __init__(self, request: Attempt, stop: Stop) -> None:
         self.request = request
         self._log = EventLog(request.events, request.attempt.path.name)
         self._curves = Curves(request.run.path)

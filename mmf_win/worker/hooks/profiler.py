@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mmf_win.errors import UsageError
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 from mmf_win.worker.hooks.clock import ASIDE, Clock, Lap
 from mmf_win.worker.hooks.waiting import WARM_UP, decodes_once, waiting_in
 
@@ -32,7 +32,7 @@ class Profiler:
         batch: rows an update.
     """
 
-    def __init__(self, request: AttemptRequest, trainer: Any, clock: Clock, batch: int) -> None:
+    def __init__(self, request: Attempt, trainer: Any, clock: Clock, batch: int) -> None:
         self._request, self._trainer, self._clock, self._batch = request, trainer, clock, batch
         self._few = min(WARM_UP, request.profile // 6)
         self._traced = request.profile - 1 - self._few

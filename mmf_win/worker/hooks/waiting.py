@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import dataloader
 
 from mmf_win.phases import Waiting
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 from mmf_win.threads import processors
 from mmf_win.worker.hooks.clock import ASIDE, Clock, Lap, Timed
 
@@ -122,7 +122,7 @@ def waiting_in(laps: Sequence[Lap], trainer: Any, ranks: int) -> Waiting:
     )
 
 
-def decodes_once(request: AttemptRequest, trainer: Any) -> bool:
+def decodes_once(request: Attempt, trainer: Any) -> bool:
     """Whether images are decoded in the first epoch and kept for the others."""
     uses = OmegaConf.select(trainer.config, "dataset_config.hateful_memes.use_images")
     return request.images is not None and bool(uses)

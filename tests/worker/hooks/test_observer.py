@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import UsageError
-from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol import Attempt
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -23,7 +23,7 @@ def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Obse
     """The observer of a training that has begun at an update."""
     attempt = folder / "attempts" / "1"
     attempt.mkdir(parents=True)
-    request = AttemptRequest("train", "m", "mmf", str(attempt), checkpoint=checkpoint)
+    request = Attempt("train", "m", "mmf", str(attempt), checkpoint=checkpoint)
     observer = Observer(request, Stop(attempt / "stop"))
     training = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(

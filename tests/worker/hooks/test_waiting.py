@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mmf_win.phases import Waiting  # noqa: E402
-from mmf_win.protocol import AttemptRequest, EventLog, read_events  # noqa: E402
+from mmf_win.protocol import Attempt, EventLog, read_events  # noqa: E402
 from mmf_win.worker.hooks.clock import Clock, Lap  # noqa: E402
 from mmf_win.worker.hooks.observer import Observer  # noqa: E402
 from mmf_win.worker.hooks.waiting import GpuIdle, WaitWatch  # noqa: E402
@@ -79,7 +79,7 @@ def test_it_is_noted_if_workers_may_help(
 ) -> None:
     attempt = user_dir / "attempts" / "2"
     attempt.mkdir(parents=True)
-    request = AttemptRequest("train", "m", "mmf", str(attempt), images="kept")
+    request = Attempt("train", "m", "mmf", str(attempt), images="kept")
     log = EventLog(request.run.events, "1")
     log.write("attempt_failed", next=failed)
     observer = Observer(request, Stop(attempt / "stop"))
