@@ -12,7 +12,7 @@ from mmf_win.inputs.given import Input
 from mmf_win.inputs.ledger import read_ledger
 from mmf_win.inputs.listing import resnet152, vocabularies
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
-from mmf_win.integrity.manifest import SUMS, Manifest
+from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 
@@ -40,7 +40,7 @@ def _is_here(path: Path, places: Places) -> bool:
 def _listed(folder: Path, places: Places) -> Iterator[Input]:
     """The files that the folder's manifest lists, and region features that have none."""
     names: tuple[str, ...] = ()
-    is_built = False
+    is_built = is_damaged = False
     data = "detectron.lmdb/data.mdb"
     try:
         if manifest := Manifest.load(folder) or Manifest.load(staging_folder(folder)):
@@ -49,13 +49,15 @@ def _listed(folder: Path, places: Places) -> Iterator[Input]:
         elif (folder / data).is_file():
             names = (data,)
     except DataError:  # which verifying them tells
-        names = (data if (folder / data).is_file() else SUMS,)
+        known = noted(folder)
+        names = (data,) if (folder / data).is_file() else tuple(known.checks if known else ())
+        is_damaged = True
     if folder == places.dataset.features or is_built:
         title = "region features" if folder == places.dataset.features else folder.name
         yield from (RegionFeatures(title, folder, places, (name,)) for name in names)
     elif folder == places.dataset.root / "extras":
         yield vocabularies(places, names)
-    elif names:
+    elif names or is_damaged:
         yield Unpacked(folder.relative_to(places.data_dir).as_posix(), folder, places, names)
 
 

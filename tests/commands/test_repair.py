@@ -39,6 +39,7 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
     "features are missing": lambda p: (p.dataset.features / "detectron.lmdb/data.mdb").unlink(),
     "their hashes changed": lambda p: hostile.flip_byte(p.dataset.features / "SHA256SUMS", 1),
     "their hashes cut off": lambda p: hostile.cut(p.dataset.features / "SHA256SUMS"),
+    "weights with a cut list": lambda p: hostile.cut(p.data_dir / "models/visual_bert/SHA256SUMS"),
     "weights changed": lambda p: hostile.flip_byte(p.data_dir / "models/visual_bert/model.pth", 100),
     "a file of MMF is missing": lambda p: (find_mmf().root / "mmf.txt").unlink(),
     "a file of MMF changed": lambda p: hostile.flip_byte(find_mmf().root / "mmf_cli/run.py", 3),
