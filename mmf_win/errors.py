@@ -56,38 +56,14 @@ class UsageError(MmfwError):
     exit_code = 2
 
 
-class UnknownConfiguration(UsageError):
-    """A checkpoint lies in no run's folder, and no preset says how its model is made."""
-
-
-class UnknownPreset(UsageError):
-    """There is no such preset, or it lacks what is asked for; ``run`` is a run that was named instead."""
-
-    run: str | None = None
-
-
-class NotAPreset(UnknownPreset):
-    """A file is no preset; it may be an archive of the dataset."""
-
-
 class NoRun(UsageError):
-    """There is no such run in ``save_dir``; ``wanted`` is None for the newest."""
-
-    wanted: str | None
-
-
-class NoOwnCode(UsageError):
-    """The folder of code that a run or a preset names is not there."""
+    """There is no such run."""
 
 
 class DataError(MmfwError):
     """What the user gave cannot be used."""
 
     exit_code = 3
-
-
-class UnreadableRun(DataError):
-    """The request of a run, in ``folder``, cannot be read."""
 
 
 class ArchiveError(DataError):

@@ -16,7 +16,6 @@ from mmf_win import errors
 from mmf_win.console import shell_line
 from mmf_win.integrity.manifest import noted
 from mmf_win.paths import DatasetPaths, Places, data_option
-from mmf_win.runs import presets
 
 
 def hint_for(error: errors.MmfwError) -> str | None:
@@ -62,31 +61,10 @@ def _repair_manifest(error: errors.DamagedManifest) -> str:
     return "delete this list of hashes, and the files are verified again"
 
 
-def _find_run(error: errors.NoRun) -> str:
-    if error.wanted is None or error.wanted in presets.names():
-        train = shell_line("mmfw", "train", error.wanted or "PRESET", "--save-dir", error.save_dir)
-        return f"`{train}` makes one"
-    if error.wanted.endswith((".ckpt", ".pth", ".pt")):
-        return f"`{shell_line('mmfw', 'predict', '--checkpoint', error.wanted)}` predicts with a checkpoint"
-    return f"`{shell_line('mmfw', 'runs', '--save-dir', error.save_dir)}` lists the runs"
-
-
-def _list_presets(error: errors.UnknownPreset) -> str:
-    if error.run is not None:
-        return shell_line("mmfw", "train", "--resume", error.run)
-    return "`mmfw train --list` shows the presets, and which have published weights"
-
-
 # Braces: see _Typed.
 _HINTS: dict[type[errors.MmfwError], str | Callable[[Any], str | None]] = {
     errors.DamagedManifest: _repair_manifest,
     errors.BrokenMmf: "run `mmfw setup{origin:--mmf}`",
-    errors.NoRun: _find_run,
-    errors.NotAPreset: "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive",
-    errors.NoOwnCode: "name its folder with env.user_dir=FOLDER",
-    errors.UnreadableRun: "`mmfw runs rm {folder}` removes this run",
     errors.NoPassword: "give it with --password, --password-file or the variable MMFW_PASSWORD",
-    errors.UnknownPreset: _list_presets,
     errors.PipFailed: "take `mmfw setup --mmf github`, which does without pip",
-    errors.UnknownConfiguration: "name the preset that it was trained with: mmfw train PRESET --resume PATH",
 }

@@ -75,7 +75,7 @@ def _run(save_dir: Path, name: str) -> Run:
         message = f"{name}: no part, preset or run of this name"
         if near := get_close_matches(name, [*PARTS, *presets.names()], n=1):
             raise UsageError(message, hint=f"did you mean {near[0]}?") from None
-        raise NoRun(message, save_dir=error.save_dir, wanted=error.wanted) from None
+        raise NoRun(message, hint=error.hint) from None
 
 
 def verify(

@@ -25,7 +25,8 @@ from itertools import count
 from pathlib import Path
 
 from mmf_win import files
-from mmf_win.errors import UnreadableRun, UsageError
+from mmf_win.console import shell_line
+from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
@@ -92,7 +93,8 @@ class Run(RunFolder):
             return request
         except (OSError, ValueError) as error:
             message = f"{self.request_file}: not the request of a run ({error})"
-            raise UnreadableRun(message, folder=self.path) from None
+            remove = shell_line("mmfw", "runs", "rm", self.path)
+            raise DataError(message, hint=f"`{remove}` removes this run") from None
 
 
 def require_idle(run: Run) -> None:

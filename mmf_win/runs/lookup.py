@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from mmf_win.console import shell_line
 from mmf_win.errors import DataError, NoRun
+from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
 
 _log = logging.getLogger(__name__)
@@ -83,7 +85,16 @@ def newest(
         raise passed[0][1]
     of = f" of preset {preset}" if preset else ""
     missing = f"no run{of} yet" if wanted is None else f"no run{of} named {wanted}"
-    raise NoRun(f"{save_dir}: there is {missing}", save_dir=save_dir, wanted=wanted)
+    raise NoRun(f"{save_dir}: there is {missing}", hint=_instead(save_dir, wanted))
+
+
+def _instead(save_dir: Path, wanted: str | None) -> str:
+    """What to do where there is no such run."""
+    if wanted is None or wanted in presets.names():
+        return f"`{shell_line('mmfw', 'train', wanted or 'PRESET', '--save-dir', save_dir)}` makes one"
+    if wanted.endswith((".ckpt", ".pth", ".pt")):
+        return f"`{shell_line('mmfw', 'predict', '--checkpoint', wanted)}` predicts with a checkpoint"
+    return f"`{shell_line('mmfw', 'runs', '--save-dir', save_dir)}` lists the runs"
 
 
 def owner(file: Path) -> Run | None:

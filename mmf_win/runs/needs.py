@@ -76,7 +76,7 @@ def composed(
 
     Raises:
         DataError: it names code of others, which nobody trusts so far.
-        NoOwnCode: there is no such code.
+        UsageError: there is no such code.
         UsageError: it cannot be used.
     """
     asked = replace(request, settings=first.settings)

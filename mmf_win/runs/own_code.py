@@ -9,7 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-from mmf_win.errors import DataError, NoOwnCode
+from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import tool_home
 from mmf_win.runs.request import Once, Request
@@ -36,14 +36,17 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
         whose: what the user calls the run or the preset.
 
     Raises:
-        NoOwnCode: there is nothing at that path.
+        UsageError: there is nothing at that path.
         DataError: it is neither the user who names it, nor trusted.
     """
     if not named:  # and where it is empty, an interpolation must not find another in the worker
         return named
     folder, of_environment = _absolute(named), os.environ.get("MMF_USER_DIR")
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
-        raise NoOwnCode(f"{whose} needs code of its own (env.user_dir), and there is no {folder}")
+        raise UsageError(
+            f"{whose} needs code of its own (env.user_dir), and there is no {folder}",
+            hint="name its folder with env.user_dir=FOLDER",
+        )
     by_user = any(override.startswith(f"{USER_DIR}=") for override in once.overrides)
     by_user |= bool(of_environment) and folder == _absolute(str(of_environment))
     _require_trusted(folder, whose, once, by_user=by_user)

@@ -21,11 +21,15 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from mmf_win.console import shell_line
 from mmf_win.dataset.coverage import is_own_set
-from mmf_win.errors import NotAPreset, UnknownPreset, UsageError
+from mmf_win.errors import UsageError
 from mmf_win.paths import Places, name_part, presets_dir
 from mmf_win.runs.request import Request
 from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
+
+LIST = "`mmfw train --list` shows the presets, and which have published weights"
+"""What helps where a preset is not there, or lacks something."""
 
 _KEYS: dict[str, type] = {
     "title": str,
@@ -108,14 +112,15 @@ def _find(name: str) -> Path:
     if own.is_file():
         return own.absolute()
     if (own / "request.json").is_file():
-        raise UnknownPreset(f"{name} is a run, not a preset", run=name)
+        resume = shell_line("mmfw", "train", "--resume", name)
+        raise UsageError(f"{name} is a run, not a preset", hint=f"`{resume}`")
     if own.is_dir():
-        raise UnknownPreset(f"{name} is a folder, not a preset")
+        raise UsageError(f"{name} is a folder, not a preset", hint=LIST)
     near = difflib.get_close_matches(own.stem, names(), n=1, cutoff=0.4)
-    meant = f"did you mean {near[0]}?" if near else None
+    meant = f"did you mean {near[0]}? " if near else ""
     is_file = own.suffix in (".yaml", ".yml")
     missing = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"
-    raise UnknownPreset(missing, hint=meant)
+    raise UsageError(missing, hint=f"{meant}{LIST}")
 
 
 def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -184,7 +189,9 @@ def _load_yaml(path: Path) -> Any:
     try:
         return OmegaConf.to_container(parse_yaml(path.read_text(encoding="utf-8")))
     except UnicodeDecodeError:
-        raise NotAPreset(f"{path}: not a text file, and a preset is one in YAML") from None
+        message = f"{path}: not a text file, and a preset is one in YAML"
+        hint = "`mmfw train --list` shows the presets; `mmfw convert --zip FILE` takes the archive"
+        raise UsageError(message, hint=hint) from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
     except OSError as error:

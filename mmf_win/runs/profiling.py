@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmf_win.errors import Interrupted, MmfwError, UnknownPreset, UsageError
+from mmf_win.errors import Interrupted, MmfwError, UsageError
 from mmf_win.paths import Places, new_folder
 from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
@@ -119,7 +119,7 @@ def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
     if wanted in presets.names() or Path(wanted).expanduser().is_file():
         return None
     if (run := next(lookup.named(places.save_dir, wanted), None)) is None:
-        raise UnknownPreset(f"there is neither a preset nor a run named {wanted}")
+        raise UsageError(f"there is neither a preset nor a run named {wanted}", hint=presets.LIST)
     return run
 
 

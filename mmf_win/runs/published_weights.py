@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.errors import CheckpointError, DataError, DatasetError, UnknownPreset, UsageError
+from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
 from mmf_win.files import share
 from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.inputs.listing import zoo_weights
@@ -70,7 +70,7 @@ def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool =
         lacking = f"preset {preset.name} has no published weights"
         if preset.zoo is not None:
             lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
-        raise UnknownPreset(lacking)
+        raise UsageError(lacking, hint=presets.LIST)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
     [finding] = fetch_inputs([published], places, Mirror.of(source, offline=preset.offline or offline))
     if not finding.is_usable:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits, where_to_get
-from mmf_win.errors import DatasetError, UnknownConfiguration, UsageError
+from mmf_win.errors import DatasetError, UsageError
 from mmf_win.inputs.check import Inputs
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Exit
@@ -157,8 +157,9 @@ def resumed(
         earlier = replace(owner.request(), init=None, created=time.time())
         start = _of_request(earlier, once, data_dir, places)
     else:
-        raise UnknownConfiguration(
-            f"{checkpoint} does not lie in a run's folder, so its configuration is not known"
+        raise UsageError(
+            f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
+            hint="name the preset that it was trained with: mmfw train PRESET --resume PATH",
         )
     request = replace(start.request, start=str(checkpoint))
     return replace(start, request=request, name=name, checkpoint=checkpoint)

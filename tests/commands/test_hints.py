@@ -68,9 +68,9 @@ def broken_list(places: Places, folder: Path) -> None:
 
 FOLLOWED = {
     "BrokenMmf": Case("features status demo", 6, lambda *_: shutil.rmtree(find_mmf().root)),
-    "NoRun": Case("predict nope", 2),
-    "UnknownPreset": Case("train mmbt_gird --data-dir {dir}", 2),
-    "NotAPreset": Case("train {dir}/memes.zip", 2),
+    "runs/lookup: mmfw runs": Case("predict nope", 2),
+    "runs/presets: mmfw train": Case("train mmbt_gird --data-dir {dir}", 2),
+    "runs/presets: mmfw convert": Case("train {dir}/memes.zip", 2),
     "dataset/convert: --force": Case("convert --zip {dir}/other.zip", 3, other_archive, option="--force"),
     "DamagedManifest": Case("convert --zip {dir}/other.zip", 3, broken_list),
     "NoPassword": Case(
@@ -106,9 +106,7 @@ ELSEWHERE = {
     "runs/outcomes: mmfw predict": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
     "runs/outcomes: mmfw train": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
     "dataset/annotations: mmfw convert": "test_the_dataset_is_made_where_it_was_missed",
-    "NoOwnCode": "test_the_guides_own_model_trains_and_predicts_the_other_phase"
-    "_also_after_its_code_has_moved",
-    "UnreadableRun": "test_a_run_that_cannot_be_read_is_removed_as_the_hint_says",
+    "runs/folder: mmfw runs": "test_a_run_that_cannot_be_read_is_removed_as_the_hint_says",
     "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
     "_is_predicted_as_the_hint_says",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
@@ -151,7 +149,10 @@ NOT_RUN = {
     "dataset/features: --data-dir": _CHOICE,
     "dataset/features: --force": _CHOICE,
     "dataset/features: mmfw features": _CHOICE,
-    "UnknownConfiguration": "which preset it was is the user's to know",
+    "runs/lookup: mmfw predict": "it names the command that does what was tried with another",
+    "runs/lookup: mmfw train": _PRESET,
+    "runs/training: --resume": "as for mmfw train, beside it",
+    "runs/training: mmfw train": "which preset it was is the user's to know",
     "cuda_oom": "a full GPU; the hint names no command",
     "host_oom": "a full memory; --batch-size is tested by itself",
     "config": "the hint names no command",

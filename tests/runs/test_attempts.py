@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
 from mmf_win.protocol import Attempt, Event, EventLog, Exit, read_events
 from mmf_win.runs import attempts as attempts_module
@@ -246,4 +245,4 @@ def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: py
     monkeypatch.setattr(attempts_module, "_wait_until_free", pressed)
     with pytest.raises(Interrupted) as caught:
         until_it_fits(run, asked(), Attempts(run, lambda asked: False))
-    assert "--resume last" in str(hint_for(caught.value))
+    assert "--resume last" in str(caught.value.hint)

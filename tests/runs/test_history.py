@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.errors import CheckpointError, UsageError
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit, Outcome
@@ -86,7 +85,7 @@ def test_a_run_that_is_not_there_is_an_error_with_the_next_step(tmp_path: Path) 
         lookup.find_run(tmp_path, None)
     with pytest.raises(UsageError, match="no run named x") as caught:
         lookup.find_run(tmp_path, "x")
-    assert "mmfw runs" in str(hint_for(caught.value))
+    assert "mmfw runs" in str(caught.value.hint)
 
 
 def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:

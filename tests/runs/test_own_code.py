@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
-from mmf_win.errors import DataError, NoOwnCode, UsageError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.request import Once, Request
@@ -58,7 +57,7 @@ def test_code_that_a_preset_names_is_trusted_once(code_of: Any, user_dir: Path) 
     named = str(user_dir / "code")
     with pytest.raises(DataError) as caught:
         code_of(named)
-    assert named in str(caught.value) and "--trust" in str(hint_for(caught.value))
+    assert named in str(caught.value) and "--trust" in str(caught.value.hint)
     code_of(named, trust=True)
     assert code_of(named) == named
     with pytest.raises(DataError):
@@ -97,10 +96,10 @@ def test_a_dry_run_trusts_nothing_later(user_dir: Path) -> None:
 
 
 def test_code_that_is_gone_is_told_with_whose_it_is_and_the_way_out(code_of: Any, user_dir: Path) -> None:
-    with pytest.raises(NoOwnCode) as caught:
+    with pytest.raises(UsageError) as caught:
         code_of(str(user_dir / "gone"))
     assert str(user_dir / "gone") in str(caught.value) and "run r" in str(caught.value)
-    assert "env.user_dir=FOLDER" in str(hint_for(caught.value))
+    assert "env.user_dir=FOLDER" in str(caught.value.hint)
     assert code_of(str(user_dir / "gone"), f"env.user_dir={user_dir}") == str(user_dir)
 
 
