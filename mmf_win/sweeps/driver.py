@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
@@ -24,7 +23,6 @@ _BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
 Execute = Callable[[Task, Slot, Tell, Callable[[], Asked]], Task]
 """Runs a task to its end, as :meth:`mmf_win.sweeps.running.Runner.run` does."""
 
-
 Show = Callable[[Slot, News], None]
 """Shows what is told of the task in a slot, and the task once more as it ends."""
 
@@ -35,7 +33,6 @@ class _Running:
 
     task: Task
     slot: Slot
-    future: Future[Task]
     begun: bool = False
     pruned: bool = False
 
@@ -64,7 +61,7 @@ class Driver:
     _waiting: deque[Task] = field(default_factory=deque)
     _elsewhere: list[Task] = field(default_factory=list)
     _running: dict[int, _Running] = field(default_factory=dict)
-    _news: SimpleQueue[tuple[Slot, News] | None] = field(default_factory=SimpleQueue)
+    _news: SimpleQueue[tuple[Slot, News | Future[Task]]] = field(default_factory=SimpleQueue)
     _ended: bool = False
 
     def run(self, wanted: Sequence[Task]) -> bool:
@@ -104,8 +101,8 @@ class Driver:
             if task is None:
                 return
             future = pool.submit(self.execute, task, slot, self._tell(slot), self._asked(slot, stops))
-            self._running[slot.number] = _Running(task, slot, future)
-            future.add_done_callback(lambda _: self._news.put(None))
+            self._running[slot.number] = _Running(task, slot)
+            future.add_done_callback(self._tell(slot))  # after all that the task has told
 
     def _next(self) -> Task | None:
         """The next task that nobody runs at this moment."""
@@ -128,7 +125,7 @@ class Driver:
         self._elsewhere.append(task)
         self.tasks[task.key] = replace(task, state="running")
 
-    def _tell(self, slot: Slot) -> Tell:
+    def _tell(self, slot: Slot) -> Callable[[News | Future[Task]], None]:
         return lambda news: self._news.put((slot, news))
 
     def _asked(self, slot: Slot, stops: Callable[[], int]) -> Callable[[], Asked]:
@@ -143,32 +140,25 @@ class Driver:
 
     def _listen(self) -> bool:
         """Wait a moment for news; return whether a slot has become free."""
-        with suppress(Empty):
-            news = self._news.get(timeout=_TICK)
-            # What a task told before its end has come by then.
-            ended = [running for running in self._running.values() if running.future.done()]
-            while True:
-                if news is not None:
-                    self._show(*news)
-                if self._news.empty():
-                    break
-                news = self._news.get()
-            for running in ended:
-                del self._running[running.slot.number]
-                self._end(running)
-            return bool(ended)
+        try:
+            slot, news = self._news.get(timeout=_TICK)
+        except Empty:
+            return False
+        if isinstance(news, Future):
+            self._end(self._running.pop(slot.number), news)
+            return True
+        self._show(self._running[slot.number], news)
         return False
 
-    def _show(self, slot: Slot, news: News) -> None:
-        running = self._running[slot.number]
+    def _show(self, running: _Running, news: News) -> None:
         running.begun = True
-        self.show(slot, news)
+        self.show(running.slot, news)
         if isinstance(news, dict) and self.search is not None and not running.pruned:
             running.pruned = self.search.is_hopeless(running.task, news)
 
-    def _end(self, running: _Running) -> None:
+    def _end(self, running: _Running, future: Future[Task]) -> None:
         try:
-            task = running.future.result()
+            task = future.result()
         except Exception as error:  # of one task; the others go on
             task = replace(running.task, state="failed", message=f"{type(error).__name__}: {error}")
         if task.state == "running":
