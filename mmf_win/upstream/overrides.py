@@ -73,8 +73,8 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: boo
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    plain: Any = OmegaConf.to_container(config)
     for override in overrides:
+        plain: Any = OmegaConf.to_container(config)  # with what earlier ones have set
         key, _, text = override.partition("=")
         value: Any = text
         may_be_new = own_code and key.startswith(_OF_CODE)
