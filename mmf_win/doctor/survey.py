@@ -94,13 +94,13 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def survey_mmf() -> MmfState:
-    """Verify the MMF that runs."""
+def survey_mmf(*, full: bool = False) -> MmfState:
+    """Verify the MMF that runs; ``full`` reads each of its files."""
     try:
         installed = find_mmf()
     except MmfError as error:
         return MmfState(None, (str(error),) if was_set_up() else (), error)
-    changed = changed_files(installed)
+    changed = changed_files(installed, full=full)
     if not changed:
         return MmfState(installed, None if changed is None else ())
     return MmfState(installed, tuple(changed), BrokenMmf(f"changed or missing files of MMF: {len(changed)}"))

@@ -101,7 +101,7 @@ def verify(
         _dataset(places, full) if "dataset" in parts else None,
         *(_input(each, full) for each in inputs),
         *(_checkpoints(run) for run in runs),
-        _mmf() if "mmf" in parts else None,
+        _mmf(full) if "mmf" in parts else None,
     ]
     return [finding for finding in found if finding is not None]
 
@@ -240,9 +240,9 @@ def _checkpoints(run: Run) -> Finding | None:
     return replace(finding, state="damaged", problems=problems, error=error)
 
 
-def _mmf() -> Finding | None:
+def _mmf(full: bool = False) -> Finding | None:
     finding = Finding("mmf", "MMF", tool_home() / "mmf", "damaged", _NOTHING)
-    state = survey_mmf()
+    state = survey_mmf(full=full)
     installed, problems = state.installed, state.problems
     if installed is None:
         return replace(finding, problems=problems) if problems else None

@@ -7,8 +7,10 @@
     ├── SHA256SUMS.json    what that format has no place for: sizes, where the hashes come from, past checks
     └── …                  the files
 
-``SHA256SUMS`` is written last: where it is, the files were complete. Without the JSON, or with that of
-another ``SHA256SUMS``, every file is read again at the next check, and the hashes count as merely recorded.
+``SHA256SUMS`` is written last: where it is, the files were complete. It alone tells what they should hold.
+The sizes and checks in the JSON are a cache: without them, every file is read again at the next check. What
+it says about where the hashes come from is kept nowhere else, and repairing needs it; without that, or with
+the JSON of another ``SHA256SUMS``, the hashes count as merely recorded.
 """
 
 from __future__ import annotations
@@ -253,11 +255,13 @@ def _read_notes(folder: Path) -> tuple[Manifest, str | None, Mapping[str, int]]:
         if notes["format"] != _FORMAT or notes["basis"] not in get_args(Basis):
             raise ValueError("notes of another version")
         source = notes["source"] and Source(**notes["source"])
-        checks = {name: Check(*map(int, values)) for name, values in notes["checks"].items()}
-        known = Manifest(folder, {}, notes["basis"], source, dict(notes["result"]), checks)
-        return known, notes["sums"], dict(notes["sizes"])
+        known, sums = Manifest(folder, {}, notes["basis"], source, dict(notes["result"])), notes["sums"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Manifest(folder, {}), None, {}
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        checks = {name: Check(*map(int, values)) for name, values in notes["checks"].items()}
+        return replace(known, checks=checks), sums, dict(notes["sizes"])
+    return known, sums, {}
 
 
 def manifest_files(folder: Path) -> list[Path]:

@@ -212,10 +212,11 @@ def use_checkout(checkout: Path) -> Installed:
         return _remember(Installed(root, read_version(root), "path"))
 
 
-def changed_files(installed: Installed) -> list[str] | None:
+def changed_files(installed: Installed, *, full: bool = False) -> list[str] | None:
     """What is wrong with a copy, a line for each file; None where nothing tells what it should be.
 
-    That is so for a checkout, which its user edits, and for what an older mmfw has fetched.
+    That is so for a checkout, which its user edits, and for what an older mmfw has fetched. A file that was
+    not touched since it was last found intact is read only for a ``full`` look.
     """
     if installed.source not in [source.name for source in SOURCES]:
         return None
@@ -227,7 +228,7 @@ def changed_files(installed: Installed) -> list[str] | None:
         return [f"missing: {SUMS}"] if noted(installed.root) else None
     if manifest.was_changed:
         return [f"changed: {SUMS}"]
-    found = [str(difference) for difference in find_damage(manifest, title="Verifying MMF")]
+    found = [str(difference) for difference in find_damage(manifest, full=full, title="Verifying MMF")]
     stray = _importable_files(installed.root) - manifest.files.keys()
     return found + [f"extra: {name}" for name in sorted(stray)]
 

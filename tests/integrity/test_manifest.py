@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import DamagedManifest
+from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files
-from mmf_win.integrity.verify import record_hashes
+from mmf_win.integrity.verify import find_damage, record_hashes
 from tests.worlds.memes import Files, lay_out
 from tests.worlds.tools import call, requires_tool
 
@@ -117,6 +118,22 @@ def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | str | N
     manifest = Manifest.load(folder)
     assert manifest is not None and manifest.files.keys() == FILES.keys()
     assert (manifest.basis, manifest.checks) == ("recorded", {})
+
+
+@pytest.mark.parametrize(("name", "value"), [("checks", None), ("checks", {"empty": [1]}), ("sizes", 7)])
+def test_a_damaged_cache_of_checks_and_sizes_takes_nothing_else_along(
+    name: str, value: object, user_dir: Path
+) -> None:
+    folder = folder_of(FILES, user_dir)
+    source = Source("features.tar.gz", 123, 456, "", "0" * 64)
+    replace(record_hashes(folder, FILES), basis="published", source=source).save()
+    _, notes = manifest_files(folder)
+    write_json(notes, {**read_json(notes), name: value})
+    manifest = Manifest.load(folder)
+    assert manifest is not None
+    assert (manifest.basis, manifest.source, manifest.checks) == ("published", source, {})
+    assert find_damage(manifest) == []
+    assert manifest.checks.keys() == FILES.keys()
 
 
 def test_checks_are_not_noted_beside_the_list_of_another(user_dir: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 
 from mmf_win.commands.hints import hint_for
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.integrity.manifest import SUMS
-from mmf_win.integrity.verify import LOCK, record_hashes
+from mmf_win.integrity.manifest import SUMS, Manifest
+from mmf_win.integrity.verify import LOCK, mark_intact, record_hashes
 from mmf_win.unpacking.staging import staging_folder
 from mmf_win.upstream import sources
 from mmf_win.upstream.install import (
@@ -116,6 +116,19 @@ class TestGithub:
         ]
         assert sorted(changed_files(installed) or ()) == found
         assert changed_files(_fetch(monkeypatch)) == []
+
+    def test_a_change_that_no_time_tells_of_is_found_by_a_full_look(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        installed = _fetch(monkeypatch)
+        changed = installed.root / "mmf.txt"
+        changed.write_bytes(b"1" * 70_000)
+        os.utime(changed, (0, 0))
+        manifest = Manifest.load(installed.root)
+        assert manifest is not None
+        mark_intact(manifest, ["mmf.txt"])
+        assert changed_files(installed) == []
+        assert changed_files(installed, full=True) == ["changed: mmf.txt (other content)"]
 
     def test_a_changed_list_of_hashes_is_noticed(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
