@@ -195,11 +195,8 @@ def _interrupt_when_there_is(file: Path) -> None:
 def _report(error: MmfwError) -> int:
     if str(error):
         say(f"{colour('error:', 31)} {without_control_characters(without_secrets(str(error)))}")
-    # Imported only now, since few commands fail.
-    from mmf_win.commands.hints import hint_for
-
-    if hint := hint_for(error):
-        say(f"{colour('hint:', 36)} {without_control_characters(without_secrets(hint))}")
+    if error.hint:
+        say(f"{colour('hint:', 36)} {without_control_characters(without_secrets(error.hint))}")
     return error.exit_code
 
 

@@ -11,18 +11,16 @@
     TrainingError     7    training failed
     Interrupted     130    the user asked to stop
 
-Each of these is followed by its subclasses, which have its exit code and differ in their hints.
+Each of these is followed by its subclasses, which have its exit code.
 
 An error carries what went wrong (its message) and what to do next (its hint). The command line prints both
-and exits with the code of the class. Hints that name an option or a command are in
-:mod:`mmf_win.commands.hints`, by the class of the error.
+and exits with the code of the class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 class MmfwError(Exception):
@@ -30,24 +28,17 @@ class MmfwError(Exception):
 
     Args:
         message: what went wrong, naming the file.
-        hint: the next step, as a sentence; one that names an option or a command stands in
-            :mod:`mmf_win.commands.hints`.
-        attributes: those that the class declares; such a hint needs them.
+        hint: the next step: a sentence, or a command.
+        log: the output of the attempt of a run that ended with the error.
     """
 
     exit_code: ClassVar[int] = 1
     hint: str | None = None
-    log: Path | None = None  # the output of the attempt of a run that ended with the error
-    # What hints of several classes name.
-    data_dir: Path | None = None
-    save_dir: Path
-    folder: Path
-    words: Sequence[str]
 
-    def __init__(self, message: str, *, hint: str | None = None, **attributes: Any) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, log: Path | None = None) -> None:
         super().__init__(message)
         self.hint = hint or self.hint
-        vars(self).update(attributes)
+        self.log = log
 
 
 class UsageError(MmfwError):
@@ -124,6 +115,8 @@ class PasswordError(MmfwError):
 class NoPassword(PasswordError):
     """A password is needed and none was given."""
 
+    hint = "give it with --password, --password-file or the variable MMFW_PASSWORD"
+
 
 class ResourceError(MmfwError):
     """Not enough disk or memory."""
@@ -135,19 +128,6 @@ class MmfError(MmfwError):
     """MMF, or what it needs, is missing or broken."""
 
     exit_code = 6
-
-
-class BrokenMmf(MmfError):
-    """MMF is not installed, incomplete or unreadable; getting it again repairs that.
-
-    ``origin`` is where to get it from, ``pypi`` or ``github``; None for where it was got from before.
-    """
-
-    origin: str | None = None
-
-
-class PipFailed(MmfError):
-    """Pip did not bring MMF."""
 
 
 class TrainingError(MmfwError):

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.commands.options import as_json, data_dir, save_dir
 from mmf_win.console import aligned, colour, print_json, size
 from mmf_win.doctor.survey import MmfState, survey
@@ -58,8 +57,8 @@ def plain(found: Mapping[str, Any]) -> dict[str, Any]:
     """A survey with its errors as messages and hints."""
     mmf, errors = found["mmf"], found["missing"]
     told = {"installed": mmf.installed and asdict(mmf.installed), "problems": mmf.problems}
-    told |= {"message": mmf.error and str(mmf.error), "hint": mmf.error and hint_for(mmf.error)}
-    missing = [{"what": str(error), "hint": hint_for(error)} for error in errors]
+    told |= {"message": mmf.error and str(mmf.error), "hint": mmf.error and mmf.error.hint}
+    missing = [{"what": str(error), "hint": error.hint} for error in errors]
     return {**found, "mmf": told, "missing": missing}
 
 
@@ -82,7 +81,7 @@ def _sections(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["missing"]:
         yield colour("Everything is in place.", 32)
     for error in found["missing"]:
-        yield f"{colour('missing:', 33)} {error}\n{colour('fix:', 36)}     {hint_for(error)}"
+        yield f"{colour('missing:', 33)} {error}\n{colour('fix:', 36)}     {error.hint}"
 
 
 def _mmf_lines(mmf: MmfState) -> Iterator[str]:

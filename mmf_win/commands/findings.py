@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from mmf_win.commands.completion import completed_by
-from mmf_win.commands.hints import hint_for
 from mmf_win.console import aligned, colour, moment, print_json, say, size, without_control_characters
 from mmf_win.errors import DataError, PasswordError, UsageError
 from mmf_win.integrity.finding import Finding
@@ -44,7 +43,7 @@ def to_json(finding: Finding) -> dict[str, Any]:
         "against": finding.against or None,
         "bytes": finding.size,
         "error": str(finding.error) if finding.error else None,
-        "hint": hint_for(finding.error) if finding.error else None,
+        "hint": finding.error.hint if finding.error else None,
     }
 
 
@@ -68,8 +67,8 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
             said = str(finding.error).removeprefix(f"{finding.what}: ")
             if said != "; ".join(finding.problems):
                 say(f"{what}: {without_control_characters(said)}")
-            if hint := hint_for(finding.error):
-                say(f"{colour('hint:', 36)} {without_control_characters(hint)}")
+            if finding.error.hint:
+                say(f"{colour('hint:', 36)} {without_control_characters(finding.error.hint)}")
 
 
 def require_intact(findings: Collection[Finding]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mmf_win.errors import DamagedManifest
-from mmf_win.integrity.manifest import SUMS, Manifest, noted
+from mmf_win.integrity.manifest import Manifest, damaged, noted
 from mmf_win.paths import DatasetPaths
 from mmf_win.unpacking.staging import require_finished
 
@@ -27,5 +26,5 @@ def require_list(paths: DatasetPaths) -> Manifest | None:
     """
     manifest = load_manifest(paths)
     if manifest is None and noted(paths.root):
-        raise DamagedManifest(f"{paths.root / SUMS}: it is missing", folder=paths.root)
+        raise damaged(paths.root, "it is missing")
     return manifest

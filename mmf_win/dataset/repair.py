@@ -10,8 +10,8 @@ from mmf_win.console import first_few, shell_line
 from mmf_win.dataset.layout import find_layout
 from mmf_win.dataset.manifest import require_list
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import DamagedManifest, DatasetError
-from mmf_win.integrity.manifest import SUMS, Manifest
+from mmf_win.errors import DatasetError
+from mmf_win.integrity.manifest import Manifest, damaged
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places, data_option
 from mmf_win.unpacking.extract import install_repaired
@@ -54,7 +54,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     if not names:
         return []
     if manifest.was_changed:
-        raise DamagedManifest(f"{paths.root / SUMS}: it was changed", folder=paths.root)
+        raise damaged(paths.root, "it was changed")
     source = archive or archive_of(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
     with open_with_progress(source, ask) as opened:

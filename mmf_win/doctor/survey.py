@@ -15,7 +15,6 @@ from mmf_win.archives.zip_extract import engine
 from mmf_win.dataset.annotations import where_to_get
 from mmf_win.doctor.system import survey_machine, survey_settings, survey_torch, unused_gpu
 from mmf_win.errors import (
-    BrokenMmf,
     DatasetError,
     MmfError,
     MmfwError,
@@ -103,7 +102,8 @@ def survey_mmf(*, full: bool = False) -> MmfState:
     changed = changed_files(installed, full=full)
     if not changed:
         return MmfState(installed, None if changed is None else ())
-    return MmfState(installed, tuple(changed), BrokenMmf(f"changed or missing files of MMF: {len(changed)}"))
+    message = f"changed or missing files of MMF: {len(changed)}"
+    return MmfState(installed, tuple(changed), MmfError(message, hint="run `mmfw setup`"))
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:

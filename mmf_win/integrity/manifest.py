@@ -30,6 +30,7 @@ from mmf_win.console import Progress
 from mmf_win.errors import DamagedManifest, DataError
 from mmf_win.files import files_below, json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.finding import repair_line
 
 SUMS = "SHA256SUMS"
 """The file's name."""
@@ -179,8 +180,8 @@ class Manifest:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise DamagedManifest(f"{path}: it cannot be read ({error.strerror})", folder=folder) from None
-        hashes = _parse(path, text)
+            raise damaged(folder, f"it cannot be read ({error.strerror})") from None
+        hashes = _parse(folder, text)
         known, sums, sizes = _read_notes(folder)
         if sums != hashlib.sha256(text).hexdigest():
             files = {name: Entry(sha256) for name, sha256 in hashes.items()}
@@ -208,7 +209,7 @@ class Manifest:
         """
         sums = (self.folder / SUMS).read_bytes()
         with suppress(DataError):
-            if _parse(self.folder / SUMS, sums) == {name: e.sha256 for name, e in self.files.items()}:
+            if _parse(self.folder, sums) == {name: e.sha256 for name, e in self.files.items()}:
                 self._write_notes(sums)
 
     def _write_notes(self, sums: bytes) -> None:
@@ -237,6 +238,15 @@ class Manifest:
     def was_changed(self) -> bool:
         """Whether this is not the list that was written when an archive was unpacked."""
         return self.basis == "recorded" and self.source is not None and self.source.sha256 is not None
+
+
+def damaged(folder: Path, what: str, line: int | None = None) -> DamagedManifest:
+    """The error that the ``SHA256SUMS`` of a folder is damaged; its hint repairs the files, where it can."""
+    known = noted(folder)
+    repair = repair_line(folder) if known and known.source else None
+    where = folder / SUMS if line is None else f"{folder / SUMS}:{line}"
+    hint = repair or "delete this list of hashes, and the files are verified again"
+    return DamagedManifest(f"{where}: {what}", hint=hint)
 
 
 def noted(folder: Path) -> Manifest | None:
@@ -280,26 +290,22 @@ def _line(name: str, sha256: str) -> str:
     return f"{'' if escaped == name else chr(92)}{sha256}  {escaped}\n"
 
 
-def _parse(path: Path, text: bytes) -> dict[str, str]:
+def _parse(folder: Path, text: bytes) -> dict[str, str]:
     """Path → hash. Lines of comments are skipped, as ``sha256sum -c`` does."""
-
-    def wrong(number: int, what: str) -> DamagedManifest:
-        return DamagedManifest(f"{path}:{number}: {what}", folder=path.parent)
-
     hashes = {}
     for number, raw in enumerate(text.split(b"\n"), 1):
         if not raw.strip() or raw.startswith(b"#"):
             continue
         line = _LINE.fullmatch(raw.decode("utf-8", "surrogateescape").rstrip("\r"))
         if line is None:
-            raise wrong(number, "not a line of sha256sum")
+            raise damaged(folder, "not a line of sha256sum", number)
         escaped, sha256, name = line.groups()
         if escaped:
             name = re.sub(r"\\[\\nr]", lambda found: _UNESCAPES[found[0]], name)
         is_elsewhere = platform == "win32" and (":" in name or "\\" in name)
         if name.startswith("/") or ".." in name.split("/") or is_elsewhere:
-            raise wrong(number, "the path leads out of the folder")
+            raise damaged(folder, "the path leads out of the folder", number)
         hashes[name] = sha256
     if not hashes:  # as a computer that lost its power leaves it
-        raise DamagedManifest(f"{path}: it lists no file", folder=path.parent)
+        raise damaged(folder, "it lists no file")
     return hashes

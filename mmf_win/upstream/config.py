@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import BrokenMmf, UsageError
+from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Places, no_datasets
 from mmf_win.upstream.overrides import RESERVED, assign, require_usable
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
@@ -267,7 +267,7 @@ def load_yaml(root: Path, path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         own: Any = parse_yaml(_ENVIRONMENT.sub(r"${oc.env:\1,'\2'}", text))
     except OSError as error:
-        raise BrokenMmf(f"{path} cannot be read: {error.strerror}") from None
+        raise MmfError(f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`") from None
     included = []
     for name in own.pop("includes", None) or []:
         of_mmf = follow_text_links(root / "mmf" / name)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmf_win.console import shell_line
-from mmf_win.errors import BrokenMmf, DamagedManifest, MmfError, UsageError
+from mmf_win.errors import DamagedManifest, MmfError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage
@@ -69,12 +69,13 @@ def find_mmf() -> Installed:
     """
     installed = chosen() or _importable()
     if installed is None:
-        raise BrokenMmf("MMF is not installed")
+        raise MmfError("MMF is not installed", hint="run `mmfw setup`")
     if not _holds_mmf(installed.root):
         message = f"the MMF in {installed.root} is incomplete"
         if installed.source == "path":
-            raise BrokenMmf(message, hint=f"bring {installed.root} back", origin="pypi")
-        raise BrokenMmf(message)
+            again = f"bring {installed.root} back, or run `mmfw setup --mmf pypi`"
+            raise MmfError(message, hint=again)
+        raise MmfError(message, hint="run `mmfw setup`")
     return installed
 
 
@@ -136,7 +137,7 @@ def chosen() -> Installed | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise BrokenMmf(f"{_note()} cannot be read: {error}", origin="pypi") from error
+        raise MmfError(f"{_note()} cannot be read: {error}", hint="run `mmfw setup --mmf pypi`") from error
 
 
 def was_set_up() -> bool:

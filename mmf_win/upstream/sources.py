@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from mmf_win.archives import open_archive
-from mmf_win.errors import ArchiveError, MmfError, PipFailed
+from mmf_win.errors import ArchiveError, MmfError
 from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, tree_id
 from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import is_portable
@@ -28,6 +28,7 @@ from mmf_win.unpacking.reading import everything, unpack_chosen
 from mmf_win.unpacking.staging import Staging
 from mmf_win.upstream.download import download
 
+_WITHOUT_PIP = "take `mmfw setup --mmf github`, which does without pip"
 _log = logging.getLogger(__name__)
 
 
@@ -61,9 +62,9 @@ class PypiWheel:
         except ArchiveError as error:
             damage = error
         if damage or digest.hexdigest() != self.wheel_sha256:
-            raise PipFailed(
+            raise MmfError(
                 f"{wheel.name} is not the wheel that PyPI publishes",
-                hint="check which index pip uses (`pip config list`)",
+                hint=f"check which index pip uses (`pip config list`), or {_WITHOUT_PIP}",
             ) from damage
         return Manifest(here.new, files, "published", Source.of(wheel, self.wheel_sha256))
 
@@ -84,10 +85,13 @@ class PypiWheel:
         if done.returncode == 0 and wheels:
             return wheels[0]
         if "No module named pip" in done.stdout:
-            raise PipFailed(f"{sys.executable} has no pip", hint="run `python -m ensurepip`")
+            raise MmfError(
+                f"{sys.executable} has no pip", hint=f"run `python -m ensurepip`, or {_WITHOUT_PIP}"
+            )
         said = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-10:])
-        raise PipFailed(
-            f"pip cannot download mmf=={self.version}:\n{said}", hint="check the connection and pip's index"
+        raise MmfError(
+            f"pip cannot download mmf=={self.version}:\n{said}",
+            hint=f"check the connection and pip's index, or {_WITHOUT_PIP}",
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-from mmf_win.errors import BrokenMmf, MmfError
+from mmf_win.errors import MmfError
 
 # Linux gives up after as many, https://man7.org/linux/man-pages/man7/path_resolution.7.html
 _MAX_LINKS = 40
@@ -63,9 +63,9 @@ def has_key(version: str, key: str) -> bool:
         MmfError: mmfw does not know that version.
     """
     if version not in ONLY_IN:
-        raise BrokenMmf(
+        raise MmfError(
             f"MMF {version} is unknown to mmfw, which works with {' and '.join(ONLY_IN)}",
-            origin="pypi",
+            hint="run `mmfw setup --mmf pypi`",
         )
     return version in versions_with(key)
 
@@ -83,10 +83,10 @@ def read_version(root: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BrokenMmf(f"{path} cannot be read: {error.strerror}") from error
+        raise MmfError(f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`") from error
     match = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
     if match is None:
-        raise BrokenMmf(f"no version can be found in {path}")
+        raise MmfError(f"no version can be found in {path}", hint="run `mmfw setup`")
     return match[1]
 
 
@@ -132,7 +132,7 @@ def follow_text_links(path: Path) -> Path:
         if link is None or target is None:
             return here
         here = Path(os.path.normpath(link.parent / target / here.relative_to(link)))
-    raise BrokenMmf(f"the links from {path} lead in a circle")
+    raise MmfError(f"the links from {path} lead in a circle", hint="run `mmfw setup`")
 
 
 def _link_target(path: Path) -> str | None:

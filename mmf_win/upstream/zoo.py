@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from mmf_win.errors import BrokenMmf, UsageError
+from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Inside, Places, is_portable
 from mmf_win.upstream.config import parse_yaml
 from mmf_win.upstream.versions import follow_text_links
@@ -132,7 +132,7 @@ def _load(root: Path, zoo: str) -> Any:
     except ValueError as error:
         problem = f"{path}: {error}"
     if zoo in (DATASETS, MODELS):
-        raise BrokenMmf(problem)
+        raise MmfError(problem, hint="run `mmfw setup`")
     raise UsageError(problem, hint="see the variables MMF_DATASET_ZOO and MMF_MODEL_ZOO")
 
 

@@ -16,7 +16,6 @@ from typing import NoReturn
 
 import pytest
 
-from mmf_win.commands.hints import hint_for
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import LOCK, mark_intact, record_hashes
@@ -99,7 +98,7 @@ class TestGithub:
             with pytest.raises(MmfError, match=message) as raised:
                 install(github(server.url))
             assert server.asked == asked
-        assert hint_for(raised.value)
+        assert raised.value.hint
         assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == [LOCK]
         with pytest.raises(MmfError, match="MMF is not installed"):
             find_mmf()
@@ -176,7 +175,7 @@ class TestGithub:
             with pytest.raises(MmfError, match="cannot be written to: Read-only") as raised:
                 install(github(server.url))
             assert server.asked == 0
-        assert "MMFW_HOME" in (hint_for(raised.value) or "")
+        assert "MMFW_HOME" in (raised.value.hint or "")
 
     def test_a_killed_setup_leaves_nothing_that_is_believed(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -271,7 +270,7 @@ class TestPypi:
         next(index.iterdir()).unlink()
         with pytest.raises(MmfError, match="No matching distribution found for mmf") as raised:
             install(source)
-        assert hint_for(raised.value)
+        assert raised.value.hint
 
 
 @pytest.mark.skipif(is_wine(), reason="Windows under Wine cannot start a venv")
@@ -282,7 +281,7 @@ def test_a_python_without_pip_is_told_what_to_do(home: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "executable", str(Path(programs, Path(sys.executable).name)))
     with pytest.raises(MmfError, match="has no pip") as raised:
         install(sources.PYPI)
-    assert "ensurepip" in (hint_for(raised.value) or "")
+    assert "ensurepip" in (raised.value.hint or "")
 
 
 class TestCheckout:
@@ -315,7 +314,7 @@ class TestCheckout:
         checkout.rename(checkout.with_name("elsewhere"))
         with pytest.raises(MmfError, match="is incomplete") as raised:
             find_mmf()
-        assert str(checkout.resolve()) in (hint_for(raised.value) or "")
+        assert str(checkout.resolve()) in (raised.value.hint or "")
 
 
 def test_an_mmf_of_the_environment_is_found_without_being_imported(
@@ -338,7 +337,7 @@ def test_packages_that_are_missing_are_named_with_their_cure(
     require_packages("pillow", "click")
     with pytest.raises(MmfError, match="no-such and no_such cannot be found") as raised:
         require_packages("click", "no-such", "no_such")
-    assert "[train]" in (hint_for(raised.value) or "")
+    assert "[train]" in (raised.value.hint or "")
 
 
 def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:
@@ -346,7 +345,7 @@ def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:
     (home / "mmf/installed.json").write_text("{", encoding="utf-8")
     with pytest.raises(MmfError, match="cannot be read") as raised:
         find_mmf()
-    assert "mmfw setup --mmf pypi" in (hint_for(raised.value) or "")
+    assert "mmfw setup --mmf pypi" in (raised.value.hint or "")
 
 
 @pytest.mark.torch
