@@ -157,8 +157,8 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_wo
     second = shop.tool.run_of(shop.tool("train", shop.preset, *_UPDATES, word, "--name", "second"))
     assert "Checkpoint loaded" in second.log.read_text(encoding="utf-8")
 
-    assert shop.tool.code("features", "status", "--save-dir", str(shop.tool.save_dir)) == 0
-    assert "weights visual_bert.pretrained.own" in shop.tool.output, "the newest run's own words count"
+    assert shop.tool.code("features", "status", shop.preset, word) == 0
+    assert "weights visual_bert.pretrained.own" in shop.tool.output
     hostile.cut(folder / "model.pth")
     assert shop.tool.code("verify", shop.preset, word) == 3
     [hint] = re.findall("^hint: `mmfw (repair .*)`$", shop.tool.errors, re.MULTILINE)
