@@ -162,7 +162,8 @@ def _require_model(model: str, error: TypeError) -> None:
 
     frames = traceback.extract_tb(error.__traceback__)
     if frames[-1].name == "build_model" and registry.get_model_class(model) is None:
-        raise UsageError(f"neither MMF nor code of your own registers a model {model!r}") from error
+        message = f"neither MMF nor code of your own registers a model {model!r}"
+        raise UsageError(message, hint="env.user_dir=FOLDER names code of your own that does") from error
 
 
 def mmf_options(request: Attempt) -> list[str]:

@@ -70,7 +70,7 @@ def test_predictions_are_made_in_the_precision_of_the_run_unless_another_is_aske
     assert run.events.read_bytes() == before, "a training may be writing to it meanwhile"
     half, full = map(probabilities, predicted)
     assert half != full and half == pytest.approx(full, abs=0.05)
-    assert json.loads(run.request_file.read_text(encoding="utf-8"))["precision"] == "bf16"
+    assert json.loads(run.request_file.read_text(encoding="utf-8"))["settings"]["mmfw"]["precision"] == "bf16"
 
 
 @requires_console_events

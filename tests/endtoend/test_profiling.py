@@ -94,8 +94,8 @@ def test_of_a_training_that_fails_the_log_stays(tool: Tool, faulty: Faulty) -> N
         (("--updates", "6", "training.max_updates=9"), "--updates and training.max_updates=9"),
         (("--batch-size", "2", "training.batch_size=4"), "--batch-size and training.batch_size=4"),
         (("--updates", "6", "-o", "taken"), "is there already"),
-        (("-o", "new", "training.checkpoint_interval=0"), "training.checkpoint_interval is 0"),
-        (("-o", "new", "training.evaluation_interval=often"), "training.evaluation_interval=often"),
+        (("-o", "new", "training.checkpoint_interval=0"), "training.checkpoint_interval: 0"),
+        (("-o", "new", "training.evaluation_interval=often"), "training.evaluation_interval: 'often'"),
     ],
 )
 def test_a_mistake_is_named_at_once(
