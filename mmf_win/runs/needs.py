@@ -85,7 +85,10 @@ def composed(
     code = own_code.folder_of(config["user_dir"], once, whose)
     if code is not None:
         typed = merge(typed, {"env": {"user_dir": code}})
-    return replace(first, settings=merge(first.settings, typed)), request.over(typed), config
+    request = request.over(typed)
+    # An override of MMF's own precision takes the place of what an option chose before.
+    first = replace(first, settings=merge(first.settings, typed), precision=request.ours.precision)
+    return first, request, config
 
 
 def check_training(

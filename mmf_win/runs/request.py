@@ -118,7 +118,8 @@ class Request(ConfigParts):
             settings = merge(settings, {OURS: {"precision": None}})
         if not _TOTAL.isdisjoint(training):
             settings = merge(settings, {OURS: {"epochs": None}})
-        if "batch_size" in training and "batch_size_per_device" in settings.get("training", {}):
+        by_option = "auto_batch" in changes.get(OURS, {})  # beside an override, MMF decides which holds
+        if by_option and "batch_size" in training and "batch_size_per_device" in settings.get("training", {}):
             settings = merge(settings, {"training": {"batch_size_per_device": None}})
         return replace(self, settings=merge(settings, changes))
 

@@ -13,27 +13,15 @@ from mmf_win.runs import own_code, presets
 from mmf_win.runs.request import Once, Request
 from mmf_win.upstream import config
 from mmf_win.upstream.config import ConfigParts
+from tests.worlds.bare_mmf import with_defaults
 
 pytestmark = pytest.mark.usefixtures("home")
-
-RC10 = "1.0.0rc10"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """An MMF of which there is nothing but what every configuration is made of."""
-    root = tmp_path / "an MMF"
-    defaults = root / "mmf" / "configs" / "defaults.yaml"
-    dataset = root / "mmf" / "configs" / "datasets" / "hateful_memes" / "defaults.yaml"
-    for path, text in {
-        defaults: "env:\n  user_dir: ${env:MMF_USER_DIR,}\n"
-        "  cache_dir: c\n  data_dir: d\n  save_dir: s\n  report_dir: r\n",
-        dataset: "{dataset_config: {hateful_memes: {}}}",
-        root / "mmf" / "version.py": f'__version__ = "{RC10}"\n',
-    }.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return root
+    return with_defaults(tmp_path / "an MMF")
 
 
 @pytest.fixture
