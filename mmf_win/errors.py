@@ -81,6 +81,8 @@ class HostileFeatures(DatasetError):
 class DamagedFeatures(DatasetError):
     """An LMDB of region features is damaged, or missing where nothing is known that has it."""
 
+    hint = "`mmfw verify features --full` reads all of them"
+
 
 class NoValidation(DatasetError):
     """The dataset has no split to validate on."""

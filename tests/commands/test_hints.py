@@ -166,6 +166,7 @@ NOT_RUN = {
     "mmf": _READS,
     "runs/outcomes: mmfw doctor": _READS,
     "commands/demo: mmfw doctor": _READS,
+    "errors: mmfw verify": _READS,
     "commands/doctor: mmfw doctor": _READS,
     "commands/setup: mmfw doctor": _READS,
     "commands/demo: mmfw convert": "the real dataset is the user's",

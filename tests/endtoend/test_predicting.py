@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,8 +89,8 @@ def test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says(tool: 
 
 
 def hinted(errors: str) -> list[str]:
-    """The words of the command that a hint ends with."""
-    return typed(errors[errors.rindex("mmfw predict") :])[1:]
+    """The words of the command that a hint names last."""
+    return typed(re.findall(r"mmfw (predict [^`\n]*)", errors)[-1])
 
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
