@@ -161,9 +161,9 @@ def numbered(name: str) -> Iterator[str]:
     return (name if n == 1 else f"{name}-{n}" for n in count(1))
 
 
-def timestamp(when: datetime | None = None) -> str:
+def timestamp() -> str:
     """Local time as ``YYYY-mm-ddTHH-MM-SS``: sortable, and legal in a file name on Windows."""
-    return (when or datetime.now()).strftime("%Y-%m-%dT%H-%M-%S")
+    return datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
 
 
 class Inside:
@@ -265,9 +265,9 @@ class DatasetPaths:
         return self.annotations / f"{name}.jsonl"
 
 
-def tool_home(environ: Mapping[str, str] = os.environ) -> Path:
+def tool_home() -> Path:
     """Where mmfw keeps what it installs: ``MMFW_HOME``, else inside the Python environment."""
-    chosen = environ.get("MMFW_HOME")
+    chosen = os.environ.get("MMFW_HOME")
     return Path(chosen).expanduser().absolute() if chosen else Path(sys.prefix, "share", "mmfw")
 
 

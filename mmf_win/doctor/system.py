@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mmf_win.doctor import torch_build
@@ -49,7 +49,7 @@ class Torch:
 
 def survey_machine() -> dict[str, Any]:
     """Its processors that this process may use, its memory where the system tells that, and its GPUs."""
-    return {"cpus": processors(), "memory": _memory(), "gpus": [asdict(gpu) for gpu in gpus.installed()]}
+    return {"cpus": processors(), "memory": _memory(), "gpus": gpus.installed()}
 
 
 def _memory() -> int | None:

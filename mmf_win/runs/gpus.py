@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -13,21 +13,7 @@ from typing import Any
 from mmf_win.console import size
 
 _INTERVAL = 2.0
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU.
-
-    Attributes:
-        name: as the driver calls it.
-        memory: its memory in bytes; 0 where it is shared with the CPU.
-        driver: the driver's version.
-    """
-
-    name: str
-    memory: int
-    driver: str
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -45,7 +31,7 @@ class Cuda:
 
 def cuda() -> Cuda | None:
     """What a CUDA program finds here; None where there is no GPU, or the driver does not say."""
-    found = list(_handles({}))
+    found = list(_handles(None))
     for nvml, _ in found[:1]:
         with suppress(nvml.NVMLError):
             version = nvml.nvmlSystemGetCudaDriverVersion_v2()
@@ -54,33 +40,34 @@ def cuda() -> Cuda | None:
     return None
 
 
-def installed() -> list[Gpu]:
-    """All GPUs of this machine."""
+def installed() -> list[dict[str, Any]]:
+    """All GPUs of this machine: name, memory in bytes (0 where it is shared with the CPU) and driver."""
     found = []
-    for nvml, handle in _handles({}):
+    for nvml, handle in _handles(None):
         memory = 0
         with suppress(nvml.NVMLError):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-        found.append(Gpu(nvml.nvmlDeviceGetName(handle), memory, nvml.nvmlSystemGetDriverVersion()))
+        name, driver = nvml.nvmlDeviceGetName(handle), nvml.nvmlSystemGetDriverVersion()
+        found.append({"name": name, "memory": memory, "driver": driver})
     return found
 
 
-def free_memory(environ: Mapping[str, str] = os.environ) -> list[int]:
+def free_memory() -> list[int]:
     """Free bytes of each GPU that a worker may use; those that do not say are left out."""
     free = []
-    for nvml, handle in _handles(environ):
+    for nvml, handle in _handles(os.environ.get(_VISIBLE)):
         with suppress(nvml.NVMLError):
             free.append(nvml.nvmlDeviceGetMemoryInfo(handle).free)
     return free
 
 
-def figures(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+def figures() -> Iterator[str]:
     """What the first GPU that the worker may use is doing, for the live display.
 
     Yields:
         ``GPU 87 %, 10.2 of 24.0 GiB``, at most two seconds old, for as long as the driver knows it.
     """
-    for nvml, handle in islice(_handles(environ), 1):
+    for nvml, handle in islice(_handles(os.environ.get(_VISIBLE)), 1):
         with suppress(nvml.NVMLError):  # a driver of a virtual machine may know neither
             while True:
                 busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
@@ -90,8 +77,8 @@ def figures(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
                     yield f"GPU {busy} %, {size(memory.used)} of {size(memory.total)}"
 
 
-def _handles(environ: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
-    """NVML, and its handle of each GPU that ``CUDA_VISIBLE_DEVICES`` names by number or UUID.
+def _handles(visible: str | None) -> Iterator[tuple[Any, Any]]:
+    """NVML, and its handle of each GPU; or only of those that ``visible`` names by number or UUID.
 
     NVML numbers GPUs by their place on the bus. CUDA does so only where CUDA_DEVICE_ORDER is PCI_BUS_ID; with
     GPUs of different kinds its first may be another.
@@ -103,7 +90,6 @@ def _handles(environ: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
     # After the first name that is not a GPU's, as "" and -1 are, CUDA shows no others either.
     with suppress(nvml.NVMLError):
         nvml.nvmlInit()
-        visible = environ.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible is not None else map(str, range(nvml.nvmlDeviceGetCount()))
         for name in map(str.strip, names):
             if name.isdecimal():

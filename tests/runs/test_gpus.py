@@ -15,7 +15,14 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """pynvml, faked."""
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
+
+
+def may_use(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+    """Name the GPUs that a worker may use, if any are named."""
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
 
 @pytest.mark.usefixtures("nvml")
@@ -34,10 +41,10 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     ids=str,
 )
 def test_free_memory_is_that_of_each_gpu_that_a_worker_may_use_fake_nvml(
-    visible: str | None, free: list[int]
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, free: list[int]
 ) -> None:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert gpus.free_memory(environ) == [gib << 30 for gib in free]
+    may_use(monkeypatch, visible)
+    assert gpus.free_memory() == [gib << 30 for gib in free]
 
 
 @pytest.mark.usefixtures("nvml")
@@ -45,8 +52,8 @@ def test_all_gpus_are_listed_fake_nvml(nvml: FakeNvml, monkeypatch: pytest.Monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     nvml.free[1] = 0  # says nothing about its memory
     assert gpus.installed() == [
-        gpus.Gpu("NVIDIA 0", 24 << 30, "570.86"),
-        gpus.Gpu("NVIDIA 1", 0, "570.86"),
+        {"name": "NVIDIA 0", "memory": 24 << 30, "driver": "570.86"},
+        {"name": "NVIDIA 1", "memory": 0, "driver": "570.86"},
     ]
 
 
@@ -54,25 +61,30 @@ def test_all_gpus_are_listed_fake_nvml(nvml: FakeNvml, monkeypatch: pytest.Monke
     ("visible", "handle"), [(None, 0), ("1", 1), ("1,0", 1), ("GPU-8f2a", "GPU-8f2a")], ids=str
 )
 def test_the_first_gpu_that_may_be_used_is_watched_fake_nvml(
-    nvml: FakeNvml, visible: str | None, handle: object
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, handle: object
 ) -> None:
-    figures = gpus.figures({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    may_use(monkeypatch, visible)
+    figures = gpus.figures()
     assert next(figures) == "GPU 87 %, 10.0 GiB of 24.0 GiB"
     assert nvml.asked == [handle]
     next(figures)
     assert len(nvml.asked) == 1, "the GPU is not asked all the time"
 
 
-def test_a_gpu_that_is_not_there_or_says_nothing_is_passed_over_fake_nvml(nvml: FakeNvml) -> None:
-    assert list(gpus.figures({"CUDA_VISIBLE_DEVICES": "7"})) == []
+def test_a_gpu_that_is_not_there_or_says_nothing_is_passed_over_fake_nvml(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert list(gpus.figures()) == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     nvml.knows = False
-    assert list(gpus.figures({})) == []
+    assert list(gpus.figures()) == []
     assert len(nvml.asked) == 1
 
 
 def test_without_nvidia_ml_py_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert list(gpus.figures({})) == []
+    assert list(gpus.figures()) == []
     assert gpus.free_memory() == gpus.installed() == []
 
 
