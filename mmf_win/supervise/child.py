@@ -20,6 +20,7 @@ else:
     from mmf_win.supervise._posix import Tree, stop_signals, window_closed
 
 _POLL = 0.2
+_FAREWELL = 10.0  # seconds
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
 # Every kill since the system started, https://docs.kernel.org/filesystems/proc.html
 _COUNTERS = Path("/proc/vmstat")
@@ -50,7 +51,6 @@ def run_child(
     watch: Callable[[], bool],
     on_stop: Callable[[], None],
     patience: float,
-    farewell: float = 10.0,
     orphaned: float | None = None,
     terminate: float | None = None,
     held: Sequence[int] = (),
@@ -60,7 +60,7 @@ def run_child(
 
     The first Ctrl+C (or SIGTERM, or a closed terminal) writes ``stop_file``; the second one, or ``patience``
     seconds without progress after the first, kills the child and its descendants. A child that has written
-    ``exit_file`` has nothing left to do, and is killed when it has not left ``farewell`` seconds later.
+    ``exit_file`` has nothing left to do, and is killed when it has not left a few seconds later.
 
     When this process is killed, the child is asked to leave, too, and is killed ``orphaned`` seconds later;
     on Windows it ends immediately.
@@ -74,7 +74,6 @@ def run_child(
         watch: called several times a second; True when the child made progress since the last call.
         on_stop: called once, when the user asked for a stop.
         patience: seconds.
-        farewell: seconds.
         orphaned: seconds; None for ten times ``patience``.
         terminate: seconds after the first stop, when a child that is still there gets SIGTERM, since it may
             know no stop file; None for never. Windows has no such signal.
@@ -99,7 +98,7 @@ def run_child(
                 progressed = watch()
                 pressed = presses()
                 if exit_file is not None and exit_file.exists():
-                    deadline = min(deadline, time.monotonic() + farewell)
+                    deadline = min(deadline, time.monotonic() + _FAREWELL)
                 elif pressed and (progressed or not asked):
                     deadline = time.monotonic() + patience
                 if pressed and not asked:

@@ -90,7 +90,6 @@ class World:
         *arguments: str,
         presses: int = 0,
         patience: float = 60.0,
-        farewell: float = 60.0,
         when_up: Callable[[], None] = lambda: signal.raise_signal(signal.SIGINT),
     ) -> Ended:
         left = presses
@@ -114,7 +113,6 @@ class World:
             watch=watch,
             on_stop=told,
             patience=patience,
-            farewell=farewell,
         )
 
 
@@ -198,10 +196,13 @@ sys.exit(4)
         assert held.all_dead()
 
 
-def test_a_child_that_has_said_how_it_ended_but_does_not_leave_is_killed(world: World) -> None:
+def test_a_child_that_has_said_how_it_ended_but_does_not_leave_is_killed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmf_win.supervise.child._FAREWELL", 0.2)
     done = '(pathlib.Path(folder) / "exit.json").touch()'
     with witness() as held:
-        ended = world.run(IGNORES_SIGNALS + HOLD + UP + done + NEVER_LETS_GO, held.port, farewell=0.2)
+        ended = world.run(IGNORES_SIGNALS + HOLD + UP + done + NEVER_LETS_GO, held.port)
         assert ended.killed and not ended.stop_requested
         held.accept()
         assert held.all_dead()
