@@ -77,9 +77,8 @@ def command(
     if len(found) == 1:
         page = pages.of_run(found[0], split=split, data_dir=data_dir, output=output, images=images)
     else:
-        by_folder = None if settings is None else {run.path: values for run, values in settings.items()}
         page = pages.of_runs(
-            found, save_dir, split=split, data_dir=data_dir, output=output, settings=by_folder
+            found, save_dir, split=split, data_dir=data_dir, output=output, settings=settings
         )
     if as_json:
         print_json({"report": page, "runs": [run.id for run in found]})

@@ -1,15 +1,4 @@
-"""What ``mmfw demo`` starts from: an encrypted archive, region features and a tiny BERT.
-
-::
-
-    <folder>/
-      mmfw-demo.json       says that the folder is a demo's
-      hateful_memes.zip    the dataset, as one gets it
-      features.tar.gz      its region features, as MMF downloads them
-      data/                MMF's data folder
-        bert-demo/         the BERT that the preset ``demo`` starts from
-      save/                the runs
-"""
+"""What ``mmfw demo`` starts from: an encrypted archive, region features and a tiny BERT."""
 
 from __future__ import annotations
 

@@ -25,12 +25,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmf_win.dataset.annotations import Row, labels_of
 from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
 from mmf_win.results.probabilities import NO_PROBABILITIES
+
+if TYPE_CHECKING:
+    from mmf_win.results.metrics import Score
 
 METRICS = {
     "auroc": "AUROC",
@@ -72,21 +75,17 @@ def scores(
         kind: how they were blended.
     """
     labels = labels_of(rows)
-    record: dict[str, Any] = dict.fromkeys(METRICS)
-    labelled = sum(row.label is not None for row in rows)
-    record |= {"intervals": {}, "rows": len(rows), "labelled": labelled, "hateful": None}
-    record |= {"threshold": threshold}
-    if labels is None:
-        return record
-    from mmf_win.results.metrics import measure
+    found: dict[str, Score] = {}
+    if labels is not None:
+        from mmf_win.results.metrics import measure
 
-    record["hateful"] = sum(labels)
-    probas = [row.proba for row in predictions]
-    for name, score in measure(
-        labels, probas, threshold=threshold, calibrated=kind not in NO_PROBABILITIES
-    ).items():
-        if score.value is not None:
-            record[name] = score.value
-            if score.low is not None:
-                record["intervals"][name] = [score.low, score.high]
-    return record
+        probas, calibrated = [row.proba for row in predictions], kind not in NO_PROBABILITIES
+        found = measure(labels, probas, threshold=threshold, calibrated=calibrated)
+    return {
+        **{name: found[name].value if name in found else None for name in METRICS},
+        "intervals": {name: [s.low, s.high] for name, s in found.items() if s.low is not None},
+        "rows": len(rows),
+        "labelled": sum(row.label is not None for row in rows),
+        "hateful": None if labels is None else sum(labels),
+        "threshold": threshold,
+    }

@@ -147,10 +147,11 @@ def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
     world.predict(good, skill=1.5)
     csv = world.predict(bad, skill=0.0)
     (contrast,) = comparison.contrasts(entries([bad, good]))
-    assert (contrast.first.run, contrast.second.run, contrast.memes) == (good, bad, 32)
-    assert contrast.difference.value == pytest.approx(contrast.first.auroc - contrast.second.auroc)
-    assert contrast.difference.low <= contrast.difference.value <= contrast.difference.high
-    assert contrast.difference.p < 0.05
+    first, second, difference = (contrast[key] for key in ("first", "second", "difference"))
+    assert (first.run, second.run, contrast["memes"]) == (good, bad, 32)
+    assert difference.value == pytest.approx(first.auroc - second.auroc)
+    assert difference.low <= difference.value <= difference.high
+    assert difference.p < 0.05
     assert csv.is_file()
 
 
@@ -160,7 +161,7 @@ def test_a_run_beside_itself_does_not_differ(world: World) -> None:
     twin = world.run("b")
     (twin.reports / csv.name.replace("_a_", "_b_")).write_bytes(csv.read_bytes())
     (contrast,) = comparison.contrasts(entries([run, twin]))
-    assert (contrast.difference.value, contrast.difference.p) == (0.0, None)
+    assert (contrast["difference"].value, contrast["difference"].p) == (0.0, None)
     page = text_of(pages.of_runs([run, twin], world.save).read_text(encoding="utf-8"))
     assert "+0.0000 – – 32" in page, "neither an interval nor a p-value"
 

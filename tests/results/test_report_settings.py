@@ -97,7 +97,7 @@ def test_of_many_runs_the_best_by_validation_are_shown_and_compared(user_dir: Pa
     about = comparison.of_runs(
         [(run, pages._scored(run, report_world.SPLIT, None)) for run in runs], None, settings
     )
-    contrasted = {run.id for c in about["contrasts"] for run in (c.first.run, c.second.run)}
+    contrasted = {run.id for c in about["contrasts"] for run in (c["first"].run, c["second"].run)}
     assert contrasted == {run.id for run in runs[2:10]}, "of those with predictions"
     assert len(about["contrasts"]) == 8 * 7 / 2
     assert len(about["colours"]) == 8 and about["plots"][0].caption.startswith("8 runs")

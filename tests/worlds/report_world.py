@@ -168,7 +168,7 @@ def attempt(
     return events
 
 
-def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Path, dict[str, object]]]:
+def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Run, dict[str, object]]]:
     """Runs of which each is better than the one before, and their settings."""
     runs, settings = [], {}
     for n in range(count):
@@ -182,7 +182,7 @@ def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Pat
             world.predict(run)
         runs.append(run)
         start = f"elsewhere/a/checkpoint/of/seed/{n % 4}"
-        settings[run.path] = {"optimizer.params.lr": 1e-6 * 2**n, "freeze": n % 2 == 0, "модель": start}
+        settings[run] = {"optimizer.params.lr": 1e-6 * 2**n, "freeze": n % 2 == 0, "модель": start}
     return runs, settings
 
 

@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, cycle
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.protocol import read_events
-from mmf_win.results.metrics import AurocDifference, auroc_difference, measure
+from mmf_win.results.metrics import auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
@@ -92,27 +91,17 @@ class Group:
         return all(paper.rows == len(e.scored.memes) for e in self.entries if e.scored is not None)
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """Two runs on the memes that both predicted."""
-
-    first: ComparedRun
-    second: ComparedRun
-    memes: int
-    difference: AurocDifference | None
-
-
 def of_runs(
     runs: Sequence[tuple[Run, Scored | None]],
     split: str | None,
-    settings: Mapping[Path, Mapping[str, object]] | None = None,
+    settings: Mapping[Run, Mapping[str, object]] | None = None,
 ) -> dict[str, Any]:
     """What the page shows.
 
     Args:
         runs: each with its predictions of ``split``.
         split: what the runs are compared on; None where none of them has predicted anything.
-        settings: the folder of a run → the parameters in which runs of a sweep differ. With them, curves and
+        settings: a run → the parameters in which runs of a sweep differ. With them, curves and
             differences are those of the :data:`BEST` runs alone, since a sweep may have hundreds.
 
     Raises:
@@ -143,7 +132,7 @@ def of_runs(
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": plots.by_setting([((settings or {}).get(e.run.path, {}), e.best) for e in entries]),
+        "settings": plots.by_setting([((settings or {}).get(e.run, {}), e.best) for e in entries]),
         "plots": [
             plots.overlaid(
                 name,
@@ -216,22 +205,20 @@ def _configuration(run: Run, summary: history.Summary, curves: TrainingCurves) -
     return {key: value for key, value in known.items() if value is not None and not _NO_MATTER.fullmatch(key)}
 
 
-def contrasts(entries: Sequence[ComparedRun]) -> list[Contrast]:
-    """Every two runs that predicted memes in common, the better one of each first."""
-    scored = [entry for entry in entries if entry.scored is not None]
-    ranked = sorted(scored, key=lambda entry: entry.auroc or 0.0, reverse=True)
-    return [_contrast(first, second) for first, second in combinations(ranked, 2)]
-
-
-def _contrast(first: ComparedRun, second: ComparedRun) -> Contrast:
-    assert first.scored is not None and second.scored is not None
-    others = {meme.row.id: meme for meme in second.scored.memes}
-    both = [(ours, others[ours.row.id]) for ours in first.scored.memes if ours.row.id in others]
-    labels = labels_of(ours.row for ours, _ in both)
-    difference = None
-    if labels is not None:
-        difference = auroc_difference(labels, [a.proba for a, _ in both], [b.proba for _, b in both])
-    return Contrast(first, second, len(both), difference)
+def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
+    """Of every two runs with predictions, the better one first, the difference on the memes of both."""
+    scored = [(entry, entry.scored.memes) for entry in entries if entry.scored is not None]
+    ranked = sorted(scored, key=lambda pair: pair[0].auroc or 0.0, reverse=True)
+    found = []
+    for (first, ours), (second, others) in combinations(ranked, 2):
+        theirs = {meme.row.id: meme.proba for meme in others}
+        both = [meme for meme in ours if meme.row.id in theirs]
+        labels, difference = labels_of(meme.row for meme in both), None
+        if labels is not None:
+            p, q = [meme.proba for meme in both], [theirs[meme.row.id] for meme in both]
+            difference = auroc_difference(labels, p, q)
+        found.append({"first": first, "second": second, "memes": len(both), "difference": difference})
+    return found
 
 
 def entry_of(run: Run, scored: Scored | None) -> ComparedRun:

@@ -26,7 +26,7 @@ from mmf_win.results.report.scored import Scored, ranked, worst
 from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
-from mmf_win.runs.paper import PAPER, Published, published, why_none
+from mmf_win.runs.paper import PAPER, published, why_none
 from mmf_win.runs.request import Request
 
 MISTAKES = 12
@@ -68,16 +68,6 @@ class Fact:
     def above(cls, name: str, value: str) -> Fact:
         """One that stands below the title as it is."""
         return cls(name, value, value)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One metric: its name, a word about it, its score, and the paper's."""
-
-    name: str
-    about: str
-    score: Score
-    published: Published | None = None
 
 
 def of_run(run: Run, scored: Scored | None, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
@@ -180,7 +170,8 @@ def _without_repeats(found: list[Pair]) -> list[Pair]:
     return shown
 
 
-def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]) -> list[Tile]:
+def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each metric its name, a word about it, its score, and the paper's."""
     about = {
         "auroc": "what the challenge ranked by",
         "accuracy": f"at the threshold {scored.threshold:.3g}",
@@ -188,12 +179,12 @@ def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]
         "f1": "of the hateful class",
     }
     return [
-        Tile(
-            name[0].upper() + name[1:],
-            about.get(key, "less is better"),
-            metrics[key],
-            published(numbers, scored.split, key),
-        )
+        {
+            "name": name[0].upper() + name[1:],
+            "about": about.get(key, "less is better"),
+            "score": metrics[key],
+            "published": published(numbers, scored.split, key),
+        }
         for key, name in METRICS.items()
         if metrics[key].value is not None or key in about
     ]

@@ -96,7 +96,7 @@ def of_runs(
     split: str | None = None,
     data_dir: Path | None = None,
     output: Path | None = None,
-    settings: Mapping[Path, Mapping[str, object]] | None = None,
+    settings: Mapping[Run, Mapping[str, object]] | None = None,
 ) -> Path:
     """Write the page that compares runs and return it.
 
@@ -106,7 +106,7 @@ def of_runs(
         split: what to compare them on; None for the one that most of them have predicted.
         data_dir: MMF's data folder; None for each run's own.
         output: the page.
-        settings: the folder of a run → the parameters in which runs of a sweep differ, which are then shown
+        settings: a run → the parameters in which runs of a sweep differ, which are then shown
             with what came of them; None for runs of no sweep.
 
     Raises:
