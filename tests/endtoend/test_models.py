@@ -81,7 +81,7 @@ def test_a_model_starts_from_weights_pretrained_elsewhere(tool: Tool, model: str
     """As the presets vilbert_cc and visual_bert_coco do, with a checkpoint on disk, not the zoo's."""
     weights = tool.trained(model, run="source").checkpoints / "current.ckpt"
     preset = tool.preset(model, config=f"projects/{model}/configs/hateful_memes/{start}.yaml")
-    words = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=None")
+    words = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
     trained = tool("train", preset, "--name", "pretrained", "--updates", "2", *words)
     run = tool.run_of(trained)
     assert "Copying model.bert" in run.log.read_text(encoding="utf-8"), "the pretrained weights were not used"

@@ -74,7 +74,7 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(
     assert list(tool.save_dir.glob("*/*")) == [run.path], "no folder is left behind"
     assert not (run.path / "attempts").exists(), "MMF was not loaded"
     before = run.request_file.read_bytes()
-    assert tool.code("train", "--resume", "last", "training.max_updates=None") == 2
+    assert tool.code("train", "--resume", "last", "training.max_updates=null") == 2
     assert "training.max_epochs" in tool.errors
     assert run.request_file.read_bytes() == before
 
