@@ -15,13 +15,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from threading import Condition, Thread
 from typing import Any
 
 from mmf_win import __version__
@@ -37,7 +36,6 @@ from mmf_win.upstream.install import require_packages
 _log = logging.getLogger(__name__)
 
 _TICK = 0.5
-_WAIT = 0.5  # seconds for which a driver is kept waiting when there is no news
 _FAREWELL = 10.0  # seconds for a node to say that it has killed a task
 _TO_CONNECT = 10.0
 _TRIES = 4
@@ -52,43 +50,21 @@ class _Left(Exception):
 
 
 class OnNode:
-    """A task on the machine that runs it: a driver calls ``start``, and then ``news`` until it has ended."""
+    """A task on the machine that runs it, which two of a driver's calls use at the same time."""
 
     def __init__(self) -> None:
-        self._change = Condition()
-        self._news: list[News] = []
+        self._news: SimpleQueue[News] = SimpleQueue()
         self._asked = Asked()
-        self._result: Future[Task] = Future()
 
-    def start(self, runner: Runner, task: Task, slot: Slot, directory: str) -> None:
+    def run(self, runner: Runner, task: Task, slot: Slot, directory: str) -> Task:
         """Run it, in the driver's current directory."""
         os.chdir(directory)
-        self._result.add_done_callback(lambda _: self._tell())
-        # Not one of a pool, which Python would wait for: when this process is to end, so is the task.
-        Thread(target=self._run, args=(runner, task, slot), daemon=True).start()
+        return runner.run(task, slot, self._news.put, lambda: self._asked)
 
-    def news(self, asked: Asked) -> tuple[list[News], Task | None]:
-        """What happened since the last call, and how the task ended if it did.
-
-        Raises:
-            Exception: what :meth:`mmf_win.sweeps.running.Runner.run` has raised.
-        """
-        with self._change:
-            self._asked = asked
-            self._change.wait_for(lambda: self._news or self._result.done(), _WAIT)
-            ended, news, self._news = self._result.done(), self._news, []
-            return news, self._result.result() if ended else None
-
-    def _run(self, runner: Runner, task: Task, slot: Slot) -> None:
-        try:
-            self._result.set_result(runner.run(task, slot, self._tell, lambda: self._asked))
-        except BaseException as error:
-            self._result.set_exception(error)
-
-    def _tell(self, *news: News) -> None:
-        with self._change:
-            self._news += news
-            self._change.notify_all()
+    def news(self, asked: Asked) -> list[News]:
+        """What happened since the last call."""
+        self._asked = asked
+        return [self._news.get() for _ in range(self._news.qsize())]
 
 
 @contextmanager
@@ -125,7 +101,8 @@ class Cluster:
 
     def __init__(self, ray: Any, address: str) -> None:
         self._ray, self._address, self._gone = ray, address, False
-        self._on_node = ray.remote(max_restarts=0, runtime_env={"env_vars": _ENVIRONMENT})(OnNode)
+        how = {"max_restarts": 0, "max_concurrency": 2, "runtime_env": {"env_vars": _ENVIRONMENT}}
+        self._on_node = ray.remote(**how)(OnNode)
 
     def slots(
         self, resources: Sequence[str] | None, count: int | None, sweep: SweepFolder, data: Path
@@ -178,7 +155,6 @@ class Cluster:
                 _log.warning("%s: %s", task.name, _line(error))
             if asked().stops:
                 return replace(task, state="queued")
-            runner = replace(runner, force=False)
             self._wait_for_the_lost(runner.sweep.task(task.name), asked)
         raise MmfError(f"Ray could not run it, tried {_TRIES} times: {_line(lost)}")
 
@@ -203,13 +179,15 @@ class Cluster:
                 raise _Left
 
         try:
-            self._answer(node.start.remote(runner, task, slot, str(Path.cwd())), is_placed)
-            ended: Task | None = None
-            while ended is None:
-                told, ended = self._answer(node.news.remote(asked()), is_awaited)
-                for news in told:
+            self._answer(node.news.remote(Asked()), is_placed)
+            running = node.run.remote(runner, task, slot, str(Path.cwd()))
+            while True:
+                is_over = self._ray.wait([running], timeout=_TICK)[0]
+                for news in self._answer(node.news.remote(asked()), is_awaited):
                     tell(news)
-            return ended
+                if is_over:
+                    ended: Task = self._ray.get(running)
+                    return ended
         finally:
             with suppress(Exception):  # it is gone already, or the whole cluster is
                 self._ray.kill(node)
