@@ -26,10 +26,10 @@ from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.request import Once
-from mmf_win.sweeps import grid, on_ray, slots, specification
+from mmf_win.sweeps import grid, on_ray, slots, specification, templates
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import SWEEPS
+from mmf_win.sweeps.found import SWEEPS, cost
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.running import Runner
 from mmf_win.sweeps.search import OptunaSearch
@@ -166,47 +166,24 @@ def run(
     if asked.preset and not failed:
         places_of_runs = Places.resolve(data_dir, save_dir)
         _require_trainable(asked.preset, asked.overrides, updates, seeds, places_of_runs)
-    given = resources or asked.specification.resource
+    given, search_for = resources or asked.specification.resource, asked.specification.search
     folder, before = asked.folder, begun(asked.folder)
-    asked_now = joined(planned.tasks, before)
-    if dry_run:
-        with suppress(UsageError):  # it is shown on another machine
-            count = len(slots.local(given, count))
-        print_plan(
-            folder,
-            asked.specification,
-            asked_now,
-            planned.orphans,
-            save_dir,
-            count or len(given or "x"),
-            as_json,
-        )
-        return
-    on_cluster = click.get_current_context().with_resource(on_ray.connected()) if cluster else None
-    if on_cluster is None:
-        places = slots.local(given, count)
-    else:
-        places = on_cluster.slots(given, count, folder, Places.resolve(data_dir, save_dir).data_dir)
-    searches = asked.specification.search is not None and not (title or debug or failed)
-    if searches:
-        require_packages("optuna", extra="[search]")  # before there is a folder
-    if force and any(task.state == "running" for task in before):
-        raise UsageError(f"another driver works on {folder.path}, which may not run all again now")
-    folder.path.mkdir(parents=True, exist_ok=True)
-    search = OptunaSearch(asked.specification, folder, [*asked_now, *before]) if searches else None
-    write_bytes(folder.specification, asked.text.encode())
-    _note(asked.specification, planned.orphans, title)
     every = tuple(asked.specification.template)
     chosen = tuple(commands) or every
-    if debug:
-        entered = asked_now[:1]
-    else:
-        known = {task.key for task in asked_now}
-        trials = [task for task in before if task.trial is not None and task.key not in known]
-        entered = [*asked_now, *(task.asked_for(replace(task, commands=every)) for task in trials)]
-        entered += [] if search is None else search.unbegun()
+    entered = joined(planned.tasks, before)
+    known = {task.key for task in entered}
+    trials = [task for task in before if task.trial is not None and task.key not in known]
+    searches = search_for is not None and not (title or debug or failed)
+    more = max(0, search_for.trials - len(trials)) if search_for is not None and searches else 0
+    entered += [task.asked_for(replace(task, commands=every)) for task in trials]
+    entered = entered[:1] if debug else entered
     if failed:
         entered = [task for task in entered if task.state == "failed"]
+    if force or debug:
+        busy = UsageError(f"another driver works on {folder.path}, which may not run all again now")
+        if not dry_run and any(task.state == "running" for task in entered):
+            raise busy
+        entered = [task.anew(chosen) for task in entered]
     runner = Runner(
         sweep=folder,
         template={name: asked.specification.template[name] for name in chosen},
@@ -214,10 +191,30 @@ def run(
         resume=resumed,
         time=time.strftime("%Y%m%d.%H%M%S"),
         patience=stop_timeout,
-        force=force or debug,
     )
-    wanted = _to_run(entered, chosen, force=runner.force)
-    more = asked.specification.search.trials if searches and asked.specification.search is not None else 0
+    _note(asked.specification, planned.orphans, title)
+    if dry_run:
+        with suppress(UsageError):  # it is shown on another machine
+            count = len(slots.local(given, count))
+        expected = cost(folder, before, _preset_of(asked.specification), save_dir)
+        places_of_plan = count or len(given or "x")
+        print_plan(runner, entered, more, planned.orphans, places_of_plan, expected, as_json)
+        return
+    on_cluster = click.get_current_context().with_resource(on_ray.connected()) if cluster else None
+    if on_cluster is None:
+        places = slots.local(given, count)
+    else:
+        places = on_cluster.slots(given, count, folder, Places.resolve(data_dir, save_dir).data_dir)
+    if searches:
+        require_packages("optuna", extra="[search]")  # before there is a folder
+    folder.path.mkdir(parents=True, exist_ok=True)
+    search = OptunaSearch(asked.specification, folder, [*entered, *before]) if searches else None
+    write_bytes(folder.specification, asked.text.encode())
+    if force or debug:
+        for task in entered:
+            task.forget(folder.task(task.name), busy)
+    entered += [] if search is None else search.unbegun()
+    wanted = _to_run(entered, chosen)
     execute = partial(on_cluster.run, runner) if on_cluster is not None else runner.run
     with SweepDisplay(sum(task.state == "queued" for task in wanted) + more, aloud=debug) as display:
         driver = Driver(folder, places, execute, display, display.stopping, search)
@@ -331,12 +328,19 @@ def _require_trainable(
         training.prepare(training.new(preset, once, places), once)
 
 
-def _to_run(entered: Sequence[Task], chosen: Sequence[str], *, force: bool) -> list[Task]:
+def _preset_of(asked: Specification) -> str | None:
+    """The preset that the first command trains, if it does."""
+    first = next(iter(asked.template.values()))
+    filled = templates.words(first, {**dict.fromkeys(templates.placeholders(first), ""), **asked.default})
+    return Path(filled[2]).stem if filled[:2] == ["mmfw", "train"] and len(filled) > 2 else None
+
+
+def _to_run(entered: Sequence[Task], chosen: Sequence[str]) -> list[Task]:
     """The tasks that have something to run; one that somebody else runs may be left by him."""
     return [
         task if task.state == "running" else replace(task, state="queued", message=None)
         for task in entered
-        if force or (task.state != "pruned" and set(task.left) & set(chosen))
+        if task.state != "pruned" and set(task.left) & set(chosen)
     ]
 
 

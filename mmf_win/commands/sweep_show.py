@@ -13,14 +13,13 @@ from typing import Any, get_args
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import aligned, duration, print_json, say, shell_line, size
+from mmf_win.console import aligned, duration, print_json, say, size
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import cost, find_sweep, position
+from mmf_win.sweeps.found import Cost, find_sweep, position
 from mmf_win.sweeps.planning import all_tasks
-from mmf_win.sweeps.specification import Specification
+from mmf_win.sweeps.running import Runner
 from mmf_win.sweeps.table import AUROC, Line, Spread, flat, lines, search_of
-from mmf_win.sweeps.task import State, Task, begun
-from mmf_win.sweeps.templates import line, placeholders, words
+from mmf_win.sweeps.task import State, Task
 
 
 @click.command(
@@ -172,33 +171,32 @@ def tasks(count: int) -> str:
 
 
 def print_plan(
-    folder: SweepFolder,
-    asked: Specification,
-    wanted: Sequence[Task],
+    runner: Runner,
+    entered: Sequence[Task],
+    trials: int,
     orphans: Sequence[str],
-    save_dir: Path,
     slots: int,
+    expected: Cost | None,
     as_json: bool,
 ) -> None:
-    """Print what would run, and what it will take by what earlier tasks or runs took."""
-    plans: list[dict[str, Any]] = []
-    for task in wanted:
-        values = {**task.values, "_output": str(folder.path), "_name": task.name, "_time": "TIME"}
-        plans.append(
-            {
-                "task": task.name,
-                "state": task.state,
-                "commands": {
-                    name: line(asked.template[name], values)
-                    if asked.shell
-                    else shell_line(*words(asked.template[name], values))
-                    for name in task.left
-                },
-            }
-        )
+    """Print what would run, and what it will take by what earlier tasks or runs took.
+
+    ``trials`` are those of a search that are still to be proposed.
+    """
+    plans: list[dict[str, Any]] = [
+        {
+            "task": task.name,
+            "state": task.state,
+            "commands": {
+                name: runner.script(runner.words(task, name))
+                for name in runner.template
+                if name in task.left and task.state != "pruned"
+            },
+        }
+        for task in entered
+    ]
     left_over = sum(bool(entry["commands"]) for entry in plans)
-    runs = left_over + (asked.search.trials if asked.search is not None else 0)
-    expected = cost(folder, begun(folder), _preset_of(asked), save_dir)
+    runs = left_over + trials
     seconds = None if expected is None else expected.seconds * -(-runs // slots)
     if as_json:
         space = None if expected is None else expected.size * runs
@@ -209,19 +207,10 @@ def print_plan(
         for name, command in entry["commands"].items():
             print(f"  {name}: {command}")
     say(f"{tasks(len(plans))}, of which {left_over} are to be run, {slots} at a time")
-    if asked.search is not None:
-        say(f"and {asked.search.trials} trials, whose values Optuna chooses one after the other")
-    if orphans:
-        say(f"note: no command uses {', '.join(orphans)}; they only name folders")
+    if trials:
+        say(f"and {trials} trials, whose values Optuna chooses one after the other")
     if expected is None or seconds is None:
         say("how long they take is not known: nothing like them has run so far")
         return
     told = f"about {duration(seconds)} and {size(expected.size * runs)}"
     say(f"{told}, by {expected.tasks} that ended well before")
-
-
-def _preset_of(asked: Specification) -> str | None:
-    """The preset that the first command trains, if it does."""
-    first = next(iter(asked.template.values()))
-    filled = words(first, {**dict.fromkeys(placeholders(first), ""), **asked.default})
-    return Path(filled[2]).stem if filled[:2] == ["mmfw", "train"] and len(filled) > 2 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -186,6 +187,7 @@ def _named(value: Any) -> str:
     text = str(value)
     if not isinstance(value, str):
         return text
-    if "/" in text and Path(text).exists():
-        return Path(text).name
+    with suppress(OSError):  # a longer text than a path can be, or one of a folder of others
+        if "/" in text and Path(text).exists():
+            return Path(text).name
     return re.sub("^[/.]*", "", text).replace("/", "_")[-_LETTERS_OF_A_VALUE:]

@@ -24,7 +24,7 @@ from mmf_win.supervise import Ended, run_child
 from mmf_win.sweeps import templates
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
 from mmf_win.sweeps.slots import Slot
-from mmf_win.sweeps.task import SCRIPTS, State, Task, recorded
+from mmf_win.sweeps.task import State, Task, recorded
 
 _POLITE = 5.0  # seconds for a program that knows the stop file, before it gets SIGTERM
 _LOOKS = 5  # a look for a new run costs more than one for new events
@@ -67,7 +67,6 @@ class Runner:
         resume: how a training goes on.
         time: when the sweep was started, for the names of logs.
         patience: seconds without progress after which a command that was asked to leave is killed.
-        force: run again, from the beginning, what ended well.
     """
 
     sweep: SweepFolder
@@ -76,7 +75,20 @@ class Runner:
     resume: Resume
     time: str
     patience: float = 60.0
-    force: bool = False
+
+    def words(self, task: Task, name: str) -> list[str]:
+        """The words of a task's command; one for a shell is a single line."""
+        values = {**task.values, **self.meta(task)}
+        template = self.template[name]
+        return [templates.line(template, values)] if self.shell else templates.words(template, values)
+
+    def script(self, words: Sequence[str]) -> str:
+        """The same as a line for people."""
+        return words[0] if self.shell else shell_line(*words)
+
+    def meta(self, task: Task) -> dict[str, str]:
+        """The placeholders that are no parameters."""
+        return {"_output": str(self.sweep.task(task.name).path), "_name": task.name, "_time": self.time}
 
     def run(self, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked] = Asked) -> Task:
         """Claim a task, and run its commands until one fails.
@@ -128,12 +140,10 @@ class _Turn:
 
     def run(self) -> Task:
         """Run what is left of it; return what it is then."""
-        known = [name for name in self.how.template if name in self.task.commands]
-        left = known if self.how.force else [name for name in known if name not in self.task.finished]
+        left = [name for name in self.how.template if name in self.task.left]
         if not left:
             return replace(self.task, state="success")
         began = time.monotonic()
-        kept = {name: run for name, run in self.task.runs.items() if not (self.how.force and name in left)}
         self.stat = {name: how for name, how in self.stat.items() if name not in left}
         self.task = replace(
             self.task,
@@ -142,7 +152,6 @@ class _Turn:
             message=None,
             slot=self.slot.resource,
             starts=self.task.starts + 1,
-            runs=kept,
         )
         self.tell(self.task)
         try:
@@ -161,11 +170,11 @@ class _Turn:
 
     def _run_commands(self, left: Sequence[str]) -> tuple[State, str | None]:
         """Run commands until one fails; return how they ended, and why where one failed."""
-        filled = {name: self._words(name) for name in left}
-        scripts = dict(read_yaml(self.folder.param).get(SCRIPTS) or {}) | {
-            name: words[0] if self.how.shell else shell_line(*words) for name, words in filled.items()
-        }
-        meta = {**self._meta, "_name": self.task.full_name, SCRIPTS: scripts}
+        filled = {name: self.how.words(self.task, name) for name in left}
+        before = read_yaml(self.folder.param).get(templates.SCRIPTS)
+        scripts = before if isinstance(before, dict) else {}
+        scripts |= {name: self.how.script(words) for name, words in filled.items()}
+        meta = {**self.how.meta(self.task), "_name": self.task.full_name, templates.SCRIPTS: scripts}
         write_yaml(self.folder.param, {**self.task.values, **meta})
         for name, words in filled.items():
             if self.asked().stops:
@@ -220,15 +229,6 @@ class _Turn:
         why = _last_words(log)
         told = why if why.isprintable() and why else f"exit code {ended and ended.code}"
         return "failed", f"{name}: {told}"
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        """The placeholders that are no parameters."""
-        return {"_output": str(self.folder.path), "_name": self.task.name, "_time": self.how.time}
-
-    def _words(self, name: str) -> list[str]:
-        template, values = self.how.template[name], {**self.task.values, **self._meta}
-        return [templates.line(template, values)] if self.how.shell else templates.words(template, values)
 
     def _script(self, name: str) -> str:
         """The words of a command, but for what differs between one start of a sweep and the next."""

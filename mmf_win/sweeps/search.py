@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmf_win.errors import UsageError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.locking import locked
 from mmf_win.protocol import Event
 from mmf_win.sweeps.folder import SweepFolder
@@ -33,11 +33,13 @@ class OptunaSearch:
 
     Raises:
         UsageError: the folder has the study of another search.
+        DataError: its study cannot be read.
     """
 
     def __init__(self, specification: Specification, sweep: SweepFolder, tasks: Sequence[Task]) -> None:
         import optuna
         from sqlalchemy import URL
+        from sqlalchemy.exc import SQLAlchemyError
 
         assert specification.search is not None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -52,16 +54,19 @@ class OptunaSearch:
         self._known = {task.key: task for task in tasks}
         self._states = optuna.trial.TrialState
         self._trial_of = optuna.trial.Trial
-        with locked(sweep.study_lock, math.inf):
-            self._study = optuna.create_study(
-                study_name="sweep",
-                storage=optuna.storages.RDBStorage(
-                    URL.create("sqlite", database=str(sweep.study)).render_as_string()
-                ),
-                pruner=pruners[asked.pruner](),
-                direction=asked.direction,
-                load_if_exists=True,
-            )
+        url = URL.create("sqlite", database=str(sweep.study)).render_as_string()
+        try:
+            with locked(sweep.study_lock, math.inf):
+                self._study = optuna.create_study(
+                    study_name="sweep",
+                    storage=optuna.storages.RDBStorage(url),
+                    pruner=pruners[asked.pruner](),
+                    direction=asked.direction,
+                    load_if_exists=True,
+                )
+        except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
+            hint = "without this file the search begins anew; what has run is kept, and counts in the table"
+            raise DataError(f"{sweep.study}: {str(error).splitlines()[0]}", hint=hint) from None
         if self._study.direction.name.lower() != asked.direction:
             message = f"{sweep.study} is of a search that was to {self._study.direction.name.lower()}"
             raise UsageError(message, hint=ELSEWHERE)
@@ -125,16 +130,26 @@ class OptunaSearch:
     def is_hopeless(self, task: Task, event: Event) -> bool:
         """Whether a task is to be stopped after a validation."""
         value = validation(event).get(self._asked.metric) if event["kind"] == "val" else None
-        if value is None or task.trial is None or event.get("final") or self._asked.pruner == "none":
+        if value is None or event.get("final") or self._asked.pruner == "none":
             return False
-        trial = self._trial_of(self._study, self._study.get_trials(deepcopy=False)[task.trial]._trial_id)
+        proposed = self._trial_with(task)
+        if proposed is None:
+            return False
+        trial = self._trial_of(self._study, proposed._trial_id)
         trial.report(value, event["update"])
         return bool(trial.should_prune())
 
     def tell(self, task: Task) -> None:
         """Learn how a task ended."""
-        if task.trial is not None:
-            self._tell(task.trial, task.state, objective(self._asked, self._sweep.task(task.name)))
+        trial = self._trial_with(task)
+        if trial is not None:
+            self._tell(trial.number, task.state, objective(self._asked, self._sweep.task(task.name)))
+
+    def _trial_with(self, task: Task) -> Any:
+        """The trial of a task; None where it has none, or had it in a study that was lost."""
+        number = task.trial
+        trials = self._study.get_trials(deepcopy=False)[number : number + 1] if number is not None else []
+        return next((trial for trial in trials if self._task_of(trial).key == task.key), None)
 
     def _tell(self, number: int, state: State, value: float | None) -> None:
         if state == "success" and value is not None:

@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from mmf_win.errors import UsageError
+from mmf_win.protocol import is_a
+from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
 Values = dict[str, Any]
 Sampler = Literal["tpe", "random"]
@@ -215,10 +217,8 @@ def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path)
     for name, choices in lists.items():
         if not choices:
             raise _wrong(f"{where}: {name} has no value")
-        if name in ("_output", "_name", "_time"):
-            raise _wrong(f"{where}: {name} is set by mmfw")
         for value in choices:
-            _require_scalar(value, f"{where}: {name}")
+            _require_parameter(name, value, where)
     return Choice(lists, None if title is None else str(title), commands)
 
 
@@ -242,29 +242,27 @@ def _require_alike(alias: Mapping[str, Mapping[Hashable, Values]], path: Path) -
 def _search(document: Any, path: Path) -> Search:
     where = f"{path}: 'search'"
     values = _mapping(document, where)
+    values["parameters"] = _mapping(values.get("parameters"), f"{where}: 'parameters'", empty=False)
     hints = get_type_hints(Search)
-    unknown = [key for key in values if key not in hints]
-    if unknown:
-        known = ", ".join(entry.name for entry in fields(Search))
-        raise _wrong(f"{where} has the unknown key {unknown[0]!r}", f"it has {known}")
-    for key in ("direction", "sampler", "pruner"):
-        if key in values and values[key] not in get_args(hints[key]):
-            raise _wrong(f"{where}: {key} is one of {', '.join(get_args(hints[key]))}")
-    if type(values.get("trials")) is not int or values["trials"] < 1:
+    for key, value in values.items():
+        if key not in hints:
+            raise _wrong(f"{where} has the unknown key {key!r}", f"it has {', '.join(hints)}")
+        if not is_a(value, hints[key]):
+            known = ", ".join(part for part in get_args(hints[key]) if isinstance(part, str))
+            raise _wrong(f"{where}: '{key}' cannot be {value!r:.40}", known and f"it is one of {known}")
+    if values.get("trials", 0) < 1:
         raise _wrong(f"{where}: 'trials' must be a number above 0")
-    if not isinstance(values.get("metric", ""), str) or type(values.get("seed") or 0) is not int:
-        raise _wrong(f"{where}: 'metric' must be a text, and 'seed' a whole number")
-    parameters = _mapping(values.get("parameters"), f"{where}: 'parameters'", empty=False)
-    for name, domain in parameters.items():
-        _require_domain(domain, f"{where}: {name}")
+    for name, domain in values["parameters"].items():
+        _require_domain(name, domain, where)
     return Search(**values)
 
 
-def _require_domain(domain: Any, where: str) -> None:
+def _require_domain(name: str, domain: Any, where: str) -> None:
+    for value in domain if isinstance(domain, list) else [""]:
+        _require_parameter(name, value, where)
     if isinstance(domain, list) and domain:
-        for value in domain:
-            _require_scalar(value, where)
         return
+    where = f"{where}: {name}"
     ends = [domain.get("low"), domain.get("high")] if isinstance(domain, dict) else []
     numbers = [end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)]
     if len(numbers) != 2 or not set(domain) <= _OF_RANGE:
@@ -283,11 +281,14 @@ def _require_domain(domain: Any, where: str) -> None:
 def _values(value: Any, where: str, *, empty: bool = True) -> Values:
     values = _mapping(value, where, empty=empty)
     for name, entry in values.items():
-        _require_scalar(entry, f"{where}: {name}")
+        _require_parameter(name, entry, where)
     return values
 
 
-def _require_scalar(value: Any, where: str) -> None:
+def _require_parameter(name: str, value: Any, where: str) -> None:
+    where = f"{where}: {name}"
+    if name in (*RESERVED, SCRIPTS):
+        raise _wrong(f"{where} is set by mmfw")
     if not isinstance(value, (str, int, float)):
         hint = "quote it, for a text" if value is not None else "'' is an empty text"
         raise _wrong(f"{where}: {value!r:.40} is no text, number, true or false", hint)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from hashlib import sha256
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmf_win.files import read_json, write_json
-from mmf_win.locking import is_locked
+from mmf_win.locking import is_locked, locked
 from mmf_win.paths import portable_name
 from mmf_win.protocol import known_fields
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
 from mmf_win.sweeps.specification import Values
-from mmf_win.sweeps.templates import RESERVED
+from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +36,6 @@ State = Literal["queued", "running", "success", "failed", "pruned"]
 
 LONGEST_NAME = 80
 """Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
-
-SCRIPTS = "_scripts"
-"""The key of ``param`` for the commands as they were run."""
 
 _RECORDED = ("title", "order", "trial", "state", "command", "message", "slot", "starts", "seconds", "runs")
 
@@ -99,6 +96,12 @@ class Task:
             asked = replace(asked, state="queued" if asked.left else "success")
         return asked
 
+    def anew(self, commands: Collection[str]) -> Task:
+        """The same, as if these commands had not run."""
+        finished = tuple(name for name in self.finished if name not in commands)
+        runs = {name: run for name, run in self.runs.items() if name not in commands}
+        return replace(self, state="queued", finished=finished, runs=runs)
+
     def told_apart(self) -> Task:
         """The same in a folder whose name ends in a few digits of its values, which may be written alike."""
         ending = self._ending
@@ -111,6 +114,13 @@ class Task:
     @property
     def _ending(self) -> str:
         return f"-{sha256(self.key.encode()).hexdigest()[:6]}"
+
+    def forget(self, folder: TaskFolder, refused: Exception) -> None:
+        """Have the folder tell no more than what has finished, unless somebody runs the task."""
+        if folder.param.exists():
+            with locked(folder.lock, refused=refused):
+                write_yaml(folder.stat, dict.fromkeys(self.finished, "finished"))
+                self.record(folder)
 
     def record(self, folder: TaskFolder) -> None:
         """Write down what ``param`` and ``stat`` do not tell."""
@@ -125,12 +135,12 @@ def recorded(folder: TaskFolder) -> Task | None:
     param = {str(name): value for name, value in read_yaml(folder.param).items()}
     if not param:
         return None
-    stat = read_yaml(folder.stat)
+    stat = {str(name): str(how) for name, how in read_yaml(folder.stat).items()}
     known: dict[str, Any] = {}
     try:
-        record = read_json(folder.record)
-        known = known_fields(Task, {name: record[name] for name in _RECORDED if name in record})
-    except (OSError, ValueError, TypeError):
+        known = known_fields(Task, read_json(folder.record))
+        known = {name: value for name, value in known.items() if name in _RECORDED}
+    except (OSError, ValueError):
         ended = set(stat.values())
         known["state"] = "failed" if "failed" in ended else "success" if ended == {"finished"} else "queued"
     if known.get("state") == "running" and not is_locked(folder.lock):

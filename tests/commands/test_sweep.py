@@ -61,7 +61,7 @@ def sweep(user_dir: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_dry_run_shows_what_would_run_and_writes_nothing(sweep: Sweep) -> None:
     sweep.write("echo {a} {_output}", "a: [1, 'two words']\nnote: x")
     assert sweep.run("--dry-run", "--slots", 2) == 0
-    assert "A_1-Note_x" in sweep.out
+    assert "A_1-Note_x" in sweep.out and str(sweep.output / "A_1-Note_x") in sweep.out
     assert re.search("echo ['\"]two words['\"]", sweep.out)
     assert "2 tasks" in sweep.err and "no command uses note" in sweep.err and "not known" in sweep.err
     assert not sweep.output.exists()
@@ -78,6 +78,11 @@ def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_take
     assert sweep.run("--dry-run") == 0
     assert "A_1  (success)" in sweep.out and "A_2  (queued)" in sweep.out
     assert "1 are to be run" in sweep.err and "by 1 that ended well" in sweep.err
+    assert sweep.run("--dry-run", "--force") == 0
+    assert "2 are to be run" in sweep.err
+    for words, names in (("--failed", []), ("--debug", ["A_1"])):
+        assert sweep.run("--dry-run", "--json", words) == 0
+        assert [task["task"] for task in json.loads(sweep.out)["tasks"]] == names
 
 
 def test_status_tells_the_states_and_why(sweep: Sweep) -> None:

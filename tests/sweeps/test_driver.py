@@ -249,6 +249,22 @@ def test_a_second_stop_ends_what_does_not_leave(sweep: Sweep) -> None:
     assert (sweep.counts["begin"], sweep.counts["end"]) == (4, 2)  # nothing of the first two lived on
 
 
+@requires_signals
+def test_what_was_forced_and_not_begun_before_a_stop_is_run_later(sweep: Sweep) -> None:
+    sweep.open()
+    sweep.write(3, gated(sweep.folder))
+    assert sweep.run()[0] == 0
+    (sweep.folder / "open").unlink()
+    driver = sweep.start("--force")
+    sweep.until_begun(5)
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=_PATIENCE)
+    assert list(sweep.states.values()) == ["queued"] * 3
+    sweep.open()
+    assert sweep.run()[0] == 0
+    assert [sweep.counts[f"end {n}"] for n in range(3)] == [2] * 3
+
+
 def test_a_program_that_does_not_exist_fails_its_task(sweep: Sweep) -> None:
     sweep.write(1, "there-is-no-such-program {n}")
     code, said = sweep.run()

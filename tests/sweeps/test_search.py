@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.errors import DataError
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
@@ -135,6 +136,24 @@ def test_drivers_that_begin_together_share_the_trials(sweep: SweepFolder) -> Non
     found = compete(_propose, sweep.path)
     assert len(found) == len(set(found)) == 9
     assert len({task.trial for task in begun(sweep)}) == 9
+
+
+def test_without_its_study_a_search_begins_anew(sweep: SweepFolder) -> None:
+    asked = _asked("trials: 2\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
+    lost = _run(sweep, asked)[0]
+    sweep.study.write_text("damaged", encoding="utf-8")
+    with pytest.raises(DataError, match=r"optuna\.sqlite") as caught:
+        _search(sweep, asked)
+    assert "begins anew" in str(caught.value.hint)
+    sweep.study.unlink()
+    asked = asked.replace("seed: 1", "seed: 2")
+    search = _search(sweep, asked)
+    search.tell(lost)  # of a number that there is not yet
+    first = search.propose()
+    assert first is not None and first.trial == lost.trial and first.key != lost.key
+    search.tell(lost)
+    assert not search.is_hopeless(lost, {"kind": "val", "update": 1, "metrics": {"out.json:scores.0": 1}})
+    assert _search(sweep, asked).unbegun() == [first]
 
 
 def test_what_a_dead_driver_had_proposed_or_seen_end_is_run_or_told(sweep: SweepFolder) -> None:

@@ -62,6 +62,16 @@ WRONG = {
     "a path for a command": ("template: {a/b: echo}\n---\nlr: 1\n", "'a/b'"),
     "no command at all": (HEAD + "---\n_cmd: []\nlr: 1\n", "no command"),
     "a reserved name": (HEAD + "---\n_name: 1\n", "_name is set by mmfw"),
+    "a reserved default": (HEAD + "default: {_output: x}\n---\nlr: 1\n", "_output is set by mmfw"),
+    "a reserved key": (HEAD + "alias: {a: {x: {_scripts: 1}}}\n---\nlr: 1\n", "_scripts is set by mmfw"),
+    "a search for a reserved one": (
+        HEAD + "search: {trials: 3, parameters: {_time: {low: 1, high: 2}}}\n",
+        "_time is set by mmfw",
+    ),
+    "no trials": (HEAD + "search: {trials: 0, parameters: {lr: [1]}}\n", "'trials'"),
+    "half a trial": (HEAD + "search: {trials: 0.5, parameters: {lr: [1]}}\n", "'trials'"),
+    "a metric without a name": (HEAD + "search: {trials: 1, metric: 3, parameters: {lr: [1]}}\n", "'metric'"),
+    "an unknown key of a search": (HEAD + "search: {trial: 3, parameters: {lr: [1]}}\n", "key 'trial'"),
     "a list of GPUs in a list": (HEAD + "resource: [[0, 1]]\n---\nlr: 1\n", "'resource'"),
     "an endless range": (
         HEAD + "search: {trials: 3, parameters: {lr: {low: 0.0, high: .inf}}}\n",
@@ -72,7 +82,7 @@ WRONG = {
         "step must be",
     ),
     "a text for a seed": (HEAD + "search: {trials: 3, seed: x, parameters: {lr: [1]}}\n", "'seed'"),
-    "an unknown sampler": (HEAD + "search: {trials: 3, sampler: x, parameters: {lr: [1]}}\n", "tpe, random"),
+    "an unknown sampler": (HEAD + "search: {trials: 3, sampler: x, parameters: {lr: [1]}}\n", "'sampler'"),
     "a range upside down": (
         HEAD + "search: {trials: 3, parameters: {lr: {low: 2, high: 1}}}\n",
         "low must be below high",
@@ -87,10 +97,17 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(text: str, told: str) -
     assert "my params.yaml" in str(error.value) and told in str(error.value)
 
 
-def test_a_tab_has_a_hint() -> None:
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("template:\n\ttrain: echo\n", "spaces"),
+        (HEAD + "search: {trials: 3, sampler: x, parameters: {lr: [1]}}\n", "tpe, random"),
+    ],
+)
+def test_a_hint_says_what_is_right(text: str, hint: str) -> None:
     with pytest.raises(UsageError) as error:
-        yaml("template:\n\ttrain: echo\n")
-    assert "spaces" in str(error.value.hint)
+        yaml(text)
+    assert hint in str(error.value.hint)
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmf_win.errors import UsageError
 from mmf_win.locking import locked
 from mmf_win.sweeps.folder import SweepFolder, read_yaml, write_yaml
 from mmf_win.sweeps.planning import all_tasks, plan
@@ -42,18 +43,14 @@ def _now(sweep: SweepFolder, asked: Specification | None = None) -> list[Task]:
 
 
 def _run(
-    sweep: SweepFolder,
-    task: Task,
-    *programs: str,
-    commands: tuple[str, ...] = ("train", "test"),
-    force: bool = False,
+    sweep: SweepFolder, task: Task, *programs: str, commands: tuple[str, ...] = ("train", "test")
 ) -> tuple[Task, bool]:
     """What a task has become, and whether it was begun for that."""
     template = {
         name: python(sweep.path.parent, p) for name, p in zip(commands, programs or ("", ""), strict=False)
     }
     told: list[News] = []
-    after = Runner(sweep, template, False, never_resumed, "now", force=force).run(task, _CPU, told.append)
+    after = Runner(sweep, template, False, never_resumed, "now").run(task, _CPU, told.append)
     return after, any(isinstance(news, Task) for news in told)
 
 
@@ -93,10 +90,18 @@ def test_a_finished_command_of_a_failed_task_is_not_left(sweep: SweepFolder) -> 
     assert len([*sweep.task("A_1").path.glob("log.train.*")]) == 1
 
 
-def test_force_forgets_what_was_done(sweep: SweepFolder) -> None:
+def test_what_was_done_can_be_forgotten(sweep: SweepFolder) -> None:
     _run(sweep, _now(sweep)[0])
-    forced, begun_again = _run(sweep, _now(sweep)[0], "", _FAILS, force=True)
-    assert begun_again and (forced.state, forced.finished, forced.starts) == ("failed", ("train",), 2)
+    for commands, left in ((["test"], ["test"]), (["train", "test"], ["train", "test"])):
+        with locked(sweep.task("A_1").lock), pytest.raises(UsageError):
+            _now(sweep)[0].anew(commands).forget(sweep.task("A_1"), UsageError("busy"))
+        assert _now(sweep)[0].left == []
+        _now(sweep)[0].anew(commands).forget(sweep.task("A_1"), UsageError("busy"))
+        assert (_now(sweep)[0].state, _now(sweep)[0].left) == ("queued", left)
+        _run(sweep, _now(sweep)[0])
+    assert (_now(sweep)[0].state, _now(sweep)[0].starts) == ("success", 3)
+    _now(sweep)[1].anew(["train"]).forget(sweep.task("A_2"), UsageError("busy"))
+    assert not sweep.task("A_2").path.exists()
 
 
 def test_one_command_alone_leaves_the_other(sweep: SweepFolder) -> None:
@@ -169,6 +174,10 @@ def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, conten
     ended(sweep, _now(sweep)[0])
     sweep.task("A_1").record.write_text(content, encoding="utf-8")
     assert _now(sweep)[0].state == "success"
+    sweep.task("A_1").stat.write_text("train: [finished]\n1: {}\n", encoding="utf-8")
+    assert _now(sweep)[0].left == ["train", "test"]
+    sweep.task("A_1").param.write_text("a: 1\nb: 0\n_scripts: 3\n", encoding="utf-8")
+    assert _run(sweep, _now(sweep)[0])[0].state == "success"
 
 
 def test_a_sweep_of_an_earlier_version_is_listed_by_its_params_and_stats(
