@@ -8,11 +8,23 @@ from random import Random
 
 import pytest
 
-from mmf_win.results.probabilities import KINDS, best_accuracy, blend, label, logits, ranks
+from mmf_win.results.probabilities import KINDS, best_accuracy, blend, label, ranks
+
+SURE = 1 / (1 + math.sqrt(0.001 / 0.999 * 0.6 / 0.4))  # 0.96, where the mean of the two is 0.7
 
 
-def test_the_mean_is_of_the_probabilities() -> None:
-    assert blend("mean", [[0.2, 0.8], [0.4, 1.0]]) == pytest.approx([0.3, 0.9])
+@pytest.mark.parametrize(
+    ("kind", "members", "blended"),
+    [
+        ("mean", [[0.2, 0.8], [0.4, 1.0]], [0.3, 0.9]),
+        ("rank", [[0.1, 0.2, 0.3], [0.99, 0.98, 0.5]], [0.5, 0.5, 0.5]),
+        ("logit", [[0.999], [0.4]], [SURE]),
+        ("logit", [[0.0, 1.0], [1.0, 1.0]], [0.5, 1.0]),
+    ],
+    ids=["the mean", "ranks forget distances", "a sure member says more", "0 and 1 have finite logits"],
+)
+def test_members_are_blended(kind: str, members: list[list[float]], blended: list[float]) -> None:
+    assert blend(kind, members) == pytest.approx(blended)
 
 
 def test_ranks_go_from_0_to_1_and_equal_values_share_theirs() -> None:
@@ -20,21 +32,6 @@ def test_ranks_go_from_0_to_1_and_equal_values_share_theirs() -> None:
     assert ranks([0.5, 0.1, 0.5, 0.5, 0.9]) == [0.5, 0, 0.5, 0.5, 1]
     assert ranks([0.4, 0.4]) == [0.5, 0.5]
     assert ranks([0.7]) == [0.5]
-
-
-def test_ranks_forget_how_far_apart_the_probabilities_are() -> None:
-    assert blend("rank", [[0.1, 0.2, 0.3], [0.99, 0.98, 0.5]]) == [0.5, 0.5, 0.5]
-
-
-def test_the_logit_mean_lets_a_sure_member_say_more() -> None:
-    (blended,) = blend("logit", [[0.999], [0.4]])
-    assert blended == pytest.approx(1 / (1 + math.sqrt(0.001 / 0.999 * 0.6 / 0.4)))
-    assert blended > blend("mean", [[0.999], [0.4]])[0]
-
-
-def test_a_probability_of_0_or_1_has_a_finite_logit() -> None:
-    assert all(map(math.isfinite, logits([0.0, 1.0])))
-    assert blend("logit", [[0.0, 1.0], [1.0, 1.0]]) == pytest.approx([0.5, 1.0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,17 +55,18 @@ def test_at_exactly_the_threshold_a_meme_is_benign() -> None:
     assert [label(p, 0.5) for p in (0.49, 0.5, 0.51)] == [0, 0, 1]
 
 
-def test_the_threshold_lies_between_the_classes() -> None:
-    assert best_accuracy([0, 0, 1, 1], [0.6, 0.7, 0.8, 0.9]) == pytest.approx(0.75)
-
-
-def test_one_half_stays_where_nothing_is_better() -> None:
-    assert best_accuracy([0, 1], [0.1, 0.95]) == 0.5
-
-
-def test_one_class_alone_gets_a_threshold_at_its_end() -> None:
-    assert best_accuracy([1, 1], [0.1, 0.2]) == 0.0
-    assert best_accuracy([0, 0], [0.9, 1.0]) == 1.0
+@pytest.mark.parametrize(
+    ("labels", "probas", "threshold"),
+    [
+        ([0, 0, 1, 1], [0.6, 0.7, 0.8, 0.9], pytest.approx(0.75)),
+        ([0, 1], [0.1, 0.95], 0.5),
+        ([1, 1], [0.1, 0.2], 0.0),
+        ([0, 0], [0.9, 1.0], 1.0),
+    ],
+    ids=["between the classes", "nothing is better than one half", "hateful alone", "benign alone"],
+)
+def test_the_best_threshold(labels: list[int], probas: list[float], threshold: float) -> None:
+    assert best_accuracy(labels, probas) == threshold
 
 
 def test_neighbours_without_a_number_between_them_are_told_apart() -> None:

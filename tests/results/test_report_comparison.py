@@ -22,12 +22,6 @@ from tests.worlds import report_world  # noqa: E402
 from tests.worlds.report_world import World, left_out, text_of  # noqa: E402
 
 
-@pytest.fixture
-def world(user_dir: Path) -> World:
-    """Labelled memes, in a folder named in three scripts."""
-    return report_world.make(user_dir)
-
-
 def entries(runs: list[Any]) -> list[Any]:
     return [comparison.entry_of(run, pages._scored(run, report_world.SPLIT, None)) for run in runs]
 

@@ -21,14 +21,7 @@ from mmf_win.dataset.own_memes import annotations_beside  # noqa: E402
 from mmf_win.errors import DataError, UsageError  # noqa: E402
 from mmf_win.files import write_json  # noqa: E402
 from mmf_win.locking import locked  # noqa: E402
-from tests.worlds import report_world  # noqa: E402
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, text_of  # noqa: E402
-
-
-@pytest.fixture
-def world(user_dir: Path) -> World:
-    """Labelled memes, in a folder named in three scripts."""
-    return report_world.make(user_dir)
 
 
 def made(world: World, **chosen: Any) -> str:

@@ -21,6 +21,19 @@ pictures = pytest.importorskip("mmf_win.results.report.pictures")
 from mmf_win.demo.drawing import Picture, draw  # noqa: E402
 
 
+def scene(random: Random, width: int, height: int) -> Any:
+    """A picture of large random patches."""
+    return Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((width, height))
+
+
+def saved(folder: Path, images: dict[int, Any]) -> dict[int, Path]:
+    """Files of the images, given as Pillow has them or in bytes."""
+    files = {id_: folder / f"{id_}.png" for id_ in images}
+    for id_, image in images.items():
+        files[id_].write_bytes(image) if isinstance(image, bytes) else image.save(files[id_])
+    return files
+
+
 def test_a_small_copy_keeps_the_shape(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.effect_noise((1000, 500), 80).save(path)
@@ -103,52 +116,41 @@ def test_pictures_of_a_hundred_megapixels_take_little_memory(tmp_path: Path) -> 
 
 def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_path: Path) -> None:
     random = Random(3)
-    files: dict[int, Path] = {}
+    images = {}
     for n in range(40):
         picture = Picture.random(random, crowded=n % 2 == 0)
         for caption in range(2):
-            id_ = 10 * n + caption
-            files[id_] = tmp_path / f"{id_}.png"
-            files[id_].write_bytes(draw(picture, f"caption {caption} that is long enough for two lines"))
-    found = pictures.alike(files)
+            images[10 * n + caption] = draw(picture, f"caption {caption} that is long enough for two lines")
+    found = pictures.alike(saved(tmp_path, images))
     assert {id_ - id_ % 10 for id_ in found} == {like - like % 10 for like in found.values()}
     assert all(like == id_ - id_ % 10 for id_, like in found.items()), "nothing else looks alike"
     assert len(found) >= 60, "most of the 80 are found; plain ones are left out"
 
 
 def test_a_tall_caption_does_not_hide_the_picture_below(tmp_path: Path) -> None:
-    random = Random(5)
-    files = {}
-    for scene in range(3):
-        image = Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((400, 320))
+    random, images = Random(5), {}
+    for n in range(3):
+        image = scene(random, 400, 320)
         for version, caption in enumerate([110, 60, 20]):  # the first reaches over a third of the picture
-            captioned = image.copy()
-            captioned.paste("black", (0, 0, 400, caption))
-            files[10 * scene + version] = tmp_path / f"{scene}-{version}.png"
-            captioned.save(files[10 * scene + version])
-    assert pictures.alike(files) == {id_: id_ - id_ % 10 for id_ in files}
+            images[10 * n + version] = image.copy()
+            images[10 * n + version].paste("black", (0, 0, 400, caption))
+    assert pictures.alike(saved(tmp_path, images)) == {id_: id_ - id_ % 10 for id_ in images}
 
 
 def test_pictures_that_share_only_their_upper_part_are_not_the_same(tmp_path: Path) -> None:
     random = Random(6)
-    upper = Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((400, 140))
-    files = {}
-    for id_ in range(4):
-        image = Image.frombytes("RGB", (12, 9), random.randbytes(12 * 9 * 3)).resize((400, 300))
+    upper, images = scene(random, 400, 140), {id_: scene(random, 400, 300) for id_ in range(4)}
+    for image in images.values():
         image.paste(upper, (0, 0))
-        files[id_] = tmp_path / f"{id_}.png"
-        image.save(files[id_])
-    assert pictures.alike(files) == {}
+    assert pictures.alike(saved(tmp_path, images)) == {}
 
 
 def test_two_that_are_like_a_third_are_of_one_group(tmp_path: Path) -> None:
-    scene = Image.frombytes("RGB", (12, 9), Random(7).randbytes(12 * 9 * 3)).resize((400, 320))
-    files = {}
+    images = {}
     for id_, (left, right) in {1: (0, 100), 2: (300, 400), 3: (0, 0)}.items():  # a quarter differs, or a half
-        image = scene.copy()
-        image.paste("black", (left, 0, right, 320))
-        files[id_] = tmp_path / f"{id_}.png"
-        image.save(files[id_])
+        images[id_] = scene(Random(7), 400, 320)
+        images[id_].paste("black", (left, 0, right, 320))
+    files = saved(tmp_path, images)
     assert pictures.alike({1: files[1], 2: files[2]}) == {}
     assert pictures.alike(files) == {1: 1, 2: 1, 3: 1}
 
@@ -162,12 +164,10 @@ def test_pairs_need_no_attribute_that_pillow_may_change(
         object.__setattr__(image, name, value)
 
     monkeypatch.setattr(Image.Image, "__setattr__", set_by_pillow_alone)
-    for n in (1, 2):
-        tmp_path.joinpath(f"{n}.png").write_bytes(draw(Picture(True, 240, 200, 1), f"caption {n}"))
-    assert pictures.alike({n: tmp_path / f"{n}.png" for n in (1, 2)}) == {1: 1, 2: 1}
+    images = {n: draw(Picture(True, 240, 200, 1), f"caption {n}") for n in (1, 2)}
+    assert pictures.alike(saved(tmp_path, images)) == {1: 1, 2: 1}
 
 
 def test_plain_backgrounds_are_not_the_same_picture(tmp_path: Path) -> None:
-    for n in (1, 2):
-        Image.new("RGB", (200, 200), "white").save(tmp_path / f"{n}.png")
-    assert pictures.alike({n: tmp_path / f"{n}.png" for n in (1, 2)}) == {}
+    images = {n: Image.new("RGB", (200, 200), "white") for n in (1, 2)}
+    assert pictures.alike(saved(tmp_path, images)) == {}

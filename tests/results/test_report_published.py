@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,7 @@ import pytest
 pytestmark = pytest.mark.torch
 pages = pytest.importorskip("mmf_win.results.report.pages")
 
-from tests.worlds import report_world  # noqa: E402
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, text_of  # noqa: E402
-
-
-@pytest.fixture
-def world(user_dir: Path) -> World:
-    """Labelled memes, in a folder named in three scripts."""
-    return report_world.make(user_dir)
 
 
 def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:

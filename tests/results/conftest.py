@@ -1,0 +1,15 @@
+"""What pages are made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import report_world
+
+
+@pytest.fixture
+def world(user_dir: Path) -> report_world.World:
+    """Labelled memes, in a folder named in three scripts."""
+    return report_world.make(user_dir)
