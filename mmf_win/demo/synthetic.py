@@ -19,13 +19,13 @@ beside them, and one folder around it all.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 
 from mmf_win.demo.drawing import Picture, draw
+from mmf_win.files import json_bytes
 
 OPENINGS = ("look", "see", "guess", "imagine")
 CROWDS = ("people", "friends", "classmates", "neighbours", "fans", "strangers")
@@ -72,11 +72,6 @@ class Meme:
         """Where the image lies, as the annotations say it: ``img/01234.png``."""
         return f"img/{self.stem}.png"
 
-    @property
-    def annotation(self) -> str:
-        """The line of the annotation file, without its end."""
-        return json.dumps({"id": self.stem, "img": self.image_path, "label": self.label, "text": self.text})
-
     @cached_property
     def png(self) -> bytes:
         """The image file, drawn when it is first asked for."""
@@ -121,7 +116,8 @@ def archive_members(splits: Mapping[str, list[Meme]]) -> Iterator[tuple[str, byt
     """Name and contents of each file of the dataset's archive, all in one folder."""
     yield f"{_TOP}/README.md", _README.encode()
     for split, memes in splits.items():
-        yield f"{_TOP}/{split}.jsonl", "".join(f"{meme.annotation}\n" for meme in memes).encode()
+        rows = [{"id": m.stem, "img": m.image_path, "label": m.label, "text": m.text} for m in memes]
+        yield f"{_TOP}/{split}.jsonl", b"".join(map(json_bytes, rows))
     for memes in splits.values():
         for meme in memes:
             yield f"{_TOP}/{meme.image_path}", meme.png

@@ -48,11 +48,10 @@ def write(run: Run | None, about: Mapping[str, Any], folder: Path, *, log: bool)
 def _records(run: Run | None, log: bool) -> Iterator[tuple[str, Path]]:
     if run is None:
         return
-    attempts = [AttemptFolder(folder) for folder in sorted(run.path.glob("attempts/*"))]
-    files = [run.request_file, run.events, run.exit_file]
-    files += [file for each in attempts for file in (each.request, each.config, each.exit)]
-    files += [file for each in attempts for file in (each.helper_exit, each.events)]
-    files += [run.log, *(attempt.log for attempt in attempts)] if log else []
+    files = [run.request_file, run.events, run.exit_file, *([run.log] if log else [])]
+    for each in map(AttemptFolder, sorted(run.path.glob("attempts/*"))):
+        files += [each.request, each.config, each.exit, each.helper_exit, each.events]
+        files += [each.log] if log else []
     yield from ((file.relative_to(run.path).as_posix(), file) for file in files if file.exists())
 
 

@@ -38,8 +38,8 @@ def test_a_small_copy_keeps_the_shape(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.effect_noise((1000, 500), 80).save(path)
     small = pictures.thumbnail(path)
-    assert (small.width, small.height) == (256, 128)
-    kind, data = small.uri.split(",")
+    assert (small["width"], small["height"]) == (256, 128)
+    kind, data = small["uri"].split(",")
     assert kind == "data:image/webp;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (256, 128)
 

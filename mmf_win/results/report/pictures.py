@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -30,20 +29,6 @@ _FEWEST = 16  # steps: two plain backgrounds look alike without being the same p
 _APART = 0.3  # share of the steps
 
 
-@dataclass(frozen=True)
-class Thumbnail:
-    """A small copy of a picture.
-
-    Attributes:
-        uri: ``data:image/webp;base64,…``
-        width, height: in pixels.
-    """
-
-    uri: str
-    width: int
-    height: int
-
-
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     """The page shows which pictures are broken or too large. Filters are of the whole process."""
@@ -53,8 +38,8 @@ def _without_warnings() -> Iterator[None]:
 
 
 @_without_warnings()
-def thumbnail(path: Path) -> Thumbnail | None:
-    """A copy of at most :data:`SIDE` pixels; None where there is no picture that can be decoded."""
+def thumbnail(path: Path) -> dict[str, str | int] | None:
+    """The uri, width and height of a copy of at most :data:`SIDE` pixels; None of what cannot be decoded."""
     small = _decoded(path, "RGB")
     if small is None:
         return None
@@ -63,7 +48,7 @@ def thumbnail(path: Path) -> Thumbnail | None:
     buffer = io.BytesIO()
     small.save(buffer, "WEBP", quality=72)
     coded = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return Thumbnail(f"data:image/webp;base64,{coded}", small.width, small.height)
+    return {"uri": f"data:image/webp;base64,{coded}", "width": small.width, "height": small.height}
 
 
 def _decoded(path: Path, mode: str) -> Image.Image | None:
