@@ -172,7 +172,7 @@ def run(
     chosen = tuple(commands) or every
     entered = joined(planned.tasks, before)
     known = {task.key for task in entered}
-    trials = [task for task in before if task.trial is not None and task.key not in known]
+    trials = [task for task in before if task.trial is not None and not title and task.key not in known]
     searches = search_for is not None and not (title or debug or failed)
     more = max(0, search_for.trials - len(trials)) if search_for is not None and searches else 0
     entered += [task.asked_for(replace(task, commands=every)) for task in trials]
@@ -302,9 +302,9 @@ def _is_specification(path: Path) -> bool:
 
 def _joined(asked: Specification, folder: SweepFolder) -> Specification:
     """What is asked for now, and what was before in the same folder."""
-    if not folder.specification.is_file():
+    before = specification.load(folder)
+    if before is None:
         return asked
-    before = specification.parse(read_text(folder.specification), folder.specification)
     if (before.template, before.default) != (asked.template, asked.default):
         message = f"{folder.path} has another sweep: {' '.join(before.template.values())}"
         raise UsageError(message, hint=specification.ELSEWHERE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -14,11 +14,12 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.console import aligned, duration, print_json, say, size
+from mmf_win.runs import seeds
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import Cost, find_sweep, position
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.running import Runner
-from mmf_win.sweeps.table import AUROC, Line, Spread, flat, lines, search_of
+from mmf_win.sweeps.table import Line, flat, lines
 from mmf_win.sweeps.task import State, Task
 
 
@@ -130,11 +131,7 @@ def print_lines(
         writer.writeheader()
         writer.writerows(rows)
         return
-    search = search_of(folder)
-    first = metric or (AUROC if search is None else search.metric)
-    metrics = sorted(
-        {name for line in found for name in line.metrics}, key=lambda name: (name != first, name)
-    )
+    metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
     header = [*found[0].parameters, "runs", *metrics, *(("difference", "p") if baseline else ())]
     rows_of_text = [_texts(line, metrics, compared=bool(baseline)) for line in found]
     if form == "text":
@@ -149,7 +146,7 @@ def print_lines(
 
 def _texts(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
     cells = [None if value is None else str(value) for value in of.parameters.values()]
-    spreads = [_spread(of.metrics.get(name), of.runs) for name in metrics]
+    spreads = [_spread(of.metrics.get(name, {}).values(), of.runs) for name in metrics]
     ends = [
         None if of.difference is None else f"{of.difference:+.4f}",
         None if of.p is None else f"{of.p:.3g}",
@@ -157,12 +154,11 @@ def _texts(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
     return [*cells, of.runs, *spreads, *(ends if compared else ())]
 
 
-def _spread(spread: Spread | None, runs: int) -> str | None:
-    if spread is None:
-        return None
-    deviation = "" if spread.sd is None else f" ± {spread.sd:.4f}"
-    fewer = f" (of {len(spread.values)})" if len(spread.values) < runs else ""
-    return f"{spread.mean:.4f}{deviation}{fewer}"
+def _spread(values: Collection[float], runs: int) -> str | None:
+    mean, sd, count = seeds.spread([*values])
+    deviation = "" if sd is None else f" ± {sd:.4f}"
+    fewer = f" (of {count})" if count < runs else ""
+    return None if mean is None else f"{mean:.4f}{deviation}{fewer}"
 
 
 def tasks(count: int) -> str:

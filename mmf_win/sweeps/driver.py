@@ -32,7 +32,6 @@ class _Running:
     """A task in a slot; another driver may turn out to have it."""
 
     task: Task
-    slot: Slot
     begun: bool = False
     pruned: bool = False
 
@@ -101,7 +100,7 @@ class Driver:
             if task is None:
                 return
             future = pool.submit(self.execute, task, slot, self._tell(slot), self._asked(slot, stops))
-            self._running[slot.number] = _Running(task, slot)
+            self._running[slot.number] = _Running(task)
             future.add_done_callback(self._tell(slot))  # after all that the task has told
 
     def _next(self) -> Task | None:
@@ -145,18 +144,16 @@ class Driver:
         except Empty:
             return False
         if isinstance(news, Future):
-            self._end(self._running.pop(slot.number), news)
+            self._end(slot, self._running.pop(slot.number), news)
             return True
-        self._show(self._running[slot.number], news)
-        return False
-
-    def _show(self, running: _Running, news: News) -> None:
+        running = self._running[slot.number]
         running.begun = True
-        self.show(running.slot, news)
+        self.show(slot, news)
         if isinstance(news, dict) and self.search is not None and not running.pruned:
             running.pruned = self.search.is_hopeless(running.task, news)
+        return False
 
-    def _end(self, running: _Running, future: Future[Task]) -> None:
+    def _end(self, slot: Slot, running: _Running, future: Future[Task]) -> None:
         try:
             task = future.result()
         except Exception as error:  # of one task; the others go on
@@ -168,4 +165,4 @@ class Driver:
         if self.search is not None and task.state != "queued":
             self.search.tell(task)
         if running.begun or task.state == "failed":
-            self.show(running.slot, task)
+            self.show(slot, task)

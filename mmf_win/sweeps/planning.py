@@ -14,7 +14,7 @@ from typing import Any
 from mmf_win.errors import UsageError
 from mmf_win.paths import portable_name
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.specification import Choice, Specification, Values, parse, read_text
+from mmf_win.sweeps.specification import Choice, Specification, Values, load
 from mmf_win.sweeps.task import LONGEST_NAME, Task, begun, joined
 from mmf_win.sweeps.templates import RESERVED, placeholders
 
@@ -83,10 +83,8 @@ def all_tasks(sweep: SweepFolder) -> list[Task]:
     Raises:
         UsageError: the specification in its folder is invalid.
     """
-    file = sweep.specification
-    planned = plan(parse(read_text(file), file)).tasks if file.is_file() else ()
-    before = begun(sweep)
-    asked = joined(planned, before)
+    last, before = load(sweep), begun(sweep)
+    asked = joined(plan(last).tasks, before) if last is not None else []
     keys = {task.key for task in asked}
     return [*asked, *(task for task in before if task.key not in keys)]
 

@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from mmf_win.errors import UsageError
 from mmf_win.protocol import is_a
+from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
 Values = dict[str, Any]
@@ -94,6 +95,16 @@ class Specification:
     resource: tuple[str, ...] | None = None
     shell: bool = False
     search: Search | None = None
+
+
+def load(sweep: SweepFolder) -> Specification | None:
+    """What a sweep was asked for last; None where nothing says so.
+
+    Raises:
+        UsageError: its file is no specification.
+    """
+    path = sweep.specification
+    return parse(read_text(path), path) if path.is_file() else None
 
 
 def read_text(path: Path) -> str:

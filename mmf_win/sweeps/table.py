@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from mmf_win.runs.history import tested, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.planning import all_tasks
-from mmf_win.sweeps.specification import Search, parse, read_text
+from mmf_win.sweeps.specification import Search, load
 from mmf_win.sweeps.task import Task
 from mmf_win.upstream.install import require_packages
 
@@ -33,41 +33,21 @@ _NAMES = {"roc_auc": AUROC, "total_loss": "loss"}
 
 
 @dataclass(frozen=True)
-class Spread:
-    """One metric of a combination.
-
-    Attributes:
-        values: seed → value.
-    """
-
-    values: Mapping[str, float]
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return statistics.mean(self.values.values())
-
-    @property
-    def sd(self) -> float | None:
-        """The standard deviation of a sample; None for one seed."""
-        return seeds.spread([*self.values.values()])[1]
-
-
-@dataclass(frozen=True)
 class Line:
     """One combination.
 
     Attributes:
         parameters: those that differ within the sweep, but for the seed.
         runs: how many of its tasks ended well, or have a score so far.
-        metrics: by their names; those of the validation with the best AUROC, and ``test_auroc``.
+        metrics: name → seed → value; of the validation with the best AUROC, and ``test_auroc``. What the
+            combinations are ranked by comes first.
         difference: of the mean metric from the baseline's, over the seeds that both have.
         p: two-sided p-value of a paired t-test of that; None with fewer than two seeds in common.
     """
 
     parameters: dict[str, Any]
     runs: int
-    metrics: dict[str, Spread] = field(default_factory=dict)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     difference: float | None = None
     p: float | None = None
 
@@ -83,7 +63,8 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     Raises:
         UsageError: the metric is one of a test set, or is not there, or ``baseline`` names not one line.
     """
-    search = search_of(folder)
+    asked = load(folder)
+    search = asked.search if asked is not None else None
     searched = search.metric if search is not None else AUROC
     metric = metric or searched
     if metric.startswith(TEST):
@@ -94,7 +75,7 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     done = [task for task in all_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
     shown = ((task, json.dumps([task.values.get(name) for name in differing]), _seed(task)) for task in done)
-    found = [_line(folder, tasks, differing, search) for tasks in seeds.grouped(shown)]
+    found = [_line(folder, tasks, differing, metric, search) for tasks in seeds.grouped(shown)]
     found = [line for line in found if line.runs]
     known = {name for line in found for name in line.metrics}
     if known and metric not in known:
@@ -105,7 +86,9 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     if search is not None and metric == searched:
         minimized = search.direction == "minimize"
     with_it = [line for line in found if metric in line.metrics]
-    ranked = sorted(with_it, key=lambda line: line.metrics[metric].mean, reverse=not minimized)
+    ranked = sorted(
+        with_it, key=lambda line: statistics.mean(line.metrics[metric].values()), reverse=not minimized
+    )
     return ranked + [line for line in found if metric not in line.metrics]
 
 
@@ -129,8 +112,8 @@ def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()
 def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
     """A line's values by the names of columns."""
     columns: dict[str, Any] = {**line.parameters, "runs": line.runs}
-    for name, spread in line.metrics.items():
-        columns |= {name: spread.mean, f"{name}_sd": spread.sd}
+    for name, values in line.metrics.items():
+        columns[name], columns[f"{name}_sd"], _ = seeds.spread([*values.values()])
     return columns | ({"difference": line.difference, "p": line.p} if compared else {})
 
 
@@ -169,12 +152,6 @@ def validation(event: Event) -> dict[str, float]:
     return {_NAMES.get(name, name): float(v) for name, v in named if isinstance(v, (int, float))}
 
 
-def search_of(folder: SweepFolder) -> Search | None:
-    """What the sweep searches by; None for a grid."""
-    path = folder.specification
-    return parse(read_text(path), path).search if path.is_file() else None
-
-
 def objective(asked: Search, folder: TaskFolder) -> float | None:
     """What a search maximizes or minimizes, of a task that ended; None where there is none."""
     file, found, keys = asked.metric.partition(".json:")
@@ -194,7 +171,7 @@ def _seed(task: Task) -> str:
 
 
 def _line(
-    folder: SweepFolder, tasks: Sequence[Task], differing: Sequence[str], search: Search | None
+    folder: SweepFolder, tasks: Sequence[Task], differing: Sequence[str], metric: str, search: Search | None
 ) -> Line:
     measured: dict[str, dict[str, float]] = defaultdict(dict)
     runs = 0
@@ -206,7 +183,7 @@ def _line(
         runs += bool(found) or task.state == "success"
         for name, value in found.items():
             measured[name][_seed(task)] = value
-    metrics = {name: Spread(values) for name, values in measured.items()}
+    metrics = {name: measured[name] for name in sorted(measured, key=lambda name: (name != metric, name))}
     parameters = {name: tasks[0].values.get(name) for name in differing}
     return Line(parameters, runs, metrics)
 
@@ -228,7 +205,7 @@ def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> li
 
 
 def _against(line: Line, base: Line, metric: str) -> Line:
-    ours, theirs = (one.metrics[metric].values if metric in one.metrics else {} for one in (line, base))
+    ours, theirs = (one.metrics.get(metric, {}) for one in (line, base))
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     if not differences:
         return line

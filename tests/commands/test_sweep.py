@@ -107,16 +107,6 @@ def test_the_newest_sweep_in_the_save_dir_is_the_default_and_has_a_name(sweep: S
     assert sweep.code("run", "params", "-r", "cpu") == 0  # an earlier sweep by its name
 
 
-@pytest.mark.parametrize(("name", "told"), [("sweeps/nope", "no such sweep"), ("", "run")])
-def test_a_report_of_no_sweep_is_one_error(
-    user_dir: Path, capsys: pytest.CaptureFixture[str], name: str, told: str
-) -> None:
-    pytest.importorskip("matplotlib")
-    assert main(["report", name, "--save-dir", str(user_dir / "save")]) == 2
-    said = capsys.readouterr().err
-    assert told in said and "hint: " in said and "bug" not in said
-
-
 def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
     assert sweep.run() == 0
@@ -197,10 +187,24 @@ def test_what_makes_no_sense_is_one_error(
     assert sorted(path.name for path in sweep.folder.iterdir()) == ["params.yaml"]
 
 
-def test_without_a_sweep_there_is_nothing_to_show(sweep: Sweep) -> None:
-    for words in (["status"], ["table"], ["status", "nope"]):
-        assert sweep.code(*words) == 2
-        assert "there is no" in sweep.err and "mmfw sweep run PRESET" in sweep.err
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sweep", "status"], "mmfw sweep run PRESET"),
+        (["sweep", "table"], "mmfw sweep run PRESET"),
+        (["sweep", "status", "nope"], "mmfw sweep run PRESET"),
+        (["report", "sweeps/nope"], "no such sweep"),
+        (["report", ""], "run"),
+    ],
+)
+def test_without_a_sweep_there_is_nothing_to_show(
+    words: list[str], told: str, capsys: Captured, user_dir: Path
+) -> None:
+    if words[0] == "report":
+        pytest.importorskip("matplotlib")
+    assert main([*words, "--save-dir", str(user_dir / "save")]) == 2
+    said = capsys.readouterr().err
+    assert told in said and "there is no" in said and "hint: " in said and "bug" not in said
 
 
 def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(sweep: Sweep) -> None:
@@ -225,6 +229,11 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
     assert sweep.run() == 0
     assert sweep.code("table", sweep.output, "--json") == 0
     assert [line["r.json:x"] for line in json.loads(sweep.out)] == [1.0, 2.0, 3.0]
+    sweep.write(python(sweep.folder, program, "{a}", "{_output}"), "_title: x\na: 7", head=head)
+    assert sweep.run("-t", "x", "--force") == 0
+    assert {task.values["a"]: task.starts for task in begun(SweepFolder(sweep.output))} == dict.fromkeys(
+        (1, 2, 3, 7), 1
+    )
     sweep.write(python(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize"))
     assert sweep.run() == 2
     assert "minimize" in sweep.err and "-o" in sweep.err

@@ -142,13 +142,10 @@ def test_a_second_examination_adds_to_the_first(output: Path) -> None:
     assert list(examiner.experiments) == [f"lr_{rate}-seed_{seed}" for seed in (0, 2) for rate in (0.01, 0.1)]
 
 
-def test_threads_find_what_one_finds(output: Path) -> None:
+def test_threads_read_folders_at_the_same_time_into_caches_of_their_own(output: Path) -> None:
     alone, together = examined(output), examined(output, workers=3)
     pandas.testing.assert_frame_equal(alone.table(), together.table())
     assert alone.caches == together.caches and list(alone.caches) == list(together.caches)
-
-
-def test_threads_read_folders_at_the_same_time_into_caches_of_their_own(output: Path) -> None:
     met = Barrier(6)
 
     def parser(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:

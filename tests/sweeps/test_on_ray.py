@@ -204,18 +204,14 @@ def test_tasks_of_a_cluster_that_is_gone_stay_queued(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_first_stop_lets_a_command_save_and_leave(here: Path) -> None:
-    assert sweep(here, here / "out", [os.getpid()], "stop") == 130
+@pytest.mark.parametrize(("command", "saves"), [("stop", True), ("kill", False)])
+def test_the_first_stop_lets_a_command_save_and_leave_and_the_second_kills_it(
+    here: Path, command: str, saves: bool
+) -> None:
+    assert sweep(here, here / "out", [os.getpid()], command) == 130
     (task,) = tasks(here / "out")
     folder = here / "out" / task.name
-    assert (task.state, (folder / "saved").exists(), is_running(folder / "pid")) == ("queued", True, False)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_the_second_stop_kills_a_command(here: Path) -> None:
-    assert sweep(here, here / "out", [os.getpid()], "kill") == 130
-    (task,) = tasks(here / "out")
-    assert (task.state, is_running(here / "out" / task.name / "pid")) == ("queued", False)
+    assert (task.state, (folder / "saved").exists(), is_running(folder / "pid")) == ("queued", saves, False)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -15,11 +15,11 @@ from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.task import Task
 from tests.worlds.sweeping import ended, never_resumed, trained
 
-# Both refuse at once, so a task with them fails unless it takes them for done.
-_TEMPLATES = {"one": "mmfw train nope [seed]", "two": "mmfw train nope-neither [seed]"}
+# It refuses at once, so a task with it fails unless it takes it for done.
+_TEMPLATE = "mmfw train nope [seed]"
 
 
-def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLATES["one"]) -> Task:
+def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLATE) -> Task:
     """What becomes of a task that an earlier driver has begun, and that has these runs."""
     sweep, task = SweepFolder(folder), Task("task", "task", {"seed": 1}, ("one",))
     replace(ended(sweep, task, "queued"), runs=runs).record(sweep.task("task"))
@@ -41,18 +41,12 @@ def test_a_training_that_ended_while_nobody_watched_is_done(user_dir: Path, done
     assert (after.state, after.finished) == ("success", ("one",))
 
 
-def test_the_run_of_another_command_is_not_taken_for_its_own(user_dir: Path, done: dict[str, str]) -> None:
-    assert _run(user_dir, {"two": done}).state == "failed"
-
-
-def test_a_run_of_other_words_is_not_gone_on_with(user_dir: Path, done: dict[str, str]) -> None:
-    other = "mmfw train nope [seed] training.batch_size=8"
-    assert _run(user_dir, {"one": done}, other).state == "failed"
-
-
-def test_a_run_outside_of_the_task_is_never_its_own(user_dir: Path, done: dict[str, str]) -> None:
-    outside = {**done, "run": f"../task/{done['run']}"}
-    assert _run(user_dir, {"one": outside}).state == "failed"
+@pytest.mark.parametrize("of", ["another command", "other words", "a folder outside"])
+def test_a_run_that_is_not_its_own_is_not_gone_on_with(user_dir: Path, done: dict[str, str], of: str) -> None:
+    template = _TEMPLATE + (" training.batch_size=8" if of == "other words" else "")
+    run = {**done, "run": f"../task/{done['run']}"} if of == "a folder outside" else done
+    runs = {"two" if of == "another command" else "one": run}
+    assert _run(user_dir, runs, template).state == "failed"
 
 
 def test_a_run_that_failed_without_a_checkpoint_begins_again(user_dir: Path, done: dict[str, str]) -> None:
