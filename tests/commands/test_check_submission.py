@@ -87,25 +87,15 @@ def test_a_copy_in_the_proportions_that_people_have(
     assert checked(capsys, user_dir, csv_of(ids), 0, "test_seen")["usable"], "nothing is left out of it"
 
 
-@pytest.fixture
-def copy(user_dir: Path) -> Path:
-    """A data folder made from copy.zip, which lacks the images 15 and 16 of the three of test_unseen."""
-    archive = hostile.plain_zip(user_dir / "copy.zip", memes.without_images(memes.memes(), [15, 16]))
-    convert(archive, Places.resolve(user_dir / "data dir"), allow_missing=True)
-    return user_dir / "data dir"
-
-
-def test_an_id_that_was_left_out_at_conversion_is_of_the_split(
-    copy: Path, capsys: pytest.CaptureFixture[str]
+def test_the_hint_says_what_to_convert_and_that_helps(
+    user_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert checked(capsys, copy, csv_of([14, 15, 16]), 0)["problems"] == []
+    """The archive lacks the images 15 and 16 of the three of test_unseen."""
+    copy, members = user_dir / "data dir", memes.without_images(memes.memes(), [15, 16])
+    archive = hostile.plain_zip(user_dir / "copy.zip", members)
+    convert(archive, Places.resolve(copy), allow_missing=True)
     found = checked(capsys, copy, csv_of([14, 15, 16, 1]), 3)  # 1 is of train
     assert found["problems"] == ["ids that are not of this split (1): 1"]
-
-
-def test_the_hint_says_what_to_convert_and_that_helps(
-    copy: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     assert check(copy, csv_of([14]), split="test_unseen") == 3
     said = capsys.readouterr().err
     assert "2 memes of test_unseen" in said

@@ -150,7 +150,8 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
     same = "training.fp16=True"
     first = make(user_dir, "a/2026-01-01T00-00-00", overrides=[same, "optimizer.params.lr=1e-5"], mmf="1.0.0")
     make(user_dir, "a/2026-01-02T00-00-00", overrides=[same], batch_size=16, seed=7)
-    EventLog(first.events, "1").write("train_started", update=0, seed=3)
+    for update, seed in ((0, 3), (10, 8)):
+        EventLog(first.events, "1").write("train_started", update=update, seed=seed)
     first.reports.mkdir()
     scores = {"dev_seen": 0.75, "test_seen": 0.625, "test_unseen": None}
     for number, (split, auroc) in enumerate(scores.items()):
@@ -184,6 +185,7 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
     log.write("train_started", update=0, data={"split": "train", "rows": 8400, "full_rows": 8500})
     data = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
     log.write("val", update=20, metrics={"hateful_memes/roc_auc": 0.75}, data=data)
+    log.write("val", update=30, metrics={"hateful_memes/roc_auc": 0.6}, data={**data, "rows": 540})
     csv = run.reports / "hateful_memes_a_test_unseen_2026-01-01T00-00-01.csv"
     csv.parent.mkdir()
     csv.write_text("id,proba,label\n", encoding="utf-8")
@@ -200,12 +202,21 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
     shown = json.loads(told(capsys, user_dir, "show", "a", "--json"))
     assert shown["predictions"][0] == {"csv": str(csv), **facts}
     assert list(shown["predictions"][1]) == ["csv"]
+    assert shown["trained_on"] == {"split": "train", "rows": 8400, "full_rows": 8500}
+    assert shown["validations"] == [
+        {"update": 10, "auroc": 0.7},
+        {"update": 20, "auroc": 0.75, **data},
+        {"update": 30, "auroc": 0.6, **data, "rows": 540},
+    ]
     text = told(capsys, user_dir, "show", "a")
     assert "trained_on: 8,400 of 8,500 rows of train\n" in text
     assert "update 20, auroc 0.7500, on 433 of 540 rows of dev_unseen\n" in text
     assert f"csv {csv}, auroc 0.6250, on 1,593 of 2,000 rows of test_unseen\n" in text
     assert "split \\x1b[31mtrain" in text and "\x1b" not in text
     other = make(user_dir, "b/2026-01-01T00-00-00")
+    shown = json.loads(told(capsys, user_dir, "show", "b", "--json"))
+    assert [shown[key] for key in ("val_split", "val_rows", "val_full_rows")] == ["dev", None, None]
+    assert shown["trained_on"] is None
     found = json.loads(told(capsys, user_dir, "compare", run.id, other.id, "--json"))
     assert found["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
 

@@ -1,5 +1,4 @@
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,13 +103,6 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
     assert summary.best_auroc == 0.7
 
 
-def test_the_seed_is_the_one_that_training_began_with(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
-    for update, seed in ((0, 7), (10, 8)):
-        events(run, {"kind": "train_started", "update": update, "max_updates": 30, "seed": seed})
-    assert history.details(run)["seed"] == 7
-
-
 def test_annotations_that_have_changed_since_a_run_trained_are_named(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     data = {"split": "train", "rows": 3, "full_rows": 3, "sha256": "1"}
@@ -119,41 +111,6 @@ def test_annotations_that_have_changed_since_a_run_trained_are_named(tmp_path: P
     assert history.changed_splits(run, {"train": data, "val": data}) == []
     assert history.changed_splits(run, {"train": data, "val": {**data, "sha256": "2"}}) == ["dev"]
     assert history.changed_splits(run, {"train": {"sha256": "2"}}) == ["train"]
-
-
-def test_the_best_validation_says_what_it_was_measured_on(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
-    data = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
-    events(
-        run,
-        {"kind": "train_started", "update": 0, "data": {"split": "train", "rows": 8400, "full_rows": 8500}},
-        {"kind": "val", "update": 10, "metrics": {"hateful_memes/roc_auc": 0.7}, "data": data},
-        {
-            "kind": "val",
-            "update": 20,
-            "metrics": {"hateful_memes/roc_auc": 0.6},
-            "data": {**data, "rows": 540},
-        },
-        {"kind": "val", "update": 30, "metrics": {"hateful_memes/roc_auc": 0.5}},
-    )
-    summary = history.summarize(run)
-    assert (summary.val_split, summary.val_rows, summary.val_full_rows) == ("dev_unseen", 433, 540)
-    assert summary.validated_on == "433 of 540 rows of dev_unseen"
-    told = history.details(run)
-    assert told["trained_on"] == {"split": "train", "rows": 8400, "full_rows": 8500}
-    assert told["validations"] == [
-        {"update": 10, "auroc": 0.7, **data},
-        {"update": 20, "auroc": 0.6, **data, "rows": 540},
-        {"update": 30, "auroc": 0.5},
-    ]
-
-
-def test_before_its_first_validation_a_run_names_the_split_alone(tmp_path: Path) -> None:
-    run = make(tmp_path, "a/2026-01-01T00-00-00")
-    run.save_request(replace(run.request(), splits={**run.request().splits, "val": "dev_seen"}))
-    summary = history.summarize(run)
-    assert (summary.validated_on, summary.val_rows, summary.val_full_rows) == ("dev_seen", None, None)
-    assert history.details(run)["trained_on"] is None
 
 
 @pytest.mark.parametrize(
