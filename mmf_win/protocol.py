@@ -23,7 +23,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     val              update, metrics, final (whether with the best checkpoint, after training), data (what
                      it was measured on, as above)
     saving           update; a checkpoint is about to be written
-    checkpoint       update, is_best; it is written
+    checkpoint       update; it is written
     note             text; something that the user should know
     alive            progress that has no event of its own
     predict_started  device, precision, batch, workers
@@ -90,7 +90,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
-    **dict.fromkeys(("searching", "known_fit", "found", "final", "is_best", "validating"), bool),
+    **dict.fromkeys(("searching", "known_fit", "found", "final", "validating"), bool),
     **dict.fromkeys(("data", "metrics", "next"), dict | None),
 }
 

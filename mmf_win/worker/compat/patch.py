@@ -30,7 +30,6 @@ from mmf_win.paths import tool_home
 
 RC10 = frozenset({"1.0.0rc10"})
 RC12 = frozenset({"1.0.0rc12"})
-BOTH = RC10 | RC12
 
 _DIGEST = hashlib.sha256().digest_size
 
@@ -73,7 +72,7 @@ class Patch:
 
     name: str
     problem: str
-    mmf: frozenset[str] = BOTH
+    mmf: frozenset[str] = RC10 | RC12
     library: str = "any"
     edits: tuple[Edit, ...] = ()
     after_import: Mapping[str, Callback] = field(default_factory=dict)

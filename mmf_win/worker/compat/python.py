@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from mmf_win.files import replacing
 from mmf_win.upstream.versions import follow_text_links
 from mmf_win.worker.compat.patch import RC10, Edit, Patch
 
 _CONFIGURATION = "mmf.utils.configuration"
-
-
-def csv_dump(self: Any, filepath: str) -> None:
-    """In the place of ``TestReporter.csv_dump``: the same rows, by a temporary file and a rename."""
-    with replacing(Path(filepath)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, self.report[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.report)
-
-
-def _replace_csv_dump(module: ModuleType) -> None:
-    module.TestReporter.csv_dump = csv_dump
 
 
 def follow(path: str) -> str:
@@ -56,7 +40,13 @@ PATCHES = (
         name="csv-report",
         problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
         library="Windows",
-        after_import={"mmf.common.test_reporter": _replace_csv_dump},
+        edits=(
+            Edit(
+                "mmf.common.test_reporter",
+                'PathManager.open(filepath, "w")',
+                'open(filepath, "w", encoding="utf-8", newline="")',
+            ),
+        ),
     ),
     Patch(
         name="text-symlinks",

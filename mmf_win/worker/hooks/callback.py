@@ -57,8 +57,7 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_init_end(self, **kwargs: Any) -> None:
         """The model is spread over the GPUs; it may have to score a batch in parts."""
-        if self._observer.request.eval_batch is not None:
-            splitting.evaluate_in_parts(self.trainer.model, self._observer.request.eval_batch)
+        splitting.evaluate_in_parts(self.trainer.model, self._observer.request.eval_batch)
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins."""

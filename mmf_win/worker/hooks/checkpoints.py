@@ -70,7 +70,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             super().save(update, iteration, update_best=update_best)
         if self._observer.is_main:
             self._prune(update)
-        self._observer.saved(update, is_best=update_best)
+        self._observer.event("checkpoint", update=update)
 
     def finalize(self) -> None:
         """Write the weights alone, at the end of training."""

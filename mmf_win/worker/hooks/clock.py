@@ -24,11 +24,13 @@ class Lap:
         seconds: of each phase; ``other`` is outside of all of them.
         cpu: seconds in which this thread ran, by phase.
         begun: how often each phase began.
+        waits: for data, on a GPU: two of :attr:`Clock.gpu_event` around each.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     cpu: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     begun: Counter[str] = field(default_factory=Counter)
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
 
     @property
     def of_update(self) -> dict[str, float]:
@@ -42,6 +44,11 @@ class Clock:
     Args:
         now: the time in seconds.
         cpu: how long this thread has run, in seconds.
+
+    Attributes:
+        gpu_event: makes what a GPU notes its own time in, when it has done what it was given before. It works
+            on while its process waits for data, so the process's clock would count time in which nothing is
+            lost. None where that is not to be known.
     """
 
     def __init__(
@@ -51,6 +58,8 @@ class Clock:
         self._open = ["other"]
         self._lap = Lap()
         self._last, self._last_cpu = now(), cpu()
+        self.gpu_event: Callable[[], Any] | None = None
+        self._last_event: Any = None
 
     @property
     def phase(self) -> str:
@@ -80,6 +89,12 @@ class Clock:
         self._lap.seconds[self.phase] += now - self._last
         self._lap.cpu[self.phase] += cpu - self._last_cpu
         self._last, self._last_cpu = now, cpu
+        if self.gpu_event is not None and self.phase not in ASIDE:
+            event = self.gpu_event()
+            event.record()
+            if self.phase == "data":
+                self._lap.waits.append((self._last_event, event))
+            self._last_event = event
 
     def time(self, methods: Iterable[Timed]) -> None:
         """Make each call of some methods the phase that stands beside it, from now on."""

@@ -154,10 +154,6 @@ class Observer:
         self._stop.defer_stop()
         self.event("saving", update=update)
 
-    def saved(self, update: int, is_best: bool) -> None:
-        """The checkpoint is in its place."""
-        self.event("checkpoint", update=update, is_best=is_best)
-
     def heartbeat(self) -> None:
         """Work without an event of its own is done, such as a batch of the validation set."""
         if ranks() == 1 and self._stop.asked:

@@ -51,13 +51,13 @@ def step_through(
     step: Callable[[float, SampleList], Any],
     fields: Iterable[str],
 ) -> Any:
-    """Make the gradients of a batch part by part, and return its report.
+    """Make the gradients of a batch part by part, and return its report: the first part's, with all rows.
 
     Args:
         model: the outermost module; its ranks exchange gradients only with the last part.
         parts: as :func:`split` has them.
         step: makes a part's gradients, and returns its report with losses weighted by its share.
-        fields: what metrics are computed from.
+        fields: what metrics are computed from; the parts' are joined, row by row.
     """
     report: Any = None
     no_sync = getattr(model, "no_sync", nullcontext)
@@ -68,34 +68,25 @@ def step_through(
         if report is None:
             report = part
         else:
-            _add_to_report(report, part, fields)
+            for key in fields:
+                if key in report and key in part:
+                    report[key] = _joined([report[key], part[key]], [report.batch_size, part.batch_size])
+            for key, loss in part.losses.items():
+                report.losses[key] = report.losses[key] + loss if key in report.losses else loss
+            report.batch_size += part.batch_size
         del part  # the next one needs its memory
     return report
 
 
-def _add_to_report(report: Any, part: Any, fields: Iterable[str]) -> None:
-    """Add the report of another part of the batch: ``fields`` row by row, losses as sums.
-
-    Args:
-        report: of the parts so far; it keeps what else there was in the first one's.
-        part: with losses that are weighted by its share of the rows.
-        fields: what metrics are computed from.
-    """
-    for key in fields:
-        if key in report and key in part:
-            report[key] = _joined([report[key], part[key]], [report.batch_size, part.batch_size])
-    for key, loss in part.losses.items():
-        report.losses[key] = report.losses[key] + loss if key in report.losses else loss
-    report.batch_size += part.batch_size
-
-
-def evaluate_in_parts(model: nn.Module, limit: int) -> None:
+def evaluate_in_parts(model: nn.Module, limit: int | None) -> None:
     """Let ``model`` score at most ``limit`` rows in one pass when it is not in training.
 
     Args:
         model: the outermost module, so that one that spreads its rows over GPUs gets parts to spread.
-        limit: rows.
+        limit: rows; None for the whole batch.
     """
+    if limit is None:
+        return
     forward = model.forward
 
     def in_parts(sample_list: Any, *args: Any, **kwargs: Any) -> Any:

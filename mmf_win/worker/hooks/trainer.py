@@ -48,8 +48,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def parallelize_model(self) -> None:
         """Spread the model over the GPUs; it may have to score a batch in parts."""
         super().parallelize_model()
-        if self._observer.request.eval_batch is not None:
-            splitting.evaluate_in_parts(self.model, self._observer.request.eval_batch)
+        splitting.evaluate_in_parts(self.model, self._observer.request.eval_batch)
 
     def predict(self, dataset_type: str) -> None:
         """Report that prediction starts, and predict."""

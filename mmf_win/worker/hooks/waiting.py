@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils.data import dataloader
 from mmf_win.phases import Waiting
 from mmf_win.protocol import Attempt
 from mmf_win.threads import processors
-from mmf_win.worker.hooks.clock import ASIDE, Clock, Lap, Timed
+from mmf_win.worker.hooks.clock import Clock, Lap, Timed
 
 WARM_UP = 5
 """Updates that are not measured, as they begin what the others find ready."""
@@ -29,48 +29,6 @@ LOADING: tuple[Timed, ...] = (
 """Where MMF waits for a batch."""
 
 
-class GpuIdle:
-    """How long a GPU has nothing to do while a batch is waited for.
-
-    A GPU works on while its process waits, so the process's clock would count time in which nothing is lost.
-
-    Args:
-        clock: of the training.
-        event: makes what the GPU notes its own time in.
-    """
-
-    def __init__(self, clock: Clock, event: Callable[[], Any]) -> None:
-        self._clock, self._event = clock, event
-        self._waits: list[tuple[Any, Any]] = []
-        self.on = False
-
-    def watch(self) -> None:
-        """Note each wait while ``on``."""
-        for owner, name, _ in LOADING:
-            setattr(owner, name, self._noted(getattr(owner, name)))
-
-    def _noted(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            if not self.on or self._clock.phase in ASIDE:
-                return method(*args, **kwargs)
-            begin, end = self._event(), self._event()
-            begin.record()  # the GPU comes to this when it has done what it was given before
-            try:
-                return method(*args, **kwargs)
-            finally:
-                end.record()
-                self._waits.append((begin, end))
-
-        return noted
-
-    def seconds(self) -> float:
-        """Of all waits so far."""
-        torch.cuda.synchronize()
-        milliseconds: float = sum(begin.elapsed_time(end) for begin, end in self._waits)
-        return milliseconds / 1000
-
-
 class WaitWatch:
     """Measures the updates after the first few, once.
 
@@ -81,11 +39,9 @@ class WaitWatch:
     """
 
     def __init__(self, trainer: Any, clock: Clock, ranks: int) -> None:
-        self._trainer, self._ranks = trainer, ranks
-        event = partial(torch.cuda.Event, enable_timing=True)
-        self._idle = GpuIdle(clock, event) if trainer.device.type == "cuda" else None
-        if self._idle is not None:
-            self._idle.watch()
+        self._trainer, self._clock, self._ranks = trainer, clock, ranks
+        if trainer.device.type == "cuda":
+            clock.gpu_event = partial(torch.cuda.Event, enable_timing=True)
         self._laps: list[Lap] = []
 
     def updated(self, lap: Lap) -> Waiting | None:
@@ -93,12 +49,16 @@ class WaitWatch:
         if len(self._laps) >= WARM_UP + _MEASURED:
             return None
         self._laps.append(lap)
-        if self._idle is not None:
-            self._idle.on = WARM_UP <= len(self._laps) < WARM_UP + _MEASURED
         if len(self._laps) < WARM_UP + _MEASURED:
             return None
-        found = waiting_in(self._laps[WARM_UP:], self._trainer, self._ranks)
-        return found if self._idle is None else replace(found, waited=self._idle.seconds() / _MEASURED)
+        measured = self._laps[WARM_UP:]
+        found = waiting_in(measured, self._trainer, self._ranks)
+        if self._clock.gpu_event is None:
+            return found
+        self._clock.gpu_event = None
+        torch.cuda.synchronize()
+        idle = sum(begin.elapsed_time(end) for lap in measured for begin, end in lap.waits)  # milliseconds
+        return replace(found, waited=idle / 1000 / _MEASURED)
 
 
 def waiting_in(laps: Sequence[Lap], trainer: Any, ranks: int) -> Waiting:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mmf_win.upstream.versions import read_version
@@ -140,6 +141,16 @@ def text_link(root: Path, world: TinyWorld) -> Any:
     return dict(load_yaml(str(link)))
 
 
+def csv_report(root: Path, world: TinyWorld) -> Any:
+    """A report with texts of any language, as it is on the disk."""
+    from mmf.common.test_reporter import TestReporter
+
+    path = world.root / "отчёт.csv"
+    rows = [{"id": 8291, "text": "a"}, {"id": 1, "text": "Привет,\n世界"}]
+    TestReporter.csv_dump(SimpleNamespace(report=rows), str(path))
+    return path.read_bytes().decode()
+
+
 def late(root: Path, world: TinyWorld) -> Any:
     """What MMF's own metrics say, by a scikit-learn that was not imported before."""
     import torch
@@ -211,6 +222,7 @@ QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     word_vectors,
     random_vectors,
     text_link,
+    csv_report,
     late,
     predictions,
     anomaly,

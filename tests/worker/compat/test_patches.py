@@ -8,7 +8,6 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from types import SimpleNamespace
 
 import pytest
 
@@ -100,22 +99,6 @@ class TestInstall:
         survey = compat.survey(*made_up_mmf(tmp_path, version=""))
         assert [each for each, _ in survey] == list(compat.PATCHES)
         assert (sys.path, sys.meta_path) == (path, meta_path)
-
-
-class TestCsvReport:
-    ROWS = ({"id": 8291, "proba": 0.25, "text": "a"}, {"id": 1, "proba": 0.5, "text": "Привет,\n世界"})
-
-    def test_has_no_blank_rows_on_any_system_and_texts_of_any_language(self, user_dir: Path) -> None:
-        path = user_dir / "report 报告.csv"
-        python.csv_dump(SimpleNamespace(report=self.ROWS), str(path))
-        assert path.read_bytes() == 'id,proba,text\n8291,0.25,a\n1,0.5,"Привет,\n世界"\n'.encode()
-        assert [p.name for p in user_dir.iterdir()] == [path.name]
-
-    def test_a_failure_leaves_nothing_under_its_name(self, tmp_path: Path) -> None:
-        rows = [*self.ROWS, {"id": 2, "unheard of": 1}]
-        with pytest.raises(ValueError, match="unheard of"):
-            python.csv_dump(SimpleNamespace(report=rows), str(tmp_path / "report.csv"))
-        assert not (tmp_path / "report.csv").exists()
 
 
 class TestBertNames:

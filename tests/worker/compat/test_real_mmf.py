@@ -126,5 +126,9 @@ def test_configurations_behind_text_links_are_read(answers: dict[str, Any]) -> N
     assert answers["text_link"] == {"a": 1, "b": 2}
 
 
+def test_reports_have_no_blank_rows_on_any_system_and_texts_of_any_language(answers: dict[str, Any]) -> None:
+    assert answers["csv_report"] == 'id,text\r\n8291,a\r\n1,"Привет,\n世界"\r\n'
+
+
 def test_anomaly_detection_is_off(answers: dict[str, Any]) -> None:
     assert answers["anomaly"] is False

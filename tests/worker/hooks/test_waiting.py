@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -16,17 +15,17 @@ from mmf_win.phases import Waiting  # noqa: E402
 from mmf_win.protocol import Attempt, EventLog, read_events  # noqa: E402
 from mmf_win.worker.hooks.clock import Clock, Lap  # noqa: E402
 from mmf_win.worker.hooks.observer import Observer  # noqa: E402
-from mmf_win.worker.hooks.waiting import GpuIdle, WaitWatch  # noqa: E402
+from mmf_win.worker.hooks.waiting import WaitWatch  # noqa: E402
 from mmf_win.worker.stopping import Stop  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
-def watch(workers: int) -> WaitWatch:
-    """Of a training on a CPU."""
+def watch(workers: int, device: str, clock: Clock) -> WaitWatch:
+    """Of a training."""
     training = SimpleNamespace(num_workers=workers)
-    trainer = SimpleNamespace(device=torch.device("cpu"), config=SimpleNamespace(training=training))
-    return WaitWatch(trainer, Clock(lambda: 0.0, lambda: 0.0), 1)
+    trainer = SimpleNamespace(device=torch.device(device), config=SimpleNamespace(training=training))
+    return WaitWatch(trainer, clock, 1)
 
 
 def lap(data: float, cpu: float = 0.0) -> Lap:
@@ -39,7 +38,7 @@ def lap(data: float, cpu: float = 0.0) -> Lap:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_speaks_once_of_the_updates_after_the_first_five(workers: int) -> None:
-    watching = watch(workers)
+    watching = watch(workers, "cpu", Clock(lambda: 0.0, lambda: 0.0))
     told = [watching.updated(lap(100.0)) for _ in range(5)]
     told += [watching.updated(lap(3.0, 0.5)) for _ in range(25)]
     assert [update for update, waiting in enumerate(told, start=1) if waiting] == [25]
@@ -105,20 +104,25 @@ class FakeEvent:
         return 1000 * (end.at - self.at)
 
 
-def test_a_gpu_waits_while_it_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_waits_while_it_has_nothing_to_do_and_validates_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent())
     clock = Clock(lambda: 0.0, lambda: 0.0)
-    idle = GpuIdle(clock, FakeEvent)
+    watching = watch(0, "cuda", clock)
 
-    def load(seconds: float) -> Any:
+    def load(seconds: float) -> None:
+        clock.enter("data")
         FakeEvent.now += seconds
+        clock.leave()
 
-    noted = idle._noted(load)
-    noted(1.0)
-    assert idle.seconds() == 0, "it is not on"
-    idle.on = True
-    noted(2.0)
-    clock.enter("validation")
-    noted(4.0)
-    clock.leave()
-    assert idle.seconds() == 2.0
+    for update in range(25):
+        load(100.0 if update < 5 else 2.0)
+        FakeEvent.now += 1.0
+        clock.enter("validation")
+        load(4.0)
+        clock.leave()
+        waiting = watching.updated(clock.lap())
+    assert waiting is not None and waiting.waited == 2.0
+    assert not clock.lap().waits and clock.gpu_event is None, "nothing is measured any more"
