@@ -13,20 +13,22 @@ import pytest
 from mmf_win.errors import DatasetError
 from tests.worlds import hostile, npy
 
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import numpy as np  # noqa: E402
+
+from mmf_win.worker.build_features import build, find_pairs, read_record  # noqa: E402
+
 pytestmark = pytest.mark.torch
 
 
 def read(folder: Path, key: str = "00001") -> dict[str, Any]:
     """The record of a key."""
-    from mmf_win.worker.build_features import find_pairs, read_record
-
     return read_record(find_pairs([folder])[key], key)
 
 
 def save_object(path: Path, value: Any, protocol: int = 4) -> None:
     """What ``np.save`` of a Python object wrote: first with protocol 3, then 4."""
-    import numpy as np
-
     array = np.empty((), dtype=object)
     array[()] = value
     with path.open("wb") as file:
@@ -36,8 +38,6 @@ def save_object(path: Path, value: Any, protocol: int = 4) -> None:
 
 def save_zeros(path: Path) -> None:
     """Three numbers."""
-    import numpy as np
-
     np.save(path, np.zeros(3, dtype=np.float32))
 
 
@@ -49,8 +49,6 @@ class Hostile:
 
 
 def test_a_record_is_what_mmf_stores(user_dir: Path) -> None:
-    import numpy as np
-
     npy.write_pair(user_dir, "00001", regions=7)
     record = read(user_dir)
     of_info = ["image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox"]
@@ -68,8 +66,6 @@ def test_features_without_boxes_are_stored_alone_as_mmf_does(user_dir: Path) -> 
 
 
 def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user_dir: Path) -> None:
-    from mmf_win.worker.build_features import find_pairs
-
     npy.write_pair(user_dir, "00001")
     npy.write_pair(user_dir / "часть 二", "00002")
     npy.write_pair(user_dir / ".cache", "00003")
@@ -79,8 +75,6 @@ def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 def test_the_pickles_of_every_numpy_are_read(user_dir: Path, protocol: int) -> None:
-    import numpy as np
-
     npy.write_pair(user_dir, "00001")
     info = {**npy.info(), "num_boxes": np.int64(10), "image_width": np.float32(64)}
     save_object(user_dir / "00001_info.npy", info, protocol)
@@ -101,8 +95,6 @@ def test_the_names_of_numpy_1_are_read(user_dir: Path) -> None:
 
 def test_the_frcnn_scripts_form_is_read(user_dir: Path) -> None:
     """It says 100 boxes whatever there are, and stores one probability a region."""
-    import numpy as np
-
     npy.write_pair(user_dir, "00001", regions=36, num_boxes=100, cls_prob=np.ones(36, dtype=np.float32))
     of_100 = {name: npy.info(100)[name] for name in ("bbox", "objects", "cls_prob")}
     npy.write_pair(user_dir, "00002", regions=150, num_boxes=100, **of_100)
@@ -111,8 +103,6 @@ def test_the_frcnn_scripts_form_is_read(user_dir: Path) -> None:
 
 
 def test_the_vinvl_scripts_form_is_read(user_dir: Path) -> None:
-    import numpy as np
-
     npy.write_pair(user_dir, "00001", numbers=2054)
     boxes = np.zeros((10, 6), dtype=np.float32)
     np.save(
@@ -124,10 +114,6 @@ def test_the_vinvl_scripts_form_is_read(user_dir: Path) -> None:
 
 
 def test_the_resnet_scripts_grid_is_read(user_dir: Path) -> None:
-    import numpy as np
-
-    from mmf_win.worker.build_features import build
-
     np.save(user_dir / "00001.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
     assert read(user_dir)["features"].shape == (1, 7, 7, 2048)
     assert build(user_dir / "a.lmdb", [user_dir])["regions"] == (49, 49)
@@ -157,8 +143,6 @@ def test_not_even_other_functions_of_numpy_are_called(name: str, user_dir: Path)
 
 
 def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
-    import torch
-
     npy.write_pair(user_dir, "00001", num_boxes=torch.tensor(10))
     with pytest.raises(DatasetError, match="torch") as raised:
         read(user_dir)
@@ -195,8 +179,6 @@ def test_what_was_seen_must_be_of_as_many_regions(name: str, rows: Any, user_dir
 
 @pytest.mark.parametrize("kind", ["whole numbers", "text", "NaN", "no dictionary of features"])
 def test_features_that_are_none_are_refused(kind: str, user_dir: Path) -> None:
-    import numpy as np
-
     value: Any = {
         "whole numbers": np.zeros((3, 2048), dtype=np.int64),
         "text": np.array([["a", "b"]]),
@@ -208,27 +190,22 @@ def test_features_that_are_none_are_refused(kind: str, user_dir: Path) -> None:
         read(user_dir)
 
 
-def test_a_folder_without_features_is_refused(user_dir: Path) -> None:
-    from mmf_win.worker.build_features import find_pairs
-
-    (user_dir / "a.txt").touch()
-    with pytest.raises(DatasetError, match=r"no \.npy"):
-        find_pairs([user_dir])
-
-
-@pytest.mark.parametrize("name", ["keys", "x" * 250 + "/" + "y" * 250 + "/" + "z" * 20])
-def test_a_name_that_cannot_be_a_key_is_refused(name: str, tmp_path: Path) -> None:
-    from mmf_win.worker.build_features import find_pairs
-
-    path = tmp_path / name
-    npy.write_pair(path.parent, path.name)
-    with pytest.raises(DatasetError, match=path.name):
-        find_pairs([tmp_path])
-
-
-def test_two_files_of_one_image_are_refused(user_dir: Path) -> None:
-    from mmf_win.worker.build_features import find_pairs
-
-    one, other = (npy.write_pairs(user_dir / name, ["00001"]) for name in ("one", "other"))
-    with pytest.raises(DatasetError, match=r"other.*00001\.npy: .*one.*00001\.npy is of the same image"):
-        find_pairs([one, other])
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], r"no \.npy"),
+        (["one/keys"], r"keys\.npy: an LMDB for MMF cannot have this name"),
+        (["one/" + "x" * 250 + "/" + "y" * 250 + "/" + "z" * 20], "zz.npy: an LMDB for MMF cannot have"),
+        (["one/1", "other/1"], r"other.1\.npy: .*one.1\.npy is of the same image"),
+    ],
+    ids=["none", "a name that MMF takes", "a name too long for a key", "two of one image"],
+)
+def test_files_that_make_no_lmdb_are_refused(names: list[str], said: str, tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "a.txt").touch()
+    for name in names:
+        npy.write_pair((tmp_path / name).parent, (tmp_path / name).name)
+    with pytest.raises(DatasetError, match=said):
+        find_pairs(folders)

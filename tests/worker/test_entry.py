@@ -68,28 +68,30 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-class TestLeavingAtOnce:
+@pytest.mark.parametrize(
+    ("lines", "code", "printed"),
+    [
+        (("atexit.register(print, 'uploaded')", "print('printed')"), 3, "printed\nuploaded\n"),
+        (
+            (
+                "go = threading.Event()",
+                "threading.Thread(target=lambda: (go.wait(), print('done'))).start()",
+                "threading._register_atexit(go.set)",
+            ),
+            4,
+            "done\n",
+        ),
+        (("threading.Thread(target=time.sleep, args=[99], daemon=True).start()",), 3, ""),
+    ],
+    ids=[
+        "what libraries do at exit",
+        "a thread that an exit waits for",
+        "a thread that it does not wait for",
+    ],
+)
+def test_leaving_at_once_loses_nothing(lines: tuple[str, ...], code: int, printed: str) -> None:
     """Each in a process of its own, which tells by its exit code which way it took."""
-
-    @staticmethod
-    def left(*lines: str) -> tuple[int, str]:
-        code = ["import atexit, threading, time", "from mmf_win.worker.entry import leave_at_once", *lines]
-        code += ["leave_at_once(3)", "raise SystemExit(4)"]
-        done = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, encoding="utf-8")
-        return done.returncode, done.stdout
-
-    def test_what_libraries_do_at_exit_is_done_and_nothing_printed_is_lost(self) -> None:
-        assert self.left("atexit.register(print, 'uploaded')", "print('printed')") == (
-            3,
-            "printed\nuploaded\n",
-        )
-
-    def test_a_thread_that_an_exit_would_wait_for_is_waited_for(self) -> None:
-        lines = (
-            "go = threading.Event()",
-            "threading.Thread(target=lambda: (go.wait(), print('done'))).start()",
-        )
-        assert self.left(*lines, "threading._register_atexit(go.set)") == (4, "done\n")
-
-    def test_a_thread_that_it_would_not_wait_for_is_not(self) -> None:
-        assert self.left("threading.Thread(target=time.sleep, args=[99], daemon=True).start()") == (3, "")
+    imports = ["import atexit, threading, time", "from mmf_win.worker.entry import leave_at_once"]
+    program = "\n".join([*imports, *lines, "leave_at_once(3)", "raise SystemExit(4)"])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout) == (code, printed)

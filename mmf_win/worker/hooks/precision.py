@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from mmf_win.worker.hooks.checkpoint_io import replaced
 from mmf_win.worker.hooks.observer import Observer
 
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -85,20 +83,6 @@ def in_full(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(in_full(entry) for entry in value)
     return value
-
-
-@contextmanager
-def stepped_by(scaler: Scaler, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside the block, ``optimizer.step`` is the scaler's, which leaves out updates that overflow."""
-    own: Any = optimizer.step
-
-    def step() -> None:
-        with replaced(optimizer, "step", own):
-            scaler.step(optimizer)
-        scaler.update()
-
-    with replaced(optimizer, "step", step):
-        yield
 
 
 _Scaler: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)

@@ -10,28 +10,16 @@ from mmf.common.registry import registry
 from mmf.common.sample import SampleList
 from mmf.trainers import base_trainer
 from mmf.trainers.base_trainer import BaseTrainer
-from mmf.utils.general import get_batch_size
+from mmf.utils.general import clip_gradients, get_batch_size
 from mmf.utils.timer import Timer
 
 from mmf_win.worker.hooks import checkpoints, fast, precision, splitting
-from mmf_win.worker.hooks.checkpoint_io import replaced
 from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
 
 base_trainer.Checkpoint = checkpoints.Checkpoint
-
-TIMED: tuple[Timed, ...] = (
-    (checkpoints.Checkpoint, "save", "checkpoint"),
-    (BaseTrainer, "evaluate", "validation"),
-    (SampleList, "to", "transfer"),
-    (BaseTrainer, "_forward_pass", "forward"),
-    (torch.Tensor, "backward", "backward"),
-    (BaseTrainer, "_backward", "optimizer"),  # MMF's own; the gradients are made before
-    (BaseTrainer, "_logistics", "logging"),
-)
-"""What belongs to which phase of training, beside the wait for data."""
 
 
 @registry.register_trainer("mmfw")
@@ -111,12 +99,10 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         super()._update_meter(report, meter, eval_mode)
 
     def _forward_and_backward(self, parts: list[tuple[float, Any]]) -> Any:
-        """The report of an update whose gradients are made, with losses that MMF may call ``backward`` of."""
+        """The report of an update whose gradients are made."""
         self._micro.update_begins()
         self.optimizer.zero_grad()
-        report = splitting.step_through(self.model, parts, self._step, self.metrics.required_params)
-        report.losses = {key: loss.requires_grad_() for key, loss in report.losses.items()}
-        return report
+        return splitting.step_through(self.model, parts, self._step, self.metrics.required_params)
 
     def _step(self, share: float, rows: Any) -> Any:
         report = super()._forward_pass(rows)
@@ -129,10 +115,15 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         return report
 
     def _backward(self, loss: Any) -> None:
-        self.scaler.unscale_(self.optimizer)  # before MMF clips the gradients
-        kept = replaced(self.optimizer, "zero_grad", lambda *_, **__: None)  # they were made before
-        with kept, precision.stepped_by(self.scaler, self.optimizer):
-            super()._backward(loss)
+        """As MMF has it, but the gradients are made, and a scaler leaves out updates that overflow."""
+        self.scaler.unscale_(self.optimizer)
+        if self.should_clip_gradients:
+            clip_gradients(self.model, self.num_updates, self.tb_writer, self.config)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._run_scheduler()
+        self.num_updates += 1
+        self.profile("Backward time")
         if self._micro.update_ends():
             self._observer.micro_batch_changed(self._micro)
 
@@ -154,6 +145,18 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def _calculate_time_left(self) -> str:
         # With max_epochs MMF counts to infinity, and cannot say when that will be.
         return "" if math.isinf(self.max_updates) else str(super()._calculate_time_left())
+
+
+TIMED: tuple[Timed, ...] = (
+    (checkpoints.Checkpoint, "save", "checkpoint"),
+    (BaseTrainer, "evaluate", "validation"),
+    (SampleList, "to", "transfer"),
+    (BaseTrainer, "_forward_pass", "forward"),
+    (torch.Tensor, "backward", "backward"),
+    (Trainer, "_backward", "optimizer"),  # the gradients are made before
+    (BaseTrainer, "_logistics", "logging"),
+)
+"""What belongs to which phase of training, beside the wait for data."""
 
 
 def _on_cpu(report: Any) -> Any:

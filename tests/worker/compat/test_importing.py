@@ -50,9 +50,11 @@ def load(name: str) -> ModuleType:
 
 
 class TestEdits:
-    def test_change_what_is_compiled_and_not_the_file(self, package: Path) -> None:
+    def test_change_what_is_compiled_and_not_the_file_and_may_name_what_the_module_lacks(
+        self, package: Path
+    ) -> None:
         before = (package / "work.py").read_bytes()
-        queue(package, Edit("madeup.work", "return 41", "return 42"))
+        queue(package, Edit("madeup.work", "return 41", "return helper()", {"helper": lambda: 42}))
         module = load("madeup.work")
         assert module.answer() == 42
         assert module.WORD == "café"
@@ -90,10 +92,6 @@ class TestEdits:
             path.write_bytes(b"damaged")
         assert [answer("pass"), len(kept())] == [None, 3]
 
-    def test_may_speak_of_names_that_the_module_lacks(self, package: Path) -> None:
-        queue(package, Edit("madeup.work", "return 41", "return helper()", {"helper": lambda: "helped"}))
-        assert load("madeup.work").answer() == "helped"
-
     def test_leave_line_numbers_as_they_are(self, package: Path) -> None:
         queue(package, Edit("madeup.work", "return 41", "return 1 / 0"))
         with pytest.raises(ZeroDivisionError) as caught:
@@ -125,12 +123,10 @@ class TestAfterImport:
         assert "return 41" in inspect.getsource(module)
 
 
-class TestSource:
-    def test_is_found_without_an_import(self, package: Path, tmp_path: Path) -> None:
-        assert "return 41" in patch.source("madeup.work", tmp_path)
-        assert patch.source_path("madeup", tmp_path) == package / "__init__.py"
-        assert "madeup" not in sys.modules
-
-    def test_is_empty_where_there_is_none(self, package: Path, tmp_path: Path) -> None:
-        assert patch.source("madeup.nothing", tmp_path) == ""
-        assert patch.source("mmf.models", tmp_path) == ""
+def test_a_source_is_found_without_an_import_and_empty_where_there_is_none(
+    package: Path, tmp_path: Path
+) -> None:
+    assert "return 41" in patch.source("madeup.work", tmp_path)
+    assert patch.source_path("madeup", tmp_path) == package / "__init__.py"
+    assert "madeup" not in sys.modules
+    assert patch.source("madeup.nothing", tmp_path) == patch.source("mmf.models", tmp_path) == ""

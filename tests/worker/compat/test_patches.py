@@ -47,27 +47,25 @@ def made_up_mmf(root: Path, **modules: str) -> tuple[Path, str]:
     return root, "1.0.0rc10"
 
 
-def editing(mmf: frozenset[str], needed: Callable[[], bool] = lambda: True) -> Patch:
-    """A patch that replaces some words of ``mmf.work``."""
-    return Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),), needed=needed)
-
-
-class TestEditingPatches:
-    def test_are_needed_while_mmf_has_the_words(self, tmp_path: Path) -> None:
-        each = editing(RC10)
-        assert each.active(*made_up_mmf(tmp_path / "a", work="some old words"))
-        assert not each.active(*made_up_mmf(tmp_path / "b", work="words of the user's own"))
-        assert not each.active(*made_up_mmf(tmp_path / "c"))
-
-    def test_are_for_their_versions_only(self, tmp_path: Path) -> None:
-        assert not editing(RC12).active(*made_up_mmf(tmp_path, work="some old words"))
-
-    def test_are_not_needed_where_the_libraries_do_without(self, tmp_path: Path) -> None:
-        mmf = made_up_mmf(tmp_path, work="some old words")
-        assert not editing(RC10, missing("json")).active(*mmf)
-        assert editing(RC10, missing("no_such_package")).active(*mmf)
-        assert not editing(RC10, lacks("json.decoder", "class JSONDecoder")).active(*mmf)
-        assert editing(RC10, lacks("json.decoder", "class NoSuchThing")).active(*mmf)
+@pytest.mark.parametrize(
+    ("work", "mmf", "needed", "active"),
+    [
+        ("some old words", RC10, lambda: True, True),
+        ("words of the user's own", RC10, lambda: True, False),
+        (None, RC10, lambda: True, False),
+        ("some old words", RC12, lambda: True, False),
+        ("some old words", RC10, missing("json"), False),
+        ("some old words", RC10, missing("no_such_package"), True),
+        ("some old words", RC10, lacks("json.decoder", "class JSONDecoder"), False),
+        ("some old words", RC10, lacks("json.decoder", "class NoSuchThing"), True),
+    ],
+)
+def test_a_patch_is_needed_while_mmf_has_the_words_in_its_versions_unless_libraries_do_without(
+    tmp_path: Path, work: str | None, mmf: frozenset[str], needed: Callable[[], bool], active: bool
+) -> None:
+    each = Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),), needed=needed)
+    modules = {} if work is None else {"work": work}
+    assert each.active(*made_up_mmf(tmp_path, **modules)) == active
 
 
 class TestInstall:
@@ -101,17 +99,12 @@ class TestInstall:
         assert (sys.path, sys.meta_path) == (path, meta_path)
 
 
-class TestBertNames:
-    def test_a_folder_is_asked_what_it_holds(self, user_dir: Path) -> None:
-        config = user_dir / "config.json"
-        config.write_text('{"model_type": "bert"}', encoding="utf-8")
-        assert mmf_models.is_bert(str(user_dir))
-        config.write_text('{"model_type": "roberta"}', encoding="utf-8")
-        assert not mmf_models.is_bert(str(user_dir))
-
-    def test_a_name_is_taken_as_mmf_takes_it(self) -> None:
-        assert mmf_models.is_bert("bert-base-uncased")
-        assert not mmf_models.is_bert("roberta-base")
+def test_a_model_is_a_bert_by_what_its_folder_holds_and_else_by_its_name_as_mmf_takes_it(
+    user_dir: Path,
+) -> None:
+    for kind in ("bert", "roberta"):
+        (user_dir / "config.json").write_text(f'{{"model_type": "{kind}"}}', encoding="utf-8")
+        assert mmf_models.is_bert(str(user_dir)) == mmf_models.is_bert(f"{kind}-base") == (kind == "bert")
 
 
 def test_a_url_is_no_text_link() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -67,30 +68,10 @@ def _is_for_a_later_transformers(patch: Patch) -> bool:
     return library == "transformers" and Version(metadata.version(library)) < Version(lowest)
 
 
-def test_adamw_has_the_defaults_that_mmf_was_tuned_with(answers: dict[str, Any]) -> None:
-    assert answers["adamw"] == {"weight_decay": 0.0, "eps": 1e-6, "lr": 1e-3, "betas": [0.9, 0.999]}
-
-
 def test_only_what_an_update_needs_is_imported(answers: dict[str, Any]) -> None:
     models, packages = answers["imported"]
     assert set(models) <= {"auto", "bert", "roberta"}
     assert packages == []
-
-
-def test_metrics_are_what_they_are_though_scikit_learn_comes_late(answers: dict[str, Any]) -> None:
-    assert answers["late"] == [1.0, pytest.approx(2 / 3)]
-
-
-def test_what_is_not_to_be_compiled_stays_what_it_is(answers: dict[str, Any]) -> None:
-    assert answers["left_alone_by_the_compiler"] == [True, 2, 1]
-
-
-def test_predictions_are_those_of_mmf(answers: dict[str, Any]) -> None:
-    assert answers["predictions"] is True
-
-
-def test_what_was_not_imported_is_found_when_asked_for(answers: dict[str, Any]) -> None:
-    assert answers["found_when_asked_for"] == [False, "COCOBuilder", None]
 
 
 def test_stamps_in_names_hold_no_colon(answers: dict[str, Any]) -> None:
@@ -107,10 +88,6 @@ def test_a_last_batch_may_be_tiny(answers: dict[str, Any], rows: int) -> None:
     }
 
 
-def test_splits_and_forked_children_read_one_feature_file(answers: dict[str, Any]) -> None:
-    assert answers["features"] == [[BOXES, FEATURES], BOXES, True, 0]
-
-
 def test_word_vectors_come_from_the_cache_folder(answers: dict[str, Any], world: TinyWorld) -> None:
     words, dim, number = answers["word_vectors"]
     line = (world.cache / "glove.6B.300d.txt").read_text(encoding="utf-8").splitlines()[words.index("世界")]
@@ -118,17 +95,22 @@ def test_word_vectors_come_from_the_cache_folder(answers: dict[str, Any], world:
     assert number == pytest.approx(float(line.split()[1]))
 
 
-def test_random_word_vectors_are_random_numbers(answers: dict[str, Any]) -> None:
-    assert answers["random_vectors"] == pytest.approx([0, 1], abs=0.1)
-
-
-def test_configurations_behind_text_links_are_read(answers: dict[str, Any]) -> None:
-    assert answers["text_link"] == {"a": 1, "b": 2}
-
-
-def test_reports_have_no_blank_rows_on_any_system_and_texts_of_any_language(answers: dict[str, Any]) -> None:
-    assert answers["csv_report"] == 'id,text\r\n8291,a\r\n1,"Привет,\n世界"\r\n'
-
-
-def test_anomaly_detection_is_off(answers: dict[str, Any]) -> None:
-    assert answers["anomaly"] is False
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (probe.adamw, {"weight_decay": 0.0, "eps": 1e-6, "lr": 1e-3, "betas": [0.9, 0.999]}),
+        (probe.late, [1.0, pytest.approx(2 / 3)]),
+        (probe.left_alone_by_the_compiler, [True, 2, 1]),
+        (probe.predictions, True),
+        (probe.found_when_asked_for, [False, "COCOBuilder", None]),
+        (probe.features, [[BOXES, FEATURES], BOXES, True, 0]),
+        (probe.random_vectors, pytest.approx([0, 1], abs=0.1)),
+        (probe.text_link, {"a": 1, "b": 2}),
+        (probe.csv_report, 'id,text\r\n8291,a\r\n1,"Привет,\n世界"\r\n'),
+        (probe.anomaly, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_mmf_does_as_it_should(answers: dict[str, Any], question: Callable[..., Any], answer: Any) -> None:
+    """What each question asks, and so what goes wrong without a patch, is said there."""
+    assert answers[question.__name__] == answer

@@ -20,13 +20,21 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_several_names_share_one_content_and_nothing_else_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False], ids=["", "as a fake system says, there are no hard links"])
+def test_several_names_share_one_content_or_get_copies_and_nothing_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no hard links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
     write = SingleWrite()
-    value = {"weights": torch.arange(10)}
     for name in ("model_1.ckpt", "best.ckpt", "current.ckpt"):
-        write(value, tmp_path / name)
+        write({"weights": torch.arange(10)}, tmp_path / name)
     assert names(tmp_path) == ["best.ckpt", "current.ckpt", "model_1.ckpt"]
-    assert {path.stat().st_ino for path in tmp_path.iterdir()} == {(tmp_path / "best.ckpt").stat().st_ino}
+    assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == (1 if links else 3)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
     assert torch.load(tmp_path / "current.ckpt")["weights"].tolist() == list(range(10))
 
 
@@ -37,21 +45,6 @@ def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path
     second({"update": 2}, tmp_path / "current.ckpt")
     assert torch.load(tmp_path / "best.ckpt") == {"update": 1}
     assert torch.load(tmp_path / "current.ckpt") == {"update": 2}
-
-
-def test_without_hard_links_as_a_fake_system_says_the_names_get_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no hard links here")
-
-    monkeypatch.setattr(os, "link", refuse)
-    write = SingleWrite()
-    for name in ("model_1.ckpt", "current.ckpt"):
-        write({"weights": torch.arange(10)}, tmp_path / name)
-    assert names(tmp_path) == ["current.ckpt", "model_1.ckpt"]
-    assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == 2
-    assert (tmp_path / "current.ckpt").read_bytes() == (tmp_path / "model_1.ckpt").read_bytes()
 
 
 def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> None:
