@@ -25,6 +25,19 @@ def caught(error: BaseException) -> BaseException:
         return raised
 
 
+def having(error: BaseException, **attributes: object) -> BaseException:
+    """An error with what else is known of it."""
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
+# Only Windows makes an OSError with its number.
+PAGING_FILE = having(OSError("The paging file is too small. Error loading cudnn64_9.dll"), winerror=1455)
+KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -32,7 +45,11 @@ def caught(error: BaseException) -> BaseException:
         (KeyboardInterrupt(), "interrupted"),
         (MemoryError(), "host_oom"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried"), "host_oom"),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "host_oom"),
+        (PAGING_FILE, "host_oom"),
+        (KILLED, "host_oom"),
+        (having(RuntimeError(GONE), __cause__=KILLED), "host_oom"),
+        (having(KeyError("what that interrupted"), __context__=KILLED), "host_oom"),
+        (having(RuntimeError(GONE), __cause__=RuntimeError("CUDA out of memory. Tried")), "cuda_oom"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "cuda_oom"),
         (RuntimeError("CUDA error: out of memory"), "cuda_oom"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "cuda_oom"),
@@ -73,43 +90,14 @@ def test_the_class_of_an_error(error: BaseException, outcome: Outcome) -> None:
     assert classify(caught(error)).outcome == outcome
 
 
-def test_whatever_fails_before_mmf_is_imported_is_the_environments_fault() -> None:
-    broken_torch = OSError("[WinError 126] The specified module could not be found")
-    assert classify(caught(broken_torch), prepared=False).outcome == "mmf"
-
-
-def test_a_paging_file_that_is_too_small_is_a_lack_of_memory_even_while_torch_is_imported() -> None:
-    """WinError 1455; only Windows makes an OSError with its number."""
-    error = OSError(
-        "The paging file is too small for this operation to complete. Error loading cudnn64_9.dll"
-    )
-    error.winerror = 1455  # type: ignore[attr-defined]
-    assert classify(caught(error), prepared=False).outcome == "host_oom"
-    assert classify(caught(error)).outcome == "host_oom"
-
-
 @pytest.mark.parametrize(
-    ("cause", "outcome"),
-    [
-        ("DataLoader worker (pid 7) is killed by signal: Killed.", "host_oom"),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB", "cuda_oom"),
-    ],
+    ("error", "outcome"),
+    [(OSError("[WinError 126] The specified module could not be found"), "mmf"), (PAGING_FILE, "host_oom")],
 )
-def test_the_cause_of_an_error_may_tell_what_it_means(cause: str, outcome: Outcome) -> None:
-    error = RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly")
-    error.__cause__ = RuntimeError(cause)
-    assert classify(caught(error)).outcome == outcome
-
-
-def test_how_a_loaders_worker_died_may_stand_below_an_error_of_what_that_interrupted() -> None:
-    threads: dict[str, int] = {}
-    try:
-        try:
-            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-        finally:
-            del threads["of a queue"]
-    except KeyError as error:
-        assert classify(error).outcome == "host_oom"
+def test_what_fails_before_mmf_is_imported_is_the_environments_fault_but_for_a_lack_of_memory(
+    error: BaseException, outcome: Outcome
+) -> None:
+    assert classify(caught(error), prepared=False).outcome == outcome
 
 
 @pytest.mark.parametrize(
