@@ -33,24 +33,6 @@ def _replace_load_jsonl(module: ModuleType) -> None:
     module.AnnotationDatabase._load_jsonl = load_jsonl
 
 
-def _keep_suffixes(module: ModuleType) -> None:
-    database: Any = module.ImageDatabase
-    by_other_suffixes, load = module.get_possible_image_paths, database.from_path
-
-    @wraps(by_other_suffixes)
-    def existing_or_similar(path: str) -> str:
-        return path if Path(path).is_file() else str(by_other_suffixes(path))
-
-    @wraps(load)
-    def from_path(self: Any, paths: Any, use_transforms: bool = True) -> Any:
-        # 1.0.0rc10 looks for relative paths in whatever folder the process runs in.
-        paths = [paths] if isinstance(paths, str) else paths
-        return load(self, [str(Path(self.base_path, path)) for path in paths], use_transforms)
-
-    module.get_possible_image_paths = existing_or_similar  # type: ignore[attr-defined]
-    database.from_path = from_path
-
-
 def _name_files_and_rows(module: ModuleType) -> None:
     database: Any = module.ImageDatabase
     open_image, item = database.open_image, database.__getitem__
@@ -67,7 +49,7 @@ def _name_files_and_rows(module: ModuleType) -> None:
             missing = isinstance(error, FileNotFoundError)
             reason = " ".join(str(error).split()) or type(error).__name__
             what = "there is no such picture" if missing else f"the picture cannot be read ({reason})"
-            raise UnreadableImage(f"{path}: {what}") from None
+            raise UnreadableImage(f"{Path(path)}: {what}") from None
 
     @wraps(item)
     def with_row(self: Any, index: int) -> Any:
@@ -152,7 +134,14 @@ PATCHES = (
     Patch(
         name="image-paths",
         problem="ImageDatabase: loads cat.jpg for cat.png where both exist; rc10 looks in the current folder",
-        after_import={_IMAGES: _keep_suffixes},
+        edits=(
+            Edit(
+                _IMAGES,
+                "for ext in tv_helpers.IMG_EXTENSIONS:",
+                "for ext in () if PathManager.isfile(path) else tv_helpers.IMG_EXTENSIONS:",
+            ),
+            Edit(_IMAGES, "path = None\n", "image = os.path.join(self.base_path, image)\n"),  # as rc12 has it
+        ),
     ),
     Patch(
         name="image-errors",
