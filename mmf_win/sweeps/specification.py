@@ -141,9 +141,7 @@ def parse(text: str, path: Path) -> Specification:
     if odd := next((name for name in template if not re.fullmatch(r"[\w-]+", name)), None):
         raise _wrong(f"{path}: a command cannot be named {odd!r}", "letters, digits, _ and - make a name")
     resource = head.get("resource")
-    if resource is not None and not (
-        isinstance(resource, list) and resource and all(type(r) in (int, str) and str(r) for r in resource)
-    ):
+    if resource is not None and not (is_a(resource, list[int | str]) and resource and "" not in resource):
         raise _wrong(f"{path}: 'resource' must be a list, such as [0, 1], ['0,1', '2,3'] or [cpu]")
     alias = {
         name: {

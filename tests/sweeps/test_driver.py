@@ -191,10 +191,7 @@ def test_a_task_that_cannot_be_run_fails_alone(sweep: Sweep) -> None:
     assert sweep.states == {"N_0": "queued", "N_1": "success"}
 
 
-@requires_signals
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_the_first_stop_lets_the_commands_leave_and_keeps_the_queue(sweep: Sweep, name: str) -> None:
-    leaves = """
+_LEAVES_BY_FILE = """
 import os, pathlib, threading, time
 def leave():
     while not pathlib.Path(os.environ["MMFW_STOP_FILE"]).exists():
@@ -203,6 +200,24 @@ def leave():
     os._exit(0)
 threading.Thread(target=leave, daemon=True).start()
 """
+_LEAVES_BY_SIGNAL = """
+import signal, sys
+def leave(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+"""
+
+
+@requires_signals
+@pytest.mark.parametrize(
+    ("name", "leaves"),
+    [("SIGINT", _LEAVES_BY_FILE), ("SIGTERM", _LEAVES_BY_FILE), ("SIGINT", _LEAVES_BY_SIGNAL)],
+    ids=["Ctrl+C", "SIGTERM", "a command that knows no stop file gets a signal"],
+)
+def test_the_first_stop_lets_the_commands_leave_and_keeps_the_queue(
+    sweep: Sweep, name: str, leaves: str
+) -> None:
     sweep.write(4, gated(sweep.folder, leaves))
     driver = sweep.start()
     sweep.until_begun(2)
@@ -210,26 +225,8 @@ threading.Thread(target=leave, daemon=True).start()
     said, _ = driver.communicate(timeout=_PATIENCE)
     assert driver.returncode == 130
     assert "go on with: mmfw sweep run" in said
-    assert list(sweep.states.values()) == ["queued"] * 4
-    assert ["saved" in log.read_text(encoding="utf-8") for log in sweep.output.glob("*/log.*")] == [True] * 2
-
-
-@requires_signals
-def test_a_command_that_knows_no_stop_file_gets_a_signal(sweep: Sweep) -> None:
-    leaves = """
-import signal, sys
-def leave(*_):
-    print("saved", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, leave)
-"""
-    sweep.write(1, gated(sweep.folder, leaves))
-    driver = sweep.start()
-    sweep.until_begun(1)
-    driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=_PATIENCE)
-    assert list(sweep.states.values()) == ["queued"]  # what was asked to leave did not end by itself
-    assert [log.read_text(encoding="utf-8") for log in sweep.output.glob("*/log.*")] == ["saved\n"]
+    assert list(sweep.states.values()) == ["queued"] * 4  # what was asked to leave did not end by itself
+    assert [log.read_text(encoding="utf-8") for log in sweep.output.glob("*/log.*")] == ["saved\n"] * 2
 
 
 @requires_signals

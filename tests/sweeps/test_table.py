@@ -47,6 +47,9 @@ def test_the_best_combination_comes_first_with_mean_and_deviation(sweep: SweepFo
     assert best["auroc"] == pytest.approx(statistics.mean([0.70, 0.79, 0.76]))
     assert best["auroc_sd"] == pytest.approx(statistics.stdev([0.70, 0.79, 0.76]))
     assert best["loss"] == pytest.approx(1 - best["auroc"])  # of the same validation
+    by_loss = lines(sweep, metric="loss")  # the smaller, the better
+    assert [line.parameters["lr"] for line in by_loss] == [0.5, 0.1, 0.9]
+    assert {next(iter(line.metrics)) for line in by_loss} == {"loss"}
 
 
 def test_a_task_counts_once_it_has_a_score(sweep: SweepFolder) -> None:
@@ -57,10 +60,6 @@ def test_a_task_counts_once_it_has_a_score(sweep: SweepFolder) -> None:
     shutil.rmtree(sweep.task(without.name).path / "demo")
     runs = {line.parameters["lr"]: line.runs for line in lines(sweep)}
     assert runs == {0.1: 3, 0.5: 3, 0.9: 3} | {without.values["lr"]: 2}
-
-
-def test_a_loss_is_the_better_the_smaller(sweep: SweepFolder) -> None:
-    assert [line.parameters["lr"] for line in lines(sweep, metric="loss")] == [0.5, 0.1, 0.9]
 
 
 def test_combinations_are_compared_with_a_baseline_seed_by_seed(sweep: SweepFolder) -> None:
