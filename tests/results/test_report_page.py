@@ -21,7 +21,7 @@ from mmf_win.dataset.own_memes import annotations_beside  # noqa: E402
 from mmf_win.errors import DataError, UsageError  # noqa: E402
 from mmf_win.files import write_json  # noqa: E402
 from mmf_win.locking import locked  # noqa: E402
-from tests.worlds.report_world import SPLIT, World, attempt, left_out, text_of  # noqa: E402
+from tests.worlds.report_world import SPLIT, World, attempt, left_out, tell, text_of  # noqa: E402
 
 
 def made(world: World, **chosen: Any) -> str:
@@ -233,13 +233,10 @@ def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
 
 def test_attempts_are_marked_and_explained(world: World) -> None:
     run = world.run()
-    events = [*attempt("1", 0, 60, "cuda_oom"), *attempt("2", 30, 120, "ok", micro_batch=16)]
-    run.events.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    tell(run, [*attempt("1", 0, 60, "cuda_oom"), *attempt("2", 30, 120, "ok", micro_batch=16)])
     page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
-    assert (
-        "Attempt 2 began at update 30, after the GPU&#39;s memory had run out; batch 32, micro-batch 16."
-        in page
-    )
+    began = "Attempt 2 began at update 30, after the GPU&#39;s memory had run out"
+    assert f"{began}; batch 32, micro-batch 16." in page
     assert "Batch 32, micro-batch 16" in page
 
 

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.torch
 pages = pytest.importorskip("mmf_win.results.report.pages")
 
-from tests.worlds.report_world import SPLIT, World, attempt, left_out, text_of  # noqa: E402
+from tests.worlds.report_world import SPLIT, World, attempt, left_out, tell, text_of  # noqa: E402
 
 
 def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
@@ -69,8 +69,7 @@ def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: 
     run = world.run()
     data = {"split": "train", "rows": 8400, "full_rows": 8500}
     validated = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
-    events = attempt("1", 0, 120, "ok", data=data, validated=validated)
-    run.events.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    tell(run, attempt("1", 0, 120, "ok", data=data, validated=validated))
     world.predict(run)
     page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
     assert f"These predictions cover 32 of 40 rows of {SPLIT}" in page

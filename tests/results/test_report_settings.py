@@ -13,7 +13,6 @@ pytestmark = pytest.mark.torch
 pages = pytest.importorskip("mmf_win.results.report.pages")
 comparison = pytest.importorskip("mmf_win.results.report.comparison")
 
-from mmf_win.files import json_bytes  # noqa: E402
 from mmf_win.results.report.plots import by_setting  # noqa: E402
 from tests.worlds import report_world  # noqa: E402
 from tests.worlds.report_world import sweep, text_of  # noqa: E402
@@ -116,8 +115,7 @@ def test_of_few_runs_all_are_shown_and_of_no_sweep_there_are_no_settings(user_di
     assert page.count('data-name="Other"') == 9 * 8 / 2
     data = {"split": "dev_seen", "rows": 433, "full_rows": 500}
     for run, validated in zip(runs[:2], (None, data), strict=True):
-        events = report_world.attempt("1", 0, 120, "ok", validated=validated)
-        run.events.write_bytes(b"".join(map(json_bytes, events)))
+        report_world.tell(run, report_world.attempt("1", 0, 120, "ok", validated=validated))
         page = text_of(pages.of_runs(runs[:2], world.save, settings=settings).read_text(encoding="utf-8"))
         assert "2 runs at 2 values" in page and "these are the" not in page and "only the" not in page
         assert ("The runs were validated on different rows" in page) == (validated is not None)

@@ -72,8 +72,7 @@ class World:
         asked = requests.request(**{**values, **changes})
         run.save_request(asked)
         started = {"seed": asked.seed or 4_000, "max_updates": asked.updates or 120}
-        events = attempt("1", 0, 120, "ok", **started)
-        run.events.write_bytes(b"".join(map(json_bytes, events)))
+        tell(run, attempt("1", 0, 120, "ok", **started))
         Exit("ok").save(run.exit_file)
         return run
 
@@ -168,6 +167,11 @@ def attempt(
     return events
 
 
+def tell(run: Run, events: Sequence[dict[str, Any]]) -> None:
+    """Have the run's events be these."""
+    run.events.write_bytes(b"".join(map(json_bytes, events)))
+
+
 def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Run, dict[str, object]]]:
     """Runs of which each is better than the one before, and their settings."""
     runs, settings = [], {}
@@ -177,7 +181,7 @@ def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Run
         for event in events:
             if event["kind"] == "val":
                 event["metrics"]["hateful_memes/roc_auc"] += n / 1000
-        run.events.write_bytes(b"".join(map(json_bytes, events)))
+        tell(run, events)
         if n < predicted:
             world.predict(run)
         runs.append(run)

@@ -29,7 +29,6 @@ class TrainedAttempt:
     """One process that trained.
 
     Attributes:
-        number: counted from 1.
         update: where it began.
         batch: rows an update, where it is known.
         micro_batch: rows of a forward pass, where it is known.
@@ -39,7 +38,6 @@ class TrainedAttempt:
         total: updates that it was to reach, where it is known.
     """
 
-    number: int
     update: int
     batch: int | None
     micro_batch: int | None
@@ -128,7 +126,6 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
             why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
             attempts.append(
                 TrainedAttempt(
-                    number=len(attempts) + 1,
                     update=int(_number(event.get("update")) or 0),
                     batch=event.get("batch"),
                     micro_batch=event.get("micro_batch"),

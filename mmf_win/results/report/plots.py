@@ -233,10 +233,10 @@ def _calibration(y: npt.NDArray[Any], p: npt.NDArray[Any], error: float) -> Plot
 
 def _over_updates(axes: Axes, curves: TrainingCurves) -> None:
     """Mark the attempts, and give all plots of a training one axis, to be read above each other."""
-    for attempt in curves.attempts[1:]:
+    for number, attempt in enumerate(curves.attempts[1:], 2):
         axes.axvline(attempt.update, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
         where = axes.get_xaxis_transform()
-        axes.text(attempt.update, 1.0, f" {attempt.number}", transform=where, va="top", fontsize=8)
+        axes.text(attempt.update, 1.0, f" {number}", transform=where, va="top", fontsize=8)
     last = max(sample.update for sample in (*curves.samples, *curves.undone))
     axes.set_xlim(0, 1.03 * last or 1)
     axes.set_xlabel("update")
