@@ -151,7 +151,6 @@ class Attempt:
         settings: a tree of MMF's configuration keys, merged over the model's own configuration.
         base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
         checkpoint: the file that training starts from, or whose weights predict; ``settings`` name it too.
-        detect_anomaly: switch on autograd's anomaly detection.
         precision: what the model calculates with; None for what MMF's configuration says.
         fast: take ways that change results by more than floating-point noise.
         keep: how many older checkpoints stay beside the best and the current one.
@@ -181,7 +180,6 @@ class Attempt:
     settings: dict[str, Any] = field(default_factory=dict)
     base_config: str | None = None
     checkpoint: str | None = None
-    detect_anomaly: bool = False
     precision: Precision | None = None
     fast: bool = False
     keep: int = 1

@@ -49,7 +49,8 @@ def training(
         settings.common(request.model, splits, mmf.version),
         settings.train(ours.updates),
         request.of_mmf,
-        settings.switches(mmf.version, detect_anomaly=detect_anomaly, precision=ours.precision),
+        settings.half(mmf.version, ours.precision),
+        {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
         settings.resume(checkpoint) if checkpoint else {},
     )
     return Attempt(
@@ -61,7 +62,6 @@ def training(
         checkpoint=str(checkpoint) if checkpoint else None,
         weights_alone=weights_alone,
         trust=once.trust,
-        detect_anomaly=detect_anomaly,
         precision=ours.precision,
         fast=ours.fast,
         keep=ours.keep,
@@ -95,7 +95,7 @@ def prediction(
     tree = merge(
         settings.common(request.model, request.splits, mmf.version),
         request.of_mmf,
-        settings.switches(mmf.version, detect_anomaly=False, precision=ours.precision),
+        settings.half(mmf.version, ours.precision),
         settings.predict(checkpoint, mmf.version),
         target.settings,
         settings.for_every_split(features=features) if features else {},

@@ -224,7 +224,7 @@ def prepare(start: Start, once: Once) -> Prepared:
     mmf = needs.mmf_for(request)
     whose = f"run {start.run.id}" if start.run else f"preset {request.preset}"
     first = plan.training(mmf, request, once, places, start.checkpoint, weights_alone=start.weights_alone)
-    if once.detect_anomaly and not first.detect_anomaly:
+    if once.detect_anomaly and request.ours.precision == "fp16":
         _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
     first, request, config = needs.composed(first, request, once, places, whose)
     inputs, total = needs.check_training(first, request, once, places, config)

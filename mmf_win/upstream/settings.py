@@ -69,20 +69,15 @@ def train(updates: int | None) -> Settings:
     return {"run_type": "train_val", "training": intervals}
 
 
-def switches(version: str, *, detect_anomaly: bool, precision: str | None) -> Settings:
-    """MMF's keys for what hooks do, where this MMF has them.
+def half(version: str, precision: str | None) -> Settings:
+    """Switch MMF's own half precision off, which refuses CPUs, where a hook sees to what is wanted.
 
     Args:
         version: the installed MMF's.
-        detect_anomaly: autograd's anomaly detection; where MMF has no key for it, a hook switches it.
-        precision: what the model calculates with; a hook sees to it, for both versions and every device.
+        precision: what the model calculates with; None for what MMF's configuration says.
     """
-    training: Settings = {}
-    if detect_anomaly and has_key(version, "training.detect_anomaly"):
-        training["detect_anomaly"] = True
-    if precision is not None and has_key(version, "training.fp16"):
-        training["fp16"] = False  # MMF's own, which refuses CPUs
-    return {"training": training}
+    off = precision is not None and has_key(version, "training.fp16")
+    return {"training": {"fp16": False}} if off else {}
 
 
 def with_hooks(settings: Settings, version: str) -> Settings:

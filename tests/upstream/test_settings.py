@@ -19,9 +19,8 @@ def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
     assert ("stdout_capture" in training) == has_key(version, "training.stdout_capture")
     assert ("colored_logs" in training) == has_key(version, "training.colored_logs")
     assert ("trainer" in training) == (not has_key(version, "training.callbacks"))
-    switched = settings.switches(version, detect_anomaly=True, precision="bf16")["training"]
-    assert ("detect_anomaly" in switched) == has_key(version, "training.detect_anomaly")
-    assert ("fp16" in switched) == has_key(version, "training.fp16")
+    assert bool(settings.half(version, "bf16")) == has_key(version, "training.fp16")
+    assert not settings.half(version, None)
     evaluation = settings.predict(Path("best.ckpt"), version)["evaluation"]
     assert ("reporter" in evaluation) == has_key(version, "evaluation.reporter")
 

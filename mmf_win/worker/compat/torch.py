@@ -95,11 +95,17 @@ PATCHES = (
     ),
     Patch(
         name="anomaly",
-        # Where it is asked for, hooks/trainer.py switches it on.
         problem="BaseTrainer.train: autograd's anomaly detection is always on, which is slow",
         mmf=RC10,
         library="torch",
-        edits=(Edit("mmf.trainers.base_trainer", "torch.autograd.set_detect_anomaly(True)", "pass"),),
+        edits=(
+            Edit(
+                "mmf.trainers.base_trainer",
+                "torch.autograd.set_detect_anomaly(True)",
+                # The key that 1.0.0rc12 has.
+                'torch.autograd.set_detect_anomaly(self.training_config.get("detect_anomaly", False))',
+            ),
+        ),
         speed=True,
     ),
     Patch(

@@ -61,7 +61,6 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         if "train" in self.run_type:
             self._micro = MicroBatch(self._observer.request, self, self._precision)
             self._observer.training_started(self, self.checkpoint, self._micro, self._precision)
-            torch.autograd.set_detect_anomaly(self._observer.request.detect_anomaly)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
                 super().finalize()

@@ -182,13 +182,6 @@ def predictions(root: Path, world: TinyWorld) -> Any:
     return own[name](report) == mmf_data.generate_prediction(report)
 
 
-def anomaly(root: Path, world: TinyWorld) -> Any:
-    """Whether the trainer itself ever switches the detection of anomalies on."""
-    from mmf.trainers.base_trainer import BaseTrainer
-
-    return "set_detect_anomaly" in BaseTrainer.train.__code__.co_names
-
-
 def found_when_asked_for(root: Path, world: TinyWorld) -> Any:
     """A dataset that was not imported, before and after it is asked for, and a model that is nowhere."""
     from mmf.common.registry import registry
@@ -225,7 +218,6 @@ QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     csv_report,
     late,
     predictions,
-    anomaly,
     found_when_asked_for,
     left_alone_by_the_compiler,
 )

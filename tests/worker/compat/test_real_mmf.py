@@ -107,7 +107,6 @@ def test_word_vectors_come_from_the_cache_folder(answers: dict[str, Any], world:
         (probe.random_vectors, pytest.approx([0, 1], abs=0.1)),
         (probe.text_link, {"a": 1, "b": 2}),
         (probe.csv_report, 'id,text\r\n8291,a\r\n1,"Привет,\n世界"\r\n'),
-        (probe.anomaly, False),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
