@@ -65,8 +65,3 @@ def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES
     for patch in patches:
         if patch.active(root, mmf_version):
             patch.apply(root)
-
-
-def survey(mmf_root: Path, mmf_version: str) -> list[tuple[Patch, bool]]:
-    """All patches, and whether each is needed for this MMF; changes nothing."""
-    return [(patch, patch.active(mmf_root, mmf_version)) for patch in PATCHES]

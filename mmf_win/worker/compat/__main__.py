@@ -6,21 +6,21 @@ import sys
 from pathlib import Path
 
 from mmf_win.console import print_json
-from mmf_win.worker.compat import survey
+from mmf_win.worker.compat import PATCHES
 
 
 def main(root: str, version: str) -> None:
-    """Print the patches for the MMF of this version in ``root``."""
+    """Print all patches, and whether each is needed for the MMF of this version in ``root``."""
     print_json(
         [
             {
                 "name": patch.name,
-                "active": active,
+                "active": patch.active(Path(root), version),
                 "problem": patch.problem,
                 "mmf": sorted(patch.mmf),
                 "library": patch.library,
             }
-            for patch, active in survey(Path(root), version)
+            for patch in PATCHES
         ]
     )
 

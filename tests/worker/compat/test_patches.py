@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from mmf_win.upstream.versions import ONLY_IN
 from mmf_win.worker import compat
 from mmf_win.worker.compat import mmf_models, python
+from mmf_win.worker.compat.__main__ import main as list_patches
 from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks, missing
 
 
@@ -92,10 +94,15 @@ class TestInstall:
         )
         assert "before mmf is imported" in done.stdout
 
-    def test_a_survey_lists_all_and_changes_nothing(self, tmp_path: Path) -> None:
+    def test_a_list_has_all_and_changes_nothing(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         path, meta_path = list(sys.path), list(sys.meta_path)
-        survey = compat.survey(*made_up_mmf(tmp_path, version=""))
-        assert [each for each, _ in survey] == list(compat.PATCHES)
+        root, version = made_up_mmf(tmp_path, version="")
+        list_patches(str(root), version)
+        assert [each["name"] for each in json.loads(capsys.readouterr().out)] == [
+            p.name for p in compat.PATCHES
+        ]
         assert (sys.path, sys.meta_path) == (path, meta_path)
 
 

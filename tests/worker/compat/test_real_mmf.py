@@ -57,9 +57,9 @@ def answers(root: Path, world: TinyWorld) -> dict[str, Any]:
 def test_no_patch_waits_for_words_that_mmf_does_not_have(root: Path) -> None:
     version = read_version(root)
     by_the_environment = {"torchvision-operators", "lightning", "torchaudio"}
-    survey = [(patch, active) for patch, active in compat.survey(root, version) if version in patch.mmf]
-    idle = {patch.name for patch, active in survey if not active}
-    for_later = {patch.name for patch, _ in survey if _is_for_a_later_transformers(patch)}
+    patches = [patch for patch in compat.PATCHES if version in patch.mmf]
+    idle = {patch.name for patch in patches if not patch.active(root, version)}
+    for_later = {patch.name for patch in patches if _is_for_a_later_transformers(patch)}
     assert for_later <= idle <= for_later | by_the_environment
 
 
