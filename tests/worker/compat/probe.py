@@ -48,13 +48,6 @@ def adamw(root: Path, world: TinyWorld) -> Any:
     return {key: optimizer.defaults[key] for key in ("weight_decay", "eps", "lr", "betas")}
 
 
-def stamp(root: Path, world: TinyWorld) -> Any:
-    """The time as it stands in the names of reports and logs."""
-    from mmf.utils.timer import Timer
-
-    return Timer().get_time_hhmmss(None, format="%Y-%m-%dT%H:%M:%S")
-
-
 def small_batches(root: Path, world: TinyWorld) -> Any:
     """The shapes that batches of one and of two rows leave the encoders with."""
     import torch
@@ -209,7 +202,6 @@ def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     imported,
     adamw,
-    stamp,
     small_batches,
     features,
     word_vectors,

@@ -74,11 +74,6 @@ def test_only_what_an_update_needs_is_imported(answers: dict[str, Any]) -> None:
     assert packages == []
 
 
-def test_stamps_in_names_hold_no_colon(answers: dict[str, Any]) -> None:
-    assert len(answers["stamp"]) == len("2020-06-12T10-20-30")
-    assert ":" not in answers["stamp"]
-
-
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_last_batch_may_be_tiny(answers: dict[str, Any], rows: int) -> None:
     assert answers["small_batches"][str(rows)] == {
