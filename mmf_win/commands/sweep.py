@@ -219,7 +219,8 @@ def run(
     with SweepDisplay(sum(task.state == "queued" for task in wanted) + more, aloud=debug) as display:
         driver = Driver(folder, places, execute, display, display.stopping, search)
         stopped = driver.run(wanted)
-    now = {**{task.key: task for task in entered}, **driver.tasks}
+    of_others = [task for task in begun(folder) if task.trial is not None] if search is not None else []
+    now = {**{task.key: task for task in [*of_others, *entered]}, **driver.tasks}
     again = [*(["--slots", count] if count else []), *(word for name in resources for word in ("-r", name))]
     again += [word for name in commands for word in ("-c", name)]
     for option, value in (("--on", cluster), ("-t", title), ("--sample", sample)):

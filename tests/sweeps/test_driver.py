@@ -122,6 +122,20 @@ def test_two_drivers_never_run_a_task_twice(sweep: Sweep) -> None:
     assert sweep.counts["end"] == TASKS
 
 
+def test_each_driver_of_a_search_tells_of_the_trials_of_all(sweep: Sweep) -> None:
+    pytest.importorskip("optuna")
+    search = {"trials": 4, "sampler": "random", "parameters": {"n": {"low": 1, "high": 10**6}}}
+    head = {"template": {"c": gated(sweep.folder)}, "resource": ["cpu", "cpu"], "search": search}
+    sweep.file.write_text(yaml.safe_dump(head), encoding="utf-8")
+    drivers = [sweep.start(), sweep.start()]
+    sweep.until_begun(4)
+    sweep.open()
+    for driver in drivers:
+        said, _ = driver.communicate(timeout=_PATIENCE)
+        assert "4 tasks in" in said
+    assert sweep.counts["end"] == 4
+
+
 def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep) -> None:
     sweep.write(4, gated(sweep.folder))
     killed = sweep.start()
