@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from mmf_win.errors import DataError, HostileFeatures
+from mmf_win.errors import DataError, HostileFeatures, MmfwError
 from mmf_win.files import replacing
 from mmf_win.inputs.ledger import compare, contradicts_hash, hash_in_name, read_ledger
 from mmf_win.inputs.mirror import Mirror
@@ -148,7 +148,7 @@ class Input:
         """Where they are published, and the SHA-256 of what is there, as far as that is known."""
         return self.source, None
 
-    def no_source(self, finding: Finding, words: Sequence[str] = ()) -> DataError | None:
+    def no_source(self, finding: Finding, words: Sequence[str] = ()) -> MmfwError | None:
         """The error that files are damaged or missing and nothing known has them; None where something has.
 
         Args:

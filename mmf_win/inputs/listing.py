@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmf_win.errors import MmfwError, UsageError
 from mmf_win.inputs import hub
 from mmf_win.inputs.given import Input, UrlFile
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
+from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.zoo import Zoo, ZooEntry
@@ -125,7 +127,18 @@ def _pretrained(zoo: Zoo, checkpoint: Tree) -> Iterator[Input]:
     elif local.is_dir():
         yield Unpacked("pretrained weights", local, zoo.places)
     else:
-        yield zoo_weights(zoo, str(key))
+        known = zoo_weights(zoo, str(key))
+        yield known if known.entry else _NotInZoo(known.title, known.folder, zoo.places, hint=known.hint)
+
+
+class _NotInZoo(Unpacked):
+    """Weights under a key that the zoo lacks; where nothing lies there, the key is wrong."""
+
+    def no_source(self, finding: Finding, words: Sequence[str] = ()) -> MmfwError | None:
+        error = super().no_source(finding, words)
+        if error is None or finding.state != "missing":
+            return error
+        return UsageError(f"checkpoint.resume_zoo: {error}", hint=error.hint)
 
 
 def zoo_weights(zoo: Zoo, key: str) -> Unpacked:
