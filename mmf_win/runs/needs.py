@@ -161,8 +161,10 @@ def _require_no_early_stop(checkpoint: Path, counted: Counts, training: Mapping[
     Raises:
         UsageError: it would, without one update.
     """
-    run, last = owner(checkpoint), counted.best_update + training["early_stop.patience"]
-    if run and training["early_stop.enabled"] and counted.update > last and stopped_early(run):
+    run, patience = owner(checkpoint), training["early_stop.patience"]
+    if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
+        return
+    if counted.update > counted.best_update + patience and stopped_early(run):
         raise UsageError(
             f"{checkpoint}: training has stopped early at update {counted.update}, as no validation after "
             f"update {counted.best_update} was better",
@@ -177,7 +179,9 @@ def _total(epochs: int | None, config: settings.Settings, inputs: Inputs) -> int
     """
     training = config["training"]
     total, epochs = training["max_updates"], epochs or training["max_epochs"]  # MMF, too, lets epochs win
-    if isinstance(epochs, int) and isinstance(training["batch_size"], int):
+    rows_an_update = [training["batch_size"], training["update_frequency"] or 1]
+    # An interpolation may stand for anything.
+    if isinstance(epochs, int) and all(isinstance(number, int) and number > 0 for number in rows_an_update):
         read = inputs.data.get("train")  # None where there are several annotation files
         files = paths_of(config["dataset"], "annotations", ["train"])
         rows = sum(map(count_rows, files)) if read is None else read["rows"]

@@ -160,18 +160,19 @@ def _is_open(group: str, known: Mapping[str, Any]) -> bool:
 
 def _require_fit(key: str, before: Any, value: Any) -> None:
     """Refuse a value of another kind than the one before, and a number that cannot be meant."""
-    if isinstance(value, str) and "${" in value:
-        return
     if isinstance(before, Mapping):
         below = first_few([f"{key}.{name}" for name in before], 5) or f"{key}.NAME"
         raise UsageError(f"{key}: {value!r} in place of a group of keys", hint=f"set a key in it: {below}")
+    if isinstance(value, str) and "${" in value:
+        return
     if key == "run_type" and not set(re.split(r"[_+]", str(value))) <= _RUN_TYPES:
         made_of = ", ".join(sorted(_RUN_TYPES))
         raise UsageError(f"run_type: MMF knows no {value!r}", hint=f"it is made of {made_of}")
     if value is None and key not in _LEAST.keys() - _MAY_BE_NONE:
         return
     # For a list of files of the dataset, MMF takes the path of one.
-    if isinstance(before, list) and not isinstance(value, list) and not key.startswith("dataset_config."):
+    is_path = isinstance(value, str) and key.startswith("dataset_config.")
+    if isinstance(before, list) and not isinstance(value, list) and not is_path:
         raise UsageError(f"{key}: {value!r} in place of a list", hint=f"write [{value!r}]")
     if isinstance(before, bool) and value not in (0, 1):
         raise UsageError(f"{key}: {value!r} is neither true nor false", hint=f"MMF's own is {before}")
