@@ -187,7 +187,9 @@ def install_repaired(
             )
     flush_all([here.new / name for name in names])
     here.install([(here.new / name, manifest.folder / name) for name in names])
-    mark_intact(manifest, names)
+    # The sizes that were noted may be what was damaged.
+    sizes = {name: files[name] for name in names}
+    mark_intact(replace(manifest, files={**manifest.files, **sizes}), names)
 
 
 def _made_of(archive: Path, folder: Path, expected_sha256: str | None) -> Manifest | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from mmf_win.errors import ArchiveError
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.manifest import Manifest
+from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.unpacking.extract import extract_verified, repair
 from tests.unpacking.conftest import FILES, identities, packed
@@ -47,6 +48,20 @@ def test_extracting_again_mends(archive: Path, folder: Path, written: list[str])
     extract_verified(archive, folder)
     assert written == ["data.mdb"]
     assert tree(folder) == FILES
+
+
+def test_a_wrong_size_beside_the_list_is_repaired_by_the_file_that_is_unpacked_again(
+    archive: Path, folder: Path
+) -> None:
+    manifest = extract_verified(archive, folder)
+    name = "detectron.lmdb/data.mdb"
+    replace(manifest, files={**manifest.files, name: Entry(manifest.files[name].sha256, 7)}).save_checks()
+    known = Manifest.load(folder)
+    assert known is not None
+    wrong = find_damage(known)
+    assert [(found.kind, found.path) for found in wrong] == [("changed", name)]
+    repair(known, archive, wrong)
+    assert Manifest.load(folder) == manifest
 
 
 def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: Path, folder: Path) -> None:
