@@ -29,7 +29,7 @@ BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
 _NAME, _FORMAT = "mmfw-checked.json", 1
 _UNKNOWN = "0" * 64  # in place of the hash of a file that was never intact; no file has this one
 _GIT_ID = 40
-_HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.[a-z]+$")
+_HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.pth$")
 _log = logging.getLogger(__name__)
 
 

@@ -103,6 +103,11 @@ def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
     assert f"{vocabulary} was replaced since it was last read" in caplog.text
 
 
+def test_digits_in_the_name_of_a_file_of_the_users_are_no_hash(places: Places, user_dir: Path) -> None:
+    (user_dir / "meme-20201001.npy").write_bytes(b"features")
+    assert Input("region features", user_dir, places, ("meme-20201001.npy",)).verify().state == "recorded"
+
+
 def test_other_content_behind_an_old_time_is_damage(places: Places, bert: Input) -> None:
     vocabulary = bert.folder / "vocab.txt"
     age(vocabulary)
