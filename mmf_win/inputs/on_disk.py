@@ -40,6 +40,7 @@ def _is_here(path: Path, places: Places) -> bool:
 def _listed(folder: Path, places: Places) -> Iterator[Input]:
     """The files that the folder's manifest lists, and region features that have none."""
     names: tuple[str, ...] = ()
+    manifest = None
     is_built = is_damaged = False
     data = "detectron.lmdb/data.mdb"
     try:
@@ -54,7 +55,10 @@ def _listed(folder: Path, places: Places) -> Iterator[Input]:
         is_damaged = True
     if folder == places.dataset.features or is_built:
         title = "region features" if folder == places.dataset.features else folder.name
-        yield from (RegionFeatures(title, folder, places, (name,)) for name in names)
+        for name in names:
+            features = RegionFeatures(title, folder, places, (name,))
+            # Files without a list are taken as they are only where their archive is gone.
+            yield features if manifest else features.with_source()
     elif folder == places.dataset.root / "extras":
         yield vocabularies(places, names)
     elif names or is_damaged:

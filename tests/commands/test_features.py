@@ -95,6 +95,20 @@ def states(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 
 
 @pytest.mark.torch
+def test_what_mmf_has_unpacked_is_unpacked_again_also_where_no_preset_is_named(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zoo.unpacked_by_mmf(zoo.Zoo(shop.server, shop.places))
+    where = ("features", "--data-dir", str(shop.places.data_dir))
+    assert main(["verify", *where]) == 3
+    assert "MMF unpacked features.tar.gz here" in capsys.readouterr().err
+    assert main(["repair", *where]) == 0
+    capsys.readouterr()
+    assert main(["verify", "--json", *where]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["against"] == "the published archive features.tar.gz"
+
+
+@pytest.mark.torch
 def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
