@@ -82,8 +82,9 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: boo
             read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
             value = read["value"]
             before = _value_there(plain, key, version, may_be_new=may_be_new)
-            if value == "None":
-                raise UsageError(f"{override}: {value} is read as a text", hint=f"write {key}=null")
+            if "None" in (value if isinstance(value, list) else [value]):
+                null = re.sub(r"\bNone\b", "null", text)
+                raise UsageError(f"{override}: None is read as a text", hint=f"write {key}={null}")
             _require_fit(key, before, value)
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:

@@ -108,6 +108,7 @@ def test_the_hint_says_how_it_is_done(mmf_root: Path, places: Places, word: str,
         ("optimizer.params.lr=1e-5", 1e-5),
         ("optimizer.params.eps=1e-8", 1e-8),
         ("training.max_updates=None", UsageError),
+        ("training.lr_steps=[None, 1]", UsageError),
     ],
 )
 def test_values_are_read_as_omegaconf_reads_a_list_of_them(
