@@ -89,6 +89,7 @@ def check(
     Raises:
         DataError: something is missing or damaged; it names the files.
         DatasetError: rows have no features, or no image.
+        UsageError: ``checkpoint.resume_zoo`` is neither a file nor a key of the zoo.
     """
     _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)

@@ -76,8 +76,7 @@ def composed(
 
     Raises:
         DataError: it names code of others, which nobody trusts so far.
-        UsageError: there is no such code.
-        UsageError: it cannot be used.
+        UsageError: the configuration cannot be put together, or there is no such code.
     """
     asked = replace(request, settings=first.settings)
     config = resolve(Path(first.mmf), places, asked, once.overrides, checked=_checked(request))
