@@ -109,7 +109,8 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
     Raises:
         UsageError: there is one, and nothing says that the optimizer starts afresh.
     """
-    if any(reset in overrides for reset in _RESETS):
+    typed = [override.lower() for override in overrides]  # true is True, too
+    if any(reset.lower() in typed for reset in _RESETS):
         return
     for override in overrides:
         if _set_by(override, {"optimizer"}):
