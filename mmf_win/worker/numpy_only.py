@@ -1,11 +1,14 @@
-"""Unpickling for region features: plain values and numpy's arrays, and nothing that could run code."""
+"""Unpickling for region features: plain values and numpy's plain arrays, and nothing that could run code."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+
+_Unpickler: Any = pickle._Unpickler  # that of C shows no states
 _NUMPY = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy.core.multiarray", "scalar"),
@@ -19,8 +22,21 @@ class Refused(pickle.UnpicklingError):
     """A pickle names something that is not numpy's, and to load it could run any code."""
 
 
-class NumpyOnly(pickle.Unpickler):
+class NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
     """Loads plain values and numpy's arrays."""
+
+    dispatch: ClassVar = dict(_Unpickler.dispatch)
+
+    def _build(self) -> None:
+        """Refuse types that numpy does not write: it follows any address in what a pickle calls objects."""
+        state, kind = self.stack[-1], self.stack[-2]
+        if isinstance(kind, np.dtype):
+            own = kind.__reduce__()[2]
+            if not isinstance(state, tuple) or (state[:1], state[2:]) != (own[:1], own[2:]):
+                raise Refused(f"it changes the type {kind}, and only plain arrays are loaded")
+        self.load_build()
+
+    dispatch[pickle.BUILD[0]] = _build
 
     def find_class(self, module: str, name: str) -> Any:
         """Allow what rebuilds arrays; refuse everything else."""

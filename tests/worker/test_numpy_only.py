@@ -1,0 +1,46 @@
+"""Region features are unpickled without running what is in them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from mmf_win.worker.numpy_only import Refused, loads  # noqa: E402
+
+_OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+_PART = (3, "|", (np.dtype("O"), (1,)), None, None, 8, 1, 0)
+_NO_OBJECTS = (3, "|", None, None, None, -1, -1, 0)
+
+
+class Type:
+    """A type of numpy with a state that numpy does not write."""
+
+    def __init__(self, name: str, state: tuple[Any, ...]) -> None:
+        self.parts = np.dtype, (name, False, True), state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("f8", _OBJECTS), ("S8", _OBJECTS), ("V8", _OBJECTS), ("V8", _PART), ("O", _NO_OBJECTS)],
+)
+def test_a_type_whose_numbers_would_be_taken_for_addresses_is_refused(
+    name: str, state: tuple[Any, ...]
+) -> None:
+    with pytest.raises(Refused, match="it changes the type"):
+        loads(pickle.dumps({"features": Type(name, state)}))
+
+
+@pytest.mark.parametrize("kind", ["<f4", ">f8", "?", "i8", "u1", "c8", "f2", "S3", "<U2", ">U2", "O"])
+@pytest.mark.parametrize("protocol", range(3, 6))
+def test_what_numpy_writes_of_plain_arrays_is_read(kind: str, protocol: int) -> None:
+    array = np.ones((2, 3)).astype(kind)
+    found = loads(pickle.dumps({"features": array}, protocol))["features"]
+    assert type(found) is np.ndarray
+    assert (found.dtype.str[1:], found.tolist()) == (array.dtype.str[1:], array.tolist())
