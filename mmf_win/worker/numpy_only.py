@@ -6,8 +6,6 @@ import io
 import pickle
 from typing import Any, ClassVar
 
-import numpy as np
-
 _Unpickler: Any = pickle._Unpickler  # that of C shows no states
 _NUMPY = {
     ("numpy.core.multiarray", "_reconstruct"),
@@ -29,6 +27,8 @@ class NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
 
     def _build(self) -> None:
         """Refuse types that numpy does not write: it follows any address in what a pickle calls objects."""
+        import numpy as np  # what is without arrays is read without it
+
         state, kind = self.stack[-1], self.stack[-2]
         if isinstance(kind, np.dtype):
             own = kind.__reduce__()[2]
