@@ -20,6 +20,15 @@ class Refused(pickle.UnpicklingError):
     """A pickle names something that is not numpy's, and to load it could run any code."""
 
 
+class _Bytes(io.BytesIO):
+    def readline(self, size: int | None = -1) -> bytes:
+        """A line that ends: one that was cut off is no name that could be refused."""
+        line = super().readline(size)
+        if not line.endswith(b"\n"):
+            raise EOFError("it is cut off")
+        return line
+
+
 class NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
     """Loads plain values and numpy's arrays."""
 
@@ -53,7 +62,7 @@ def loads(pickled: bytes | memoryview) -> Any:
         ValueError: it is damaged.
     """
     try:
-        return NumpyOnly(io.BytesIO(pickled)).load()
+        return NumpyOnly(_Bytes(pickled)).load()
     except Refused:
         raise
     except Exception as error:  # whatever a damaged pickle leads to

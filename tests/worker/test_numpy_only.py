@@ -44,3 +44,8 @@ def test_what_numpy_writes_of_plain_arrays_is_read(kind: str, protocol: int) -> 
     found = loads(pickle.dumps({"features": array}, protocol))["features"]
     assert type(found) is np.ndarray
     assert (found.dtype.str[1:], found.tolist()) == (array.dtype.str[1:], array.tolist())
+
+
+def test_a_name_that_is_cut_off_is_damaged_and_not_refused() -> None:
+    with pytest.raises(ValueError, match="cut off"):
+        loads(b"\x80\x04cnump")
