@@ -165,7 +165,7 @@ def run(
         raise UsageError("there is no task to debug: a search has none before it runs")
     if asked.preset and not failed:
         places_of_runs = Places.resolve(data_dir, save_dir)
-        _require_trainable(asked.preset, asked.overrides, updates, seeds, places_of_runs)
+        _require_trainable(asked.preset, asked.overrides, updates, seeds, places_of_runs, dry_run=dry_run)
     given, search_for = resources or asked.specification.resource, asked.specification.search
     folder, before = asked.folder, begun(asked.folder)
     every = tuple(asked.specification.template)
@@ -314,7 +314,13 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
 
 
 def _require_trainable(
-    preset: str, typed: Sequence[str], updates: int | None, seeds: Sequence[int], places: Places
+    preset: str,
+    typed: Sequence[str],
+    updates: int | None,
+    seeds: Sequence[int],
+    places: Places,
+    *,
+    dry_run: bool,
 ) -> None:
     """See to it that each value could be trained with: one error now instead of one a task."""
     listed = [[f"{key}={value}" for value in values] for key, values in grid.values_of(typed).items()]
@@ -325,7 +331,7 @@ def _require_trainable(
     ]
     for overrides in checked:
         require_trainable(overrides, {"updates": updates, "seeds": tuple(seeds)}, resumes=False)
-        once = Once.of(overrides, updates=updates, seed=min(seeds, default=None))
+        once = Once.of(overrides, updates=updates, seed=min(seeds, default=None), dry_run=dry_run)
         training.prepare(training.new(preset, once, places), once)
 
 

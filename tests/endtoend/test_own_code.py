@@ -39,6 +39,8 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
     monkeypatch.chdir(guide)
     assert tool.code("train", "small_cnn.yaml", "--updates", "1") == 3
     assert "--trust" in tool.errors
+    assert tool.code("sweep", "run", "small_cnn.yaml", "env.user_dir=my_models", "--dry-run") == 0
+    assert not own_code.file().exists()  # it would be trusted from then on
     run = tool.run_of(tool("train", "small_cnn.yaml", "--trust", "--updates", "1"))
     monkeypatch.chdir(tmp_path)
     assert phase_1("predict", "--split", "test")["rows"] == SPLITS["test_seen"]
