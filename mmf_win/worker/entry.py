@@ -142,7 +142,7 @@ def run(request: Attempt, stop: Stop) -> None:
     with torch.inference_mode(predicting):  # MMF's own no_grad still counts versions of tensors
         try:
             mmf_run(mmf_options(request), predict=predicting)
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:
             _require_model(request.model, error)
             raise
     if predicting:
@@ -152,8 +152,10 @@ def run(request: Attempt, stop: Stop) -> None:
         collect(request)
 
 
-def _require_model(model: str, error: TypeError) -> None:
-    """Say so where the error is 1.0.0rc10's way to tell that no class is registered for the model.
+def _require_model(model: str, error: Exception) -> None:
+    """Say so where the error is MMF's way to tell that no class is registered for the model.
+
+    That of 1.0.0rc10 is to call None.
 
     Raises:
         UsageError: none is.
