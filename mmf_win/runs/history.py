@@ -100,14 +100,18 @@ class Summary:
         return Coverage(self.test_split, self.test_rows, self.test_full_rows).brief
 
 
-def summarize(run: Run) -> Summary:
+def summarize(run: Run, request: Request | None = None) -> Summary:
     """What the run's files say about it; of what ``differs``, all that was chosen.
+
+    Args:
+        run: the run.
+        request: its request; None to read it.
 
     Raises:
         DataError: its request, its events or its exit cannot be read.
         OSError: the system refuses that.
     """
-    request = run.request()
+    request = request or run.request()
     events = events_of(run)
     # The final validation is of the best checkpoint, which may lie behind.
     counted = [event for event in events if "update" in event and not event.get("final")]
@@ -154,7 +158,8 @@ def summaries(
             break
         asked: dict[str, str] = {}
         try:
-            summary, asked = summarize(run), _chosen(run.request())
+            request = run.request()
+            summary, asked = summarize(run, request), _chosen(request)
         except (DataError, OSError) as error:
             _log.warning("run %s cannot be read: %s", run.id, error)
             summary = Summary(run.id, str(run.path), size=size_of(run))
@@ -231,7 +236,7 @@ def details(run: Run) -> dict[str, Any]:
     events = events_of(run)
     end = Exit.load(run.exit_file)
     return {
-        **asdict(summarize(run)),
+        **asdict(summarize(run, request)),
         "why": end.message or None if end else None,
         **{key: asked[key] for key in asked if key in _ASKED},
         "settings": request.chosen,

@@ -230,7 +230,8 @@ def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
     metrics = {}
     if scored is not None and scored.labels is not None:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
-    request, summary, curves = run.request(), history.summarize(run), read_curves(read_events(run.events))
+    request, curves = run.request(), read_curves(read_events(run.events))
+    summary = history.summarize(run, request)
     return ComparedRun(
         run,
         summary,

@@ -82,7 +82,8 @@ def of_run(run: Run, scored: Scored | None, dataset: DatasetPaths, *, images: bo
     Raises:
         DataError: the run's request cannot be read.
     """
-    request, summary = run.request(), history.summarize(run)
+    request = run.request()
+    summary = history.summarize(run, request)
     curves = read_curves(read_events(run.events))
     return {
         "id": run.id,
