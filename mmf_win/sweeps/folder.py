@@ -4,14 +4,15 @@
 
     <output>/
       sweep.yaml        what was asked for last; what of it has not begun has no folder
-      optuna.sqlite     what Optuna knows of a search, and optuna.lock for its trials
+      optuna.sqlite     what Optuna knows of a search
+      optuna.lock       held while a driver makes the study or a trial, which Optuna does not keep apart
       <task>/           named by its parameters
         param           YAML: its values, names and commands
         stat            YAML: command → running, finished, failed, stopped
         task.json       what these two, which mlrunner reads, do not tell
         log.<command>.<time>   the output
         lock            held by whoever runs it, until all that was started for it has ended
-        stop            asks its command to leave
+        stop            asks the command that runs to leave
         <run>/<time>/   what `mmfw train` leaves
 """
 
@@ -32,18 +33,12 @@ _BY_LIBYAML = 4096  # characters; of more, something nested too deeply might cra
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """The folder of a sweep, and the files in it."""
+    """The folder of a sweep, and the files in it; one without ``specification`` is no sweep."""
 
     path: Path
-
     specification = Inside("sweep.yaml")
-    """What was asked for last; a folder without it is no sweep."""
     study = Inside("optuna.sqlite")
-    """What Optuna knows."""
     study_lock = Inside("optuna.lock")
-    """Held while a driver makes the study or a trial, which Optuna does not keep apart."""
-    earlier_state = Inside("sweep.sqlite")
-    """What an earlier mmfw knew of the tasks."""
 
     def task(self, name: str) -> TaskFolder:
         """The folder of a task."""
@@ -52,20 +47,14 @@ class SweepFolder:
 
 @dataclass(frozen=True)
 class TaskFolder:
-    """The folder of a task, and the files in it."""
+    """The folder of a task, and the files in it; one without ``param`` has not begun."""
 
     path: Path
-
     param = Inside("param")
-    """What it was run with; a folder without it is no task that has begun."""
     stat = Inside("stat")
-    """How each command ended."""
     record = Inside("task.json")
-    """How far it is; see :mod:`mmf_win.sweeps.task`."""
     lock = Inside("lock")
-    """Held while it runs, also where the driver is gone and its command is not."""
     stop = Inside("stop")
-    """Asks the command that runs to leave."""
 
     def log(self, command: str, time: str) -> Path:
         """The output of a command."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import portable_name
@@ -52,22 +51,34 @@ def plan(
     Raises:
         UsageError: a template needs a parameter that nothing sets, or a name is not known.
     """
-    _require_known(commands, specification.template)
+    for name in commands:
+        if name not in specification.template:
+            known = ", ".join(specification.template)
+            raise UsageError(f"there is no command {name}", hint=f"the templates are {known}")
+    choices = [choice for choice in specification.choices if title in (None, choice.title)]
+    if title is not None and not choices:
+        titles = list(dict.fromkeys(choice.title for choice in specification.choices if choice.title))
+        raise UsageError(
+            f"there is no choice with the title {title}",
+            hint=f"the titles are {', '.join(titles)}" if titles else "no choice has a _title",
+        )
     tasks: dict[str, Task] = {}
     taken: dict[str, str] = {}
     used: set[str] = set()
     given: set[str] = set()
-    for choice in _titled(specification, title):
+    for choice in choices:
         for parameters in _combinations(choice, sample):
-            task = task_of(specification, parameters, commands or choice.commands, choice.title)
+            task = task_of(specification, parameters, commands or choice.commands)
             given |= task.values.keys()
             used |= _used(specification, task)
-            if (known := tasks.get(task.key)) is not None:
-                both = {*known.commands, *task.commands}
-                task = replace(known, commands=tuple(name for name in specification.template if name in both))
-            elif taken.setdefault(task.name.casefold(), task.key) != task.key:
-                task = task.told_apart()
-            tasks[task.key] = replace(task, order=known.order if known else len(tasks))
+            if (same := tasks.get(task.key)) is not None:
+                both = {*same.commands, *task.commands}
+                task = replace(same, commands=tuple(name for name in specification.template if name in both))
+            else:
+                if taken.setdefault(task.name.casefold(), task.key) != task.key:
+                    task = task.told_apart()
+                task = replace(task, order=len(tasks))
+            tasks[task.key] = task
     if specification.search is not None and title is None:
         domains = specification.search.parameters.items()
         first = {name: domain[0] if isinstance(domain, list) else domain["low"] for name, domain in domains}
@@ -90,38 +101,27 @@ def all_tasks(sweep: SweepFolder) -> list[Task]:
 
 
 def task_of(
-    specification: Specification,
-    parameters: Values,
-    commands: Collection[str] | None = None,
-    title: str | None = None,
+    specification: Specification, parameters: Values, commands: Collection[str] | None = None
 ) -> Task:
     """The task of one combination; ``commands`` None for all.
 
     Raises:
         UsageError: a template needs a parameter that nothing sets, or an alias has no such case.
     """
-    values = {**_resolved(parameters, specification.alias)}
-    values = {**values, **{k: v for k, v in specification.default.items() if k not in values}}
+    values: Values = {}
+    for name, value in parameters.items():
+        cases = specification.alias.get(name)
+        if cases is None:
+            values[name] = value
+        elif value in cases:
+            values |= cases[value]
+        else:
+            hint = f"its cases are {', '.join(map(str, cases))}"
+            raise UsageError(f"the alias {name} has no case {value}", hint=hint)
+    values |= {name: value for name, value in specification.default.items() if name not in values}
     full_name = "-".join(f"{_camel(name)}_{_named(value)}" for name, value in parameters.items()) or "default"
     chosen = tuple(name for name in specification.template if commands is None or name in commands)
-    return Task(portable_name(full_name, LONGEST_NAME), full_name, values, chosen, title)
-
-
-def _titled(specification: Specification, title: str | None) -> Iterator[Choice]:
-    found = [choice for choice in specification.choices if title in (None, choice.title)]
-    if title is not None and not found:
-        titles = list(dict.fromkeys(choice.title for choice in specification.choices if choice.title))
-        raise UsageError(
-            f"there is no choice with the title {title}",
-            hint=f"the titles are {', '.join(titles)}" if titles else "no choice has a _title",
-        )
-    yield from found
-
-
-def _require_known(commands: Collection[str], template: Mapping[str, str]) -> None:
-    for name in commands:
-        if name not in template:
-            raise UsageError(f"there is no command {name}", hint=f"the templates are {', '.join(template)}")
+    return Task(portable_name(full_name, LONGEST_NAME), full_name, values, chosen)
 
 
 def _combinations(choice: Choice, sample: int | None) -> Sequence[Values]:
@@ -130,22 +130,6 @@ def _combinations(choice: Choice, sample: int | None) -> Sequence[Values]:
         return found
     drawn = sorted(random.Random(0).sample(range(len(found)), sample))
     return [found[index] for index in drawn]
-
-
-def _resolved(parameters: Mapping[str, Any], alias: Mapping[str, Mapping[Any, Values]]) -> Values:
-    """The parameters with every alias replaced by what its case sets."""
-    values: Values = {}
-    for name, value in parameters.items():
-        if name not in alias:
-            values[name] = value
-            continue
-        cases = alias[name]
-        if isinstance(value, (list, dict)) or value not in cases:
-            raise UsageError(
-                f"the alias {name} has no case {value}", hint=f"its cases are {', '.join(map(str, cases))}"
-            )
-        values.update(_resolved(cases[value], alias))
-    return values
 
 
 def _used(specification: Specification, task: Task) -> set[str]:
@@ -173,19 +157,16 @@ def _camel(name: str) -> str:
     return "".join(part[:2].title() if len(part) > 2 else part for part in first) + last.title()
 
 
-def _named(value: Any) -> str:
+def _named(value: str | float) -> str:
     """A value in a folder's name, as mlrunner writes it."""
     if isinstance(value, bool):
         return "T" if value else "F"
-    if isinstance(value, (int, float)):
+    if not isinstance(value, str):
         try:
             return f"{value:g}"
         except OverflowError:
             return str(value)
-    text = str(value)
-    if not isinstance(value, str):
-        return text
     with suppress(OSError):  # a longer text than a path can be, or one of a folder of others
-        if "/" in text and Path(text).exists():
-            return Path(text).name
-    return re.sub("^[/.]*", "", text).replace("/", "_")[-_LETTERS_OF_A_VALUE:]
+        if "/" in value and Path(value).exists():
+            return Path(value).name
+    return re.sub("^[/.]*", "", value).replace("/", "_")[-_LETTERS_OF_A_VALUE:]

@@ -5,7 +5,7 @@ first document has the keys
 
 ``template``   name of a command → the command, with placeholders; see :mod:`mmf_win.sweeps.templates`,
 ``default``    values of parameters that a choice does not set,
-``alias``      parameter → case → the values that it stands for; a case may set another alias,
+``alias``      parameter → case → the values that it stands for,
 ``resource``   one entry a slot: a GPU, several as ``"0,1"``, or ``cpu``; all GPUs where it is missing,
 ``shell``      true to give the commands to a shell,
 ``search``     what Optuna chooses, as in :class:`Search`.
@@ -36,7 +36,6 @@ CPU = "cpu"
 """The resource that is no GPU."""
 OTHER_GPUS = "-r cpu goes without a GPU, and -r GPU names another"
 """What to do where there is no such GPU."""
-
 ELSEWHERE = "-o chooses another folder"
 """What to do where a folder has the results of another sweep."""
 
@@ -69,10 +68,8 @@ class Search:
         trials: how many tasks.
         metric: of the validations, such as ``auroc`` or ``accuracy``, where the best one counts; or
             ``FILE.json:KEY.KEY``, a number in a file of the task's folder.
-        direction: whether a larger or a smaller metric is better.
-        sampler: how the next values are chosen.
+        sampler, seed: how the next values are chosen.
         pruner: which trainings are stopped early, by their validations.
-        seed: of the sampler.
     """
 
     parameters: dict[str, Any]
@@ -116,7 +113,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise _wrong(f"{path}: not a text file in UTF-8") from None
+        raise UsageError(f"{path}: not a text file in UTF-8") from None
 
 
 def parse(text: str, path: Path) -> Specification:
@@ -134,30 +131,28 @@ def parse(text: str, path: Path) -> Specification:
     unknown = [key for key in head if key not in _KEYS]
     if unknown:
         message = f"{path}: the first document has the unknown key {unknown[0]!r}"
-        raise _wrong(message, f"its keys are {', '.join(_KEYS)}")
+        raise UsageError(message, hint=f"its keys are {', '.join(_KEYS)}")
     template = _mapping(head.get("template"), f"{path}: 'template'")
     if not template or not all(isinstance(command, str) and command.strip() for command in template.values()):
-        raise _wrong(f"{path}: 'template' must name at least one command, each a text")
+        raise UsageError(f"{path}: 'template' must name at least one command, each a text")
     if odd := next((name for name in template if not re.fullmatch(r"[\w-]+", name)), None):
-        raise _wrong(f"{path}: a command cannot be named {odd!r}", "letters, digits, _ and - make a name")
+        raise UsageError(
+            f"{path}: a command cannot be named {odd!r}", hint="letters, digits, _ and - make a name"
+        )
     resource = head.get("resource")
     if resource is not None and not (is_a(resource, list[int | str]) and resource and "" not in resource):
-        raise _wrong(f"{path}: 'resource' must be a list, such as [0, 1], ['0,1', '2,3'] or [cpu]")
+        raise UsageError(f"{path}: 'resource' must be a list, such as [0, 1], ['0,1', '2,3'] or [cpu]")
     alias = {
-        name: {
-            case: _values(values, f"{path}: 'alias', case {case!r} of {name}", empty=False)
-            for case, values in _of_any_key(cases, f"{path}: 'alias' {name}").items()
-        }
+        name: _alias(name, cases, path)
         for name, cases in _mapping(head.get("alias") or {}, f"{path}: 'alias'").items()
     }
-    _require_alike(alias, path)
     if not isinstance(head.get("shell", False), bool):
-        raise _wrong(f"{path}: 'shell' must be true or false")
+        raise UsageError(f"{path}: 'shell' must be true or false")
     search = head.get("search")
     choices = tuple(_choice(document, n, template, path) for n, document in enumerate(rest, 2))
     if not choices and search is None:
         hint = "a second document after a line with --- says which values to combine"
-        raise _wrong(f"{path}: there is nothing to combine", hint)
+        raise UsageError(f"{path}: there is nothing to combine", hint=hint)
     return Specification(
         template={name: str(command) for name, command in template.items()},
         choices=choices,
@@ -206,9 +201,11 @@ def _documents(text: str, path: Path) -> list[Any]:
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         tab = "\t" in text and "\\t" in problem
-        raise _wrong(f"{path}{where}: {problem}", "YAML is indented by spaces" if tab else None) from None
+        raise UsageError(
+            f"{path}{where}: {problem}", hint="YAML is indented by spaces" if tab else None
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise _wrong(f"{path}: {error}") from None
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path) -> Choice:
@@ -220,32 +217,28 @@ def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path)
         unknown = [name for name in commands if name not in template]
         if unknown or not commands:
             named = unknown[0] if unknown else "no command"
-            raise _wrong(f"{where}: _cmd names {named}", f"the templates are {', '.join(template)}")
+            raise UsageError(f"{where}: _cmd names {named}", hint=f"the templates are {', '.join(template)}")
     title = values.pop("_title", None)
     lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     for name, choices in lists.items():
         if not choices:
-            raise _wrong(f"{where}: {name} has no value")
+            raise UsageError(f"{where}: {name} has no value")
         for value in choices:
             _require_parameter(name, value, where)
     return Choice(lists, None if title is None else str(title), commands)
 
 
-def _require_alike(alias: Mapping[str, Mapping[Hashable, Values]], path: Path) -> None:
-    """Refuse an alias whose cases set different parameters, or that comes back to itself."""
-    for name, cases in alias.items():
-        first, *others = (set(values) for values in cases.values())
-        for other in others:
-            if other != first:
-                apart = ", ".join(sorted(first ^ other))
-                raise _wrong(f"{path}: the cases of the alias {name} set different parameters: {apart}")
-        seen, following = [name], first
-        while nested := [key for key in following if key in alias]:
-            if nested[0] in seen:
-                cycle = " → ".join([*seen[seen.index(nested[0]) :], nested[0]])
-                raise _wrong(f"{path}: the alias {nested[0]} leads back to itself: {cycle}")
-            seen.append(nested[0])
-            following = {key for values in alias[nested[0]].values() for key in values}
+def _alias(name: str, document: Any, path: Path) -> dict[Hashable, Values]:
+    cases = {
+        case: _values(values, f"{path}: 'alias', case {case!r} of {name}", empty=False)
+        for case, values in _of_any_key(document, f"{path}: 'alias' {name}").items()
+    }
+    first, *others = map(set, cases.values())
+    for other in others:
+        if other != first:
+            apart = ", ".join(sorted(first ^ other))
+            raise UsageError(f"{path}: the cases of the alias {name} set different parameters: {apart}")
+    return cases
 
 
 def _search(document: Any, path: Path) -> Search:
@@ -255,12 +248,14 @@ def _search(document: Any, path: Path) -> Search:
     hints = get_type_hints(Search)
     for key, value in values.items():
         if key not in hints:
-            raise _wrong(f"{where} has the unknown key {key!r}", f"it has {', '.join(hints)}")
+            raise UsageError(f"{where} has the unknown key {key!r}", hint=f"it has {', '.join(hints)}")
         if not is_a(value, hints[key]):
             known = ", ".join(part for part in get_args(hints[key]) if isinstance(part, str))
-            raise _wrong(f"{where}: '{key}' cannot be {value!r:.40}", known and f"it is one of {known}")
+            raise UsageError(
+                f"{where}: '{key}' cannot be {value!r:.40}", hint=known and f"it is one of {known}"
+            )
     if values.get("trials", 0) < 1:
-        raise _wrong(f"{where}: 'trials' must be a number above 0")
+        raise UsageError(f"{where}: 'trials' must be a number above 0")
     for name, domain in values["parameters"].items():
         _require_domain(name, domain, where)
     return Search(**values)
@@ -278,13 +273,13 @@ def _require_domain(name: str, domain: Any, where: str) -> None:
         hint = (
             "for example {low: 1.0e-6, high: 1.0e-3, log: true}; YAML takes 1e-6, without a dot, for a text"
         )
-        raise _wrong(f"{where} must be a list of values or a range of numbers", hint)
+        raise UsageError(f"{where} must be a list of values or a range of numbers", hint=hint)
     low, high = numbers
     if not (math.isfinite(low) and math.isfinite(high)) or low > high or (domain.get("log") and low <= 0):
-        raise _wrong(f"{where}: low must be below high, and above 0 for log")
+        raise UsageError(f"{where}: low must be below high, and above 0 for log")
     step = domain.get("step")
     if step is not None and (domain.get("log") or type(step) not in (int, float) or not 0 < step < math.inf):
-        raise _wrong(f"{where}: step must be a number above 0, and excludes log")
+        raise UsageError(f"{where}: step must be a number above 0, and excludes log")
 
 
 def _values(value: Any, where: str, *, empty: bool = True) -> Values:
@@ -297,12 +292,12 @@ def _values(value: Any, where: str, *, empty: bool = True) -> Values:
 def _require_parameter(name: str, value: Any, where: str) -> None:
     where = f"{where}: {name}"
     if name in (*RESERVED, SCRIPTS):
-        raise _wrong(f"{where} is set by mmfw")
+        raise UsageError(f"{where} is set by mmfw")
     if not isinstance(value, (str, int, float)):
         hint = "quote it, for a text" if value is not None else "'' is an empty text"
-        raise _wrong(f"{where}: {value!r:.40} is no text, number, true or false", hint)
+        raise UsageError(f"{where}: {value!r:.40} is no text, number, true or false", hint=hint)
     if "\0" in str(value):
-        raise _wrong(f"{where}: no command takes a text with a NUL")
+        raise UsageError(f"{where}: no command takes a text with a NUL")
 
 
 def _mapping(value: Any, where: str, *, empty: bool = True) -> dict[str, Any]:
@@ -311,9 +306,5 @@ def _mapping(value: Any, where: str, *, empty: bool = True) -> dict[str, Any]:
 
 def _of_any_key(value: Any, where: str, *, empty: bool = False) -> dict[Hashable, Any]:
     if not isinstance(value, dict) or not (value or empty):
-        raise _wrong(f"{where} must be a mapping of keys")
+        raise UsageError(f"{where} must be a mapping of keys")
     return value
-
-
-def _wrong(message: str, hint: str | None = None) -> UsageError:
-    return UsageError(message, hint=hint)

@@ -14,13 +14,11 @@ has ended.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
@@ -30,14 +28,12 @@ from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
 from mmf_win.sweeps.specification import Values
 from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
-_log = logging.getLogger(__name__)
-
 State = Literal["queued", "running", "success", "failed", "pruned"]
 
 LONGEST_NAME = 80
 """Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
 
-_RECORDED = ("title", "order", "trial", "state", "command", "message", "slot", "starts", "seconds", "runs")
+_RECORDED = ("order", "trial", "state", "command", "message", "slot", "starts", "seconds", "runs")
 
 
 @dataclass(frozen=True)
@@ -49,15 +45,12 @@ class Task:
         full_name: the same before it was cut and made portable.
         values: what its commands may use: aliases replaced, defaults added.
         commands: which templates to run, in their order.
-        title: of its choice.
         order: in which tasks are run.
         trial: Optuna's number; None where the specification names the values.
         state: how far it is.
-        command: which runs, or failed.
-        message: why it failed.
+        command, message: which runs, or failed, and why.
         slot: where it runs.
-        starts: how often it was begun.
-        seconds: spent so far.
+        starts, seconds: how often it was begun, and what it took so far.
         finished: the commands that ended well, which do not run again.
         runs: command → its words when it was begun (``script``) and its run of mmfw's (``run``), which is
             resumed where the words are the same.
@@ -67,7 +60,6 @@ class Task:
     full_name: str
     values: Values
     commands: tuple[str, ...]
-    title: str | None = None
     order: int = 0
     trial: int | None = None
     state: State = "queued"
@@ -91,7 +83,7 @@ class Task:
 
     def asked_for(self, planned: Task) -> Task:
         """The same as it is asked for now: with other commands, perhaps."""
-        asked = replace(self, commands=planned.commands, title=planned.title, order=planned.order)
+        asked = replace(self, commands=planned.commands, order=planned.order)
         if asked.state in ("queued", "success"):
             asked = replace(asked, state="queued" if asked.left else "success")
         return asked
@@ -130,19 +122,19 @@ class Task:
 def recorded(folder: TaskFolder) -> Task | None:
     """What a folder says of its task; None where it has not begun.
 
-    A folder of mlrunner's, or of an earlier mmfw, has no record; its commands tell the state.
+    A folder of mlrunner's has no record; its commands tell the state.
     """
     param = {str(name): value for name, value in read_yaml(folder.param).items()}
     if not param:
         return None
     stat = {str(name): str(how) for name, how in read_yaml(folder.stat).items()}
-    known: dict[str, Any] = {}
     try:
-        known = known_fields(Task, read_json(folder.record))
-        known = {name: value for name, value in known.items() if name in _RECORDED}
+        read = known_fields(Task, read_json(folder.record))
+        known = {name: value for name, value in read.items() if name in _RECORDED}
     except (OSError, ValueError):
         ended = set(stat.values())
-        known["state"] = "failed" if "failed" in ended else "success" if ended == {"finished"} else "queued"
+        state = "failed" if "failed" in ended else "success" if ended == {"finished"} else "queued"
+        known = {"state": state}
     if known.get("state") == "running" and not is_locked(folder.lock):
         known |= {"state": "queued", "slot": None, "message": "what ran it has died; another run continues"}
     return Task(
@@ -157,20 +149,9 @@ def recorded(folder: TaskFolder) -> Task | None:
 
 def begun(sweep: SweepFolder) -> list[Task]:
     """The tasks of a sweep that have begun, in their order; those of a search come last."""
-    if sweep.earlier_state.exists():
-        _tell_of(sweep.earlier_state)
     folders = (path for path in sweep.path.iterdir() if path.is_dir()) if sweep.path.is_dir() else ()
     found = [task for path in folders if (task := recorded(TaskFolder(path))) is not None]
     return sorted(found, key=lambda task: (task.trial is not None, task.order, task.name))
-
-
-@cache
-def _tell_of(earlier: Path) -> None:
-    """Say once what becomes of a sweep of an earlier mmfw."""
-    _log.warning(
-        "%s is of an earlier mmfw and no longer read: what ended well counts, what was stopped begins anew",
-        earlier,
-    )
 
 
 def joined(planned: Sequence[Task], before: Sequence[Task]) -> list[Task]:
@@ -180,10 +161,10 @@ def joined(planned: Sequence[Task], before: Sequence[Task]) -> list[Task]:
     """
     known = {task.key: task for task in before}
     taken = {task.name.casefold() for task in before}
-    found = []
-    for task in planned:
+
+    def now(task: Task) -> Task:
         if task.key in known:
-            found.append(known[task.key].asked_for(task))
-        else:
-            found.append(task.told_apart() if task.name.casefold() in taken else task)
-    return found
+            return known[task.key].asked_for(task)
+        return task.told_apart() if task.name.casefold() in taken else task
+
+    return [now(task) for task in planned]

@@ -41,11 +41,6 @@ WRONG = {
     "no value": (HEAD + "---\nlr: []\n", "lr has no value"),
     "a list for a choice": (HEAD + "---\n- 1\n", "document 2"),
     "one resource": (HEAD + "resource: 0\n---\nlr: 1\n", "'resource' must be a list"),
-    "an alias of itself": (HEAD + "alias: {a: {x: {a: 1}}}\n---\nlr: 1\n", "a → a"),
-    "aliases in a circle": (
-        HEAD + "alias: {a: {x: {b: 1}}, b: {1: {c: 1}}, c: {1: {a: x}}}\n---\nlr: 1\n",
-        "a → b → c → a",
-    ),
     "cases that differ": (HEAD + "alias: {a: {x: {p: 1}, y: {q: 1}}}\n---\nlr: 1\n", "different parameters"),
     "a shell of its own": (HEAD + "shell: bash\n---\nlr: 1\n", "true or false"),
     "a search without trials": (HEAD + "search: {parameters: {lr: [1]}}\n", "'trials'"),
