@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.worlds.packages import Packages, build_all
 from tests.worlds.tools import NEWEST_MMF, is_wine, requires_newest_mmf
@@ -22,6 +23,9 @@ _MAY_SKIP = re.compile(
     r"MMFW_TEST_MMF|CUDA|GPU|Windows|right to (mount|limit)"
     + ("" if find_spec("torch") else "|could not import|PyTorch is not installed|made of torch|only lmdb")
 )
+# The same random input each time, and no notes of it on disk.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=False)
+settings.load_profile("fixed")
 _KEPT = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX"}
 
 

@@ -20,7 +20,6 @@ from mmf_win.paths import Places, name_part, portable_name
 from mmf_win.results import saved_metrics
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
-from tests.worlds.fuzzing import FIXED_BUDGET
 from tests.worlds.memes import jsonl, memes, tree
 
 _PIECES = [
@@ -56,7 +55,7 @@ def assert_legal(name: str) -> None:
     assert len(name.encode()) <= 255
 
 
-@settings(FIXED_BUDGET, max_examples=100)
+@settings(max_examples=100)
 @example("nul .txt")
 @example("con" + " " * 300 + "x")
 @given(names.filter(lambda name: "\0" not in name))
@@ -66,7 +65,7 @@ def test_a_made_name_is_legal_and_stays_as_it_is(name: str) -> None:
     assert portable_name(made) == made
 
 
-@settings(FIXED_BUDGET, max_examples=40)
+@settings(max_examples=40)
 @given(names)
 def test_long_names_that_differ_at_their_ends_stay_different(name: str) -> None:
     made = {name_part(name + "梗" * 40 + end, suffix) for end in "ab" for suffix in ("", "-published")}
@@ -75,7 +74,7 @@ def test_long_names_that_differ_at_their_ends_stay_different(name: str) -> None:
     assert all(name_part(part) == part for part in made), "none is cut again"
 
 
-@settings(FIXED_BUDGET, max_examples=40)
+@settings(max_examples=40)
 @given(names, names)
 def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, table: str) -> None:
     # By such a prefix Windows takes paths of more than 260 characters, whatever its settings.
@@ -92,7 +91,7 @@ def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, tabl
             assert_legal(path.name)
 
 
-@settings(FIXED_BUDGET, max_examples=100)
+@settings(max_examples=100)
 @given(names)
 def test_a_name_in_an_archive_is_legal_or_has_a_problem(name: str) -> None:
     try:

@@ -14,9 +14,8 @@ from mmf_win.archives import open_archive
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
-from tests.worlds.aes_zip import write_aes_zip
 from tests.worlds.memes import Files, tree
-from tests.worlds.packing import into, write_7z, write_tar
+from tests.worlds.packing import into, write_7z, write_aes_zip, write_tar
 
 PASSWORD = "secret"
 FILES: Files = {f"data/{n}.txt": Random(n).randbytes(40) + b"words " * 20 * n for n in range(4)}

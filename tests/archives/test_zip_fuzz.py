@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from mmf_win.archives import Archive, open_archive
 from mmf_win.archives.zipcrypto import Cipher
 from mmf_win.errors import ArchiveError, PasswordError
-from tests.worlds.aes_zip import encrypted
-from tests.worlds.fuzzing import FIXED_BUDGET
 from tests.worlds.memes import tree
-from tests.worlds.packing import only
+from tests.worlds.packing import aes_encrypted, only
 
 PASSWORD = "secret"
 _NAMES = st.one_of(
@@ -69,7 +67,7 @@ def _member(draw: st.DrawFn, told: Told) -> tuple[bytes, bytes, bytes]:
     data = deflate.compress(content) + deflate.flush() if method == 8 else content
     if flags & 1 and draw(st.booleans()):
         strength, version = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-        data = encrypted(content, PASSWORD.encode(), strength, Random(1))
+        data = aes_encrypted(content, PASSWORD.encode(), strength, Random(1))
         fields = (told(version, 16), b"AE", told(strength, 8), told(8, 16))
         extra, method = struct.pack("<HHH2sBH", told(0x9901, 16), 7, *fields), 99
     elif flags & 1:
@@ -81,7 +79,7 @@ def _member(draw: st.DrawFn, told: Told) -> tuple[bytes, bytes, bytes]:
     return struct.pack("<5H3I", *numbers, *sizes), extra, data
 
 
-@settings(FIXED_BUDGET, max_examples=300)
+@settings(max_examples=300)
 @given(zips())
 def test_the_truth_comes_out_or_an_error_of_ours(data: bytes) -> None:
     with TemporaryDirectory() as folder:

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmf_win.archives.zipcrypto import Cipher, Keys
-from tests.worlds.fuzzing import FIXED_BUDGET
 
 native = pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
 
@@ -139,7 +138,7 @@ NUMBERS = st.one_of(
 SPANS = st.tuples(NUMBERS, NUMBERS, st.tuples(*[st.integers(0, 2**32 - 1)] * 3))
 
 
-@settings(FIXED_BUDGET, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=100), st.lists(SPANS, max_size=4), st.sampled_from(KERNELS))
 def test_any_call_decrypts_these_spans_or_is_refused(
     content: bytes, spans: list[tuple[int, int, Keys]], kernel: str

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.paths import Places
+from mmf_win.dataset.manifest import load_manifest
+from mmf_win.integrity.finding import Difference
+from mmf_win.integrity.verify import find_damage
+from mmf_win.paths import DatasetPaths, Places
 from tests.worlds.memes import encrypted_zip, memes
 
 
@@ -20,3 +23,9 @@ def places(user_dir: Path) -> Places:
 def archive(user_dir: Path) -> Path:
     """The second phase in an encrypted zip."""
     return encrypted_zip(user_dir / "hateful memes 恶意.zip", memes())
+
+
+def verify_dataset(paths: DatasetPaths, *, full: bool = False) -> list[Difference] | None:
+    """What is wrong with a dataset that was converted; None where no conversion has finished."""
+    manifest = load_manifest(paths)
+    return manifest and find_damage(manifest, full=full)

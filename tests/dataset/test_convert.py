@@ -17,7 +17,7 @@ from mmf_win.errors import DatasetError, UsageError
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging
-from tests.worlds.converted import verify_dataset
+from tests.dataset.conftest import verify_dataset
 from tests.worlds.memes import (
     PASSWORD,
     PHASE_1,

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from mmf_win.dataset.convert import convert
+from mmf_win.dataset.manifest import load_manifest
 from mmf_win.integrity.manifest import SUMS, Manifest
+from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places
+from tests.dataset.conftest import verify_dataset
 from tests.worlds import hostile
-from tests.worlds.converted import verify_dataset
 from tests.worlds.memes import laid_out, memes
 from tests.worlds.tools import call, requires_tool
 
@@ -47,9 +49,11 @@ def test_what_was_just_converted_is_not_read_again(
     dataset: DatasetPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     annotations = [name for name in laid_out(memes()) if name.startswith("annotations/")]
-    verify_dataset(dataset, only=lambda name: name in annotations)  # written as late as they were checked
+    manifest = load_manifest(dataset)
+    assert manifest is not None
+    find_damage(manifest, only=annotations)  # written as late as they were checked
     monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
-    assert verify_dataset(dataset, only=lambda name: name not in annotations) == []
+    assert find_damage(manifest, only=manifest.files.keys() - annotations) == []
 
 
 def test_what_nobody_converted_is_not_known(places: Places) -> None:

@@ -11,7 +11,7 @@ from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
-from tests.worlds.converted import verify_dataset
+from tests.dataset.conftest import verify_dataset
 from tests.worlds.hostile import plain_zip
 from tests.worlds.memes import PASSWORD, PHASE_1, Files, image, jsonl, lay_out, memes, tar_gz, tree
 

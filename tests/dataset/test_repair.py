@@ -10,8 +10,8 @@ from mmf_win.dataset.convert import convert
 from mmf_win.dataset.repair import repair_dataset
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.paths import DatasetPaths, Places
+from tests.dataset.conftest import verify_dataset
 from tests.worlds import hostile
-from tests.worlds.converted import verify_dataset
 from tests.worlds.extractions import noted
 from tests.worlds.memes import (
     PASSWORD,

@@ -11,8 +11,8 @@ from mmf_win.dataset.predictions import read_predictions
 from mmf_win.paths import is_portable
 from tests.endtoend.conftest import Faulty, Tool, probabilities, starts
 from tests.worlds import tiny_mmf
-from tests.worlds.event_files import steps
 from tests.worlds.recipes import recipes
+from tests.worlds.tools import shown_by_tensorboard
 
 MODELS = sorted(recipes())
 
@@ -27,8 +27,8 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert (resumed["state"], resumed["updates"]) == ("done", 5)
     assert starts(tool.run_of(resumed)) == [0, 3], "the second attempt resumes where the first ended"
 
-    assert list(steps(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
-    assert steps(tool.run_of(resumed).path, "val/roc_auc")
+    assert list(shown_by_tensorboard(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
+    assert shown_by_tensorboard(tool.run_of(resumed).path, "val/roc_auc")
 
     predicted = tool("predict", "--no-report")
     assert not list(tool.run_of(resumed).reports.glob("*.html"))

@@ -8,14 +8,14 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Attempt
 from mmf_win.runs import needs
 from mmf_win.runs.request import Once
-from tests.worlds.bare_mmf import with_defaults
+from tests.worlds.mmf_sources import bare_mmf
 from tests.worlds.requests import request
 
 
 def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attempt_and_request(
     tmp_path: Path,
 ) -> None:
-    root = with_defaults(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
+    root = bare_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
     places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
     run = request(model="mmbt", preset="mine", precision="bf16", mmf="1.0.0rc12")
     first = Attempt("train", "mmbt", str(root), settings={"training": {"fp16": False}}, precision="bf16")
@@ -26,7 +26,7 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
 
 
 def test_what_starts_a_run_is_in_the_attempt_though_the_run_will_not_keep_it(tmp_path: Path) -> None:
-    root = with_defaults(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
+    root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
     places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
     once = Once(overrides=["checkpoint.reset.all=true"])
     first = Attempt("train", "mmbt", str(root))

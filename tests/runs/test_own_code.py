@@ -13,7 +13,7 @@ from mmf_win.runs import own_code, presets
 from mmf_win.runs.request import Once, Request
 from mmf_win.upstream import config
 from mmf_win.upstream.config import ConfigParts
-from tests.worlds.bare_mmf import with_defaults
+from tests.worlds.mmf_sources import bare_mmf
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("home")
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """An MMF of which there is nothing but what every configuration is made of."""
-    return with_defaults(tmp_path / "an MMF")
+    return bare_mmf(tmp_path / "an MMF")
 
 
 @pytest.fixture

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pytest
+import yaml
 
 from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.sweeps import Examiner, Experiment, latest_log
-from tests.worlds import experiments
 
 pandas = pytest.importorskip("pandas")
 
@@ -21,6 +22,23 @@ only_where_mlrunner_runs = pytest.mark.skipif(
     sys.platform == "win32", reason="mlrunner does not run on Windows"
 )
 WITHOUT_LOG = "lr_0.01-seed_1"
+
+
+def make_task(
+    output: Path, name: str, params: Mapping[str, object], accuracies: Sequence[Sequence[float]] = ()
+) -> None:
+    """A task's folder as mlrunner leaves it, with a log of each training, of its accuracies."""
+    folder = output / name
+    folder.mkdir(parents=True)
+    logs = [folder / f"log.train.2026010{day}.120000" for day, _ in enumerate(accuracies, start=1)]
+    script = f"CUDA_VISIBLE_DEVICES=0 python main.py > {logs[-1] if logs else 'log'} 2>&1"
+    about = {"_name": name, "_output": str(folder), "_scripts": {"train": script}, "_time": "20260101.120000"}
+    dumped = yaml.dump({**about, **params}, width=1_000_000)
+    (folder / "param").write_text(dumped, encoding="utf-8")
+    (folder / "stat").write_text("train: finished\n", encoding="utf-8")
+    for log, values in zip(logs, accuracies, strict=True):
+        lines = [f"Iter {n}: loss=1.5, test_acc={value}, duration=0:08\n" for n, value in enumerate(values)]
+        log.write_text("".join(lines), encoding="utf-8")
 
 
 @pytest.fixture
@@ -31,7 +49,7 @@ def output(user_dir: Path) -> Path:
         for seed in (2, 0, 1):
             name = f"lr_{rate}-seed_{seed}"
             accuracies = [] if name == WITHOUT_LOG else [[0.25, 0.5], [0.5, rate + seed / 100]]
-            experiments.task(folder, name, {"data": "memes", "lr": rate, "seed": seed}, accuracies)
+            make_task(folder, name, {"data": "memes", "lr": rate, "seed": seed}, accuracies)
     (folder / "figures").mkdir()
     return folder
 
@@ -112,8 +130,8 @@ def test_rows_are_in_the_order_of_the_folders_and_parameters_before_metrics(outp
 
 
 def test_lists_are_parameters_like_others(output: Path) -> None:
-    experiments.task(output, "layers", {"lr": 0.1, "layers": [1, 2], "same": [3]})
-    experiments.task(output, "more layers", {"lr": 0.1, "layers": [1, 2, 3], "same": [3]})
+    make_task(output, "layers", {"lr": 0.1, "layers": [1, 2], "same": [3]})
+    make_task(output, "more layers", {"lr": 0.1, "layers": [1, 2, 3], "same": [3]})
     examiner = examined(output, regex="layers")
     assert list(examiner.table().columns) == ["layers"]
     assert list(examiner.table()["layers"]) == [[1, 2], [1, 2, 3]]

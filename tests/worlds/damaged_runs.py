@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import shutil
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from copy import deepcopy
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from mmf_win.cli import main
 from mmf_win.files import write_json
 from mmf_win.runs.folder import Run
-from tests.worlds import corruption, report_world
+from tests.worlds import report_world
 from tests.worlds.torch_files import checkpoint
 
+# What takes the place of a value somewhere in a JSON file.
+_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 10**40, 1.5, float("nan"), float("inf"), -float("inf"), 1e300, "", "text",
+    "\ud800", "\x1b[2J\0",
+    [], [1, "a", None], {}, {"a": {"b": 1}}, {"split": 1, "rows": "x"}, "9" * 5000,
+)  # fmt: skip
 _REPORTED = ("metrics.json", "events.jsonl", "request.json", ".csv", "exit.json")
 
 
@@ -41,7 +51,7 @@ class DamagedRuns:
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._intact, self._copy)
         file = random.choice(self._names)
-        damage = corruption.damage(self._copy / file, random)
+        damage = _damage(self._copy / file, random)
         first, second = self._first.id, self._second.id
         data = ["--data-dir", str(self._nothing)]
         listing = ["runs", "--format", "csv"]
@@ -109,3 +119,65 @@ def _make(folder: Path) -> tuple[Run, Run]:
         run.lock.touch()
         run.log.touch()
     return runs
+
+
+def _damage(file: Path, random: Random) -> str:
+    """Damage a file, and say how."""
+    content = file.read_bytes()
+    kinds = {
+        "empty": lambda: b"",
+        "cut": lambda: content[: random.randrange(max(1, len(content)))],
+        "zeros": lambda: bytes(len(content)),
+        "a byte": lambda: _with_byte(content, random),
+        "not UTF-8": lambda: b"\xff\xfe" + content,
+        "twice": lambda: content + content,
+        "deep list": lambda: b"[" * 100_000 + b"]" * 100_000 + b"\n",
+        "deep object": lambda: b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"\n",
+        "another value": lambda: json.dumps(random.choice(_VALUES)).encode() + b"\n",
+        "huge line": lambda: json.dumps({"kind": "note", "text": "x" * 3_000_000}).encode() + b"\n",
+    }
+    if file.suffix in (".json", ".jsonl"):
+        for _ in range(2 * len(kinds)):
+            kinds[f"values {len(kinds)}"] = lambda: _with_other_values(content, random)
+    kind = random.choice([*kinds, "folder", "gone"])
+    if kind in ("folder", "gone"):
+        file.unlink()
+        if kind == "folder":
+            file.mkdir()
+        return kind
+    file.write_bytes(kinds[kind]())
+    return kind
+
+
+def _with_byte(content: bytes, random: Random) -> bytes:
+    place = random.randrange(max(1, len(content)))
+    return content[:place] + bytes([random.randrange(256)]) + content[place + 1 :]
+
+
+def _with_other_values(content: bytes, random: Random) -> bytes:
+    """JSON, or lines of it, with one to three values replaced or left out."""
+    lines = content.splitlines() if content.count(b"\n{") else [content]
+    values = [json.loads(line) for line in lines]
+    for _ in range(random.randint(1, 3)):
+        row = random.randrange(len(values))
+        if isinstance(values[row], (dict, list)):
+            _replace_within(values[row], random)
+    return b"".join(json.dumps(value).encode() + b"\n" for value in values)
+
+
+def _replace_within(value: Any, random: Random) -> None:
+    places = list(_places(value))
+    if not places:
+        return
+    holder, key = random.choice(places)
+    if random.random() < 0.15:
+        del holder[key]
+    else:
+        holder[key] = deepcopy(random.choice(_VALUES))
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        yield value, key
+        if isinstance(inner, (dict, list)):
+            yield from _places(inner)

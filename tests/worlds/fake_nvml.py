@@ -21,7 +21,7 @@ class FakeNvml:
     """
 
     class NVMLError(Exception):
-        """As in pynvml."""
+        pass
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -31,49 +31,40 @@ class FakeNvml:
         self.capability = [(9, 0), (8, 6)]
 
     def nvmlInit(self) -> None:
-        """As in pynvml."""
+        pass
 
     def nvmlSystemGetDriverVersion(self) -> str:
-        """As in pynvml."""
         return "570.86"
 
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        """As in pynvml."""
         return self.cuda
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]:
-        """As in pynvml."""
         return self.capability[handle]
 
     def nvmlDeviceGetCount(self) -> int:
-        """As in pynvml."""
         return len(self.free)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        """As in pynvml."""
         if index >= len(self.free):
             raise self.NVMLError
         return index
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        """As in pynvml."""
         if not uuid.startswith("GPU-"):
             raise self.NVMLError
         return uuid
 
     def nvmlDeviceGetName(self, handle: Any) -> str:
-        """As in pynvml."""
         return f"NVIDIA {handle}"
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> SimpleNamespace:
-        """As in pynvml."""
         self.asked.append(handle)
         if not self.knows:
             raise self.NVMLError
         return SimpleNamespace(gpu=87)
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> SimpleNamespace:
-        """As in pynvml."""
         if handle == SHARED or (isinstance(handle, int) and not self.free[handle]):
             raise self.NVMLError
         free = self.free[handle] if isinstance(handle, int) else 14 << 30

@@ -119,3 +119,17 @@ class Server:
         with WebServer.serving(mmf_tar_gz=b"") as web:
             web.faults = [*given, *[given[-1]] * 9]
             yield cls(web)
+
+
+def bare_mmf(root: Path, version: str = "1.0.0rc10", more: str = "") -> Path:
+    """An MMF that has but its version and its defaults, with ``more`` of them as YAML; return its folder."""
+    configs = root / "mmf" / "configs"
+    folders = "  cache_dir: c\n  data_dir: d\n  save_dir: s\n  report_dir: r\n"
+    for path, text in {
+        configs / "defaults.yaml": "env:\n  user_dir: ${env:MMF_USER_DIR,}\n" + folders + more,
+        configs / "datasets" / "hateful_memes" / "defaults.yaml": "{dataset_config: {hateful_memes: {}}}",
+        root / "mmf" / "version.py": f'__version__ = "{version}"\n',
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root

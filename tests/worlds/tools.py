@@ -98,3 +98,12 @@ def call(*command: str | Path, cwd: Path) -> None:
         stdout=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
     )
+
+
+def shown_by_tensorboard(run: Path, tag: str) -> dict[int, float]:
+    """Step → value of a scalar, from all the event files of a run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(run))
+    shown.Reload()
+    return {event.step: event.value for event in shown.Scalars(tag)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.paths import is_portable
-from tests.worlds.event_files import steps
+from tests.worlds.tools import shown_by_tensorboard
 
 with suppress(ImportError):  # where the extra `train` is not installed, these tests are not run
     from mmf_win.worker.hooks.observer import Curves
@@ -27,16 +27,16 @@ def trained(curves: Curves, first: int, last: int, loss: float) -> None:
 
 def test_each_update_has_its_figures(user_dir: Path) -> None:
     trained(Curves(user_dir), 0, 3, loss=0.5)
-    assert steps(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.5}
-    assert steps(user_dir, "train/lr") == pytest.approx({1: 1e-5, 2: 1e-5, 3: 1e-5})
-    assert steps(user_dir, "val/roc_auc") == {1: 0.5, 2: 0.5, 3: 0.5}, "the final validation is of no update"
+    assert shown_by_tensorboard(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.5}
+    assert shown_by_tensorboard(user_dir, "train/lr") == pytest.approx({1: 1e-5, 2: 1e-5, 3: 1e-5})
+    assert shown_by_tensorboard(user_dir, "val/roc_auc") == {1: 0.5, 2: 0.5, 3: 0.5}, "the final is of none"
     assert all(is_portable(path.name) for path in user_dir.iterdir())
 
 
 def test_a_run_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint(user_dir: Path) -> None:
     trained(Curves(user_dir), 0, 4, loss=0.5)
     trained(Curves(user_dir), 2, 5, loss=0.25)
-    assert steps(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
+    assert shown_by_tensorboard(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
 
 
 def test_a_prediction_has_no_curves(user_dir: Path) -> None:
