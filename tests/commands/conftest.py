@@ -16,9 +16,10 @@ from mmf_win.unpacking.extract import extract_verified
 from mmf_win.upstream.install import install
 from tests.worlds import hostile
 from tests.worlds.memes import memes, tar_gz
-from tests.worlds.mmf_sources import TREE, Server, github, send
+from tests.worlds.mmf_sources import TREE, github
 from tests.worlds.mmf_sources import tar_gz as mmf_archive
 from tests.worlds.torch_files import checkpoint
+from tests.worlds.web import WebServer
 
 LONG_AGO = 1_600_000_000
 
@@ -42,7 +43,7 @@ def world(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     weights.write_bytes(tar_gz({"model.pth": b"weights " * 1000}))
     extract_verified(weights, empty.data_dir / "models" / "visual_bert")
     make_run(empty)
-    with Server.answering(send(mmf_archive(TREE))) as server:
+    with WebServer.serving(mmf_tar_gz=mmf_archive(TREE)) as server:
         source = github(server.url)
         install(source)
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))

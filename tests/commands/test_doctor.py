@@ -16,7 +16,8 @@ from mmf_win.console import shell_line
 from mmf_win.doctor import survey
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import find_mmf, install, use_checkout
-from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
+from tests.worlds.mmf_sources import TREE, VERSION, github, tar_gz
+from tests.worlds.web import WebServer
 
 
 def _doctor(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(
 def test_a_broken_mmf_is_an_error(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Server.answering(send(tar_gz(TREE))) as server:
+    with WebServer.serving(mmf_tar_gz=tar_gz(TREE)) as server:
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (github(server.url),))
         install(github(server.url))
     assert _doctor(capsys)["mmf"]["problems"] == []

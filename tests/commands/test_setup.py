@@ -14,7 +14,8 @@ from mmf_win.cli import main
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.upstream import install, sources
-from tests.worlds.mmf_sources import TREE, VERSION, Server, github, send, tar_gz
+from tests.worlds.mmf_sources import TREE, VERSION, github, tar_gz
+from tests.worlds.web import WebServer
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_checkout_is_taken_and_stays_without_another_choice(
 def test_without_a_choice_a_broken_copy_is_mended(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Server.answering(send(tar_gz(TREE))) as server:
+    with WebServer.serving(mmf_tar_gz=tar_gz(TREE)) as server:
         known = (sources.PYPI, github(server.url))
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known)
         assert main(["setup", "--mmf", "github"]) == 0

@@ -30,9 +30,9 @@ from mmf_win.upstream.install import (
     use_checkout,
 )
 from mmf_win.upstream.sources import MmfSource
-from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, Server, github, pypi, send, tar_gz
+from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, github, pypi, tar_gz
 from tests.worlds.tools import is_wine
-from tests.worlds.web import Fault, answers
+from tests.worlds.web import Fault, WebServer, answers
 
 ARCHIVE = tar_gz(TREE)
 no_pip = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def _pin(monkeypatch: pytest.MonkeyPatch, source: MmfSource) -> None:
 
 
 def _fetch(monkeypatch: pytest.MonkeyPatch) -> Installed:
-    with Server.answering(send(ARCHIVE)) as server:
+    with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
         source = github(server.url)
         _pin(monkeypatch, source)
         return install(source)
@@ -70,34 +70,43 @@ class TestGithub:
         assert link.read_bytes() == b"../../mmf/configs/real.yaml"
 
     def test_a_whole_copy_is_not_fetched_again(self, home: Path) -> None:
-        with Server.answering(send(ARCHIVE)) as server:
+        with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
             install(github(server.url))
             install(github(server.url))
-            assert server.asked == 1
+            assert len(server.asked) == 1
             install(github(server.url), force=True)
-            assert server.asked == 2
+            assert len(server.asked) == 2
 
     @pytest.mark.parametrize(
         ("answer", "asked", "message"),
         [
             (answers(404), 1, "the server answered 404"),
-            (send(ARCHIVE[:99], promise=len(ARCHIVE)), 3, "the connection ended after 99 of"),
-            (send(ARCHIVE[: len(ARCHIVE) // 2], promise=-1), 1, "damaged or no archive"),
-            (send(b"<html>Log in to the hotel</html>"), 1, "damaged or no archive"),
-            (send(tar_gz({"../../evil.py": File(b"")})), 1, "cannot be unpacked safely"),
-            (send(tar_gz({"a:b.py": File(b"")})), 1, "cannot be unpacked safely"),
-            (send(tar_gz(dict(TREE) | {"mmf/evil.py": File(b"")})), 1, f"is not commit {COMMIT}"),
-            (send(tar_gz(dict(TREE) | {"mmf.txt": File(b"", "program")})), 1, f"is not commit {COMMIT}"),
+            (
+                answers(200, ARCHIVE[:99], Content_Length=str(len(ARCHIVE))),
+                3,
+                "the connection ended after 99 of",
+            ),
+            (answers(200, ARCHIVE[: len(ARCHIVE) // 2], Content_Length=None), 1, "damaged or no archive"),
+            (answers(200, b"<html>Log in to the hotel</html>"), 1, "damaged or no archive"),
+            (answers(200, tar_gz({"../../evil.py": File(b"")})), 1, "cannot be unpacked safely"),
+            (answers(200, tar_gz({"a:b.py": File(b"")})), 1, "cannot be unpacked safely"),
+            (answers(200, tar_gz(dict(TREE) | {"mmf/evil.py": File(b"")})), 1, f"is not commit {COMMIT}"),
+            (
+                answers(200, tar_gz(dict(TREE) | {"mmf.txt": File(b"", "program")})),
+                1,
+                f"is not commit {COMMIT}",
+            ),
         ],
         ids=["404", "short", "cut", "no archive", "escape", "colon", "other file", "mode"],
     )
     def test_a_bad_answer_leaves_nothing_that_is_believed(
         self, home: Path, answer: Fault, asked: int, message: str
     ) -> None:
-        with Server.answering(answer) as server:
+        with WebServer.serving(mmf_tar_gz=b"") as server:
+            server.faults = [answer] * 3
             with pytest.raises(MmfError, match=message) as raised:
                 install(github(server.url))
-            assert server.asked == asked
+            assert len(server.asked) == asked
         assert raised.value.hint
         assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == [LOCK]
         with pytest.raises(MmfError, match="MMF is not installed"):
@@ -145,7 +154,7 @@ class TestGithub:
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         installed = _fetch(monkeypatch)
-        with Server.answering(answers(404)) as server, pytest.raises(MmfError):
+        with WebServer.serving() as server, pytest.raises(MmfError):
             install(github(server.url), force=True)
         assert find_mmf() == installed
         assert changed_files(installed) == []
@@ -158,7 +167,7 @@ class TestGithub:
 
         monkeypatch.setattr(Path, "replace", refuse_the_new_one)
         monkeypatch.setattr("mmf_win.files._PAUSE", 0.0)
-        with Server.answering(send(ARCHIVE)) as server, pytest.raises(PermissionError):
+        with WebServer.serving(mmf_tar_gz=ARCHIVE) as server, pytest.raises(PermissionError):
             install(github(server.url), force=True)
         assert find_mmf() == installed
         assert changed_files(installed) == []
@@ -171,16 +180,16 @@ class TestGithub:
             raise OSError(errno.EROFS, "Read-only file system")
 
         monkeypatch.setattr("tempfile.TemporaryFile", refuse_to_write)
-        with Server.answering(send(ARCHIVE)) as server:
+        with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
             with pytest.raises(MmfError, match="cannot be written to: Read-only") as raised:
                 install(github(server.url))
-            assert server.asked == 0
+            assert server.asked == []
         assert "MMFW_HOME" in (raised.value.hint or "")
 
     def test_a_killed_setup_leaves_nothing_that_is_believed(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with Server.answering(send(ARCHIVE)) as server:
+        with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
             # Dies at the worst time: all is fetched, nothing is verified.
             script = (
                 "import os, dataclasses\n"

@@ -1,4 +1,4 @@
-"""A tiny MMF as GitHub and PyPI would send it, and a web server that sends it well or badly."""
+"""A tiny MMF as GitHub and PyPI would send it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import hashlib
 import io
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mmf_win.upstream.sources import GithubArchive, PypiWheel
-from tests.worlds.web import Fault, WebServer, answers
 
 VERSION = "9.9.0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -65,7 +62,7 @@ def tar_gz(files: Mapping[str, File], top: str = f"mmf-{COMMIT}") -> bytes:
 
 def github(url: str, tree: str = TREE_ID) -> GithubArchive:
     """The tiny MMF on a server."""
-    return GithubArchive(version=VERSION, commit=COMMIT, tree=tree, url=url)
+    return GithubArchive(version=VERSION, commit=COMMIT, tree=tree, url=f"{url}/mmf.tar.gz")
 
 
 def pypi(folder: Path) -> PypiWheel:
@@ -80,45 +77,11 @@ def pypi(folder: Path) -> PypiWheel:
     with zipfile.ZipFile(wheel, "w") as archive:
         for path, content in (files | {f"{info}/RECORD": record}).items():
             archive.writestr(path, content)
-    return PypiWheel(
-        version=VERSION,
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-    )
+    return PypiWheel(version=VERSION, wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
 
 
 def _urlsafe(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-
-
-def send(body: bytes, *, promise: int | None = None) -> Fault:
-    """An answer with this body that promises ``promise`` bytes; -1 promises nothing, as GitHub does."""
-    length = len(body) if promise is None else promise
-    return answers(200, body, Content_Length=None if length < 0 else str(length))
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server whose first requests get an answer each, and later ones the last of these."""
-
-    web: WebServer
-
-    @property
-    def url(self) -> str:
-        """What to ask for."""
-        return f"{self.web.url}/mmf.tar.gz"
-
-    @property
-    def asked(self) -> int:
-        """How many requests came."""
-        return len(self.web.asked)
-
-    @classmethod
-    @contextmanager
-    def answering(cls, *given: Fault) -> Iterator[Server]:
-        """A server that runs inside the ``with`` block."""
-        with WebServer.serving(mmf_tar_gz=b"") as web:
-            web.faults = [*given, *[given[-1]] * 9]
-            yield cls(web)
 
 
 def bare_mmf(root: Path, version: str = "1.0.0rc10", more: str = "") -> Path:

@@ -9,37 +9,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 
 
-@dataclass
-class Asked:
-    """A request that came: its method, path and headers."""
+class Asked(NamedTuple):
+    """A request that came."""
 
     method: str
     path: str
     headers: dict[str, str]
 
 
-Fault = Callable[["Answering"], None]
-
-
 @dataclass
 class Answering:
-    """How the next answer is given; a fault changes it.
-
-    Attributes:
-        body: what is sent.
-        status: of HTTP.
-        headers: beside those that belong to the status; None leaves a header out.
-        cut: send only so many bytes of the body.
-        stall: after what is sent, wait for this event instead of ending.
-    """
+    """How the next answer is given; a fault changes it."""
 
     body: bytes
     status: int
-    headers: dict[str, str | None] = field(default_factory=dict)
-    cut: int | None = None
-    stall: threading.Event | None = None
+    headers: dict[str, str | None] = field(default_factory=dict)  # None leaves one out
+    cut: int | None = None  # send only so many bytes of the body
+    stall: threading.Event | None = None  # wait for this after what is sent, instead of ending
+
+
+Fault = Callable[[Answering], None]
 
 
 class WebServer:
@@ -47,12 +39,10 @@ class WebServer:
 
     Attributes:
         url: of the folder that holds the files.
-        files: name → content; may be changed while it runs.
         faults: what goes wrong with the next GETs, one each; None for an answer that is right.
         etags: whether it names the version of a file.
         ranges: whether it sends parts.
         headers: sent with every answer.
-        asked: the requests so far.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -87,22 +77,17 @@ class WebServer:
 
     def _handler(outer) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self._answer(send_body=False)
-
             def do_GET(self) -> None:
-                self._answer(send_body=True)
-
-            def _answer(self, send_body: bool) -> None:
-                outer.asked.append(Asked(self.command, self.path, dict(self.headers)))
+                asked = Asked(self.command, self.path, dict(self.headers))
+                outer.asked.append(asked)
+                send_body = self.command == "GET"
                 content = outer.files.get(self.path.lstrip("/"))
-                asked = dict(self.headers)
-                answer = Answering(b"", 404) if content is None else outer._plan(content, asked)
+                answer = Answering(b"", 404) if content is None else outer._plan(content, asked.headers)
                 if content is not None and send_body and outer.faults and (fault := outer.faults.pop(0)):
                     fault(answer)
                 self.send_response(answer.status)
-                answer.headers.setdefault("Content-Length", str(len(answer.body)))
-                for name, value in {**outer.headers, **answer.headers}.items():
+                length = {"Content-Length": str(len(answer.body))}
+                for name, value in {**outer.headers, **length, **answer.headers}.items():
                     if value is not None:
                         self.send_header(name, value)
                 self.end_headers()
@@ -111,6 +96,8 @@ class WebServer:
                     if answer.stall is not None:
                         self.wfile.flush()
                         answer.stall.wait()
+
+            do_HEAD = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -132,30 +119,18 @@ class WebServer:
 
 def breaks_off(after: int) -> Fault:
     """The connection ends after so many bytes."""
-
-    def fault(answer: Answering) -> None:
-        answer.cut = after
-
-    return fault
+    return lambda answer: vars(answer).update(cut=after)
 
 
 def stalls(server: WebServer, after: int) -> Fault:
     """Nothing comes any more after so many bytes, and the connection stays."""
-
-    def fault(answer: Answering) -> None:
-        answer.cut, answer.stall = after, server.released
-
-    return fault
+    return lambda answer: vars(answer).update(cut=after, stall=server.released)
 
 
 def answers(status: int, body: bytes = b"", **headers: str | None) -> Fault:
     """Another answer altogether; ``_`` in a header's name stands for a hyphen."""
-
-    def fault(answer: Answering) -> None:
-        answer.status, answer.body = status, body
-        answer.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-
-    return fault
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda answer: vars(answer).update(status=status, body=body, headers=named)
 
 
 login_page = answers(200, b"<html>Please log in</html>", Content_Type="text/html; charset=utf-8")
@@ -164,11 +139,7 @@ login_page = answers(200, b"<html>Please log in</html>", Content_Type="text/html
 
 def promises(length: int) -> Fault:
     """The length that is announced is wrong."""
-
-    def fault(answer: Answering) -> None:
-        answer.headers["Content-Length"] = str(length)
-
-    return fault
+    return lambda answer: answer.headers.update({"Content-Length": str(length)})
 
 
 def another_part(answer: Answering) -> None:
