@@ -75,9 +75,7 @@ class Row:
 def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
     """The rows of an annotation file, in its order; blank lines are skipped.
 
-    Args:
-        path: the file.
-        shown: what errors call it, where the user knows it by another name.
+    Errors call it ``shown``, where the user knows it by another name.
 
     Raises:
         DatasetError: the file cannot be read, a line is not what it should be, or two have the same id; it
@@ -90,11 +88,7 @@ def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
 
 
 def require_unique(shown: str, ids: Iterable[tuple[int | str, int]]) -> None:
-    """Refuse a file in which two rows have the same id.
-
-    Args:
-        shown: what errors call the file.
-        ids: the id and the line of each row.
+    """Refuse a file in which two rows have the same id; ``ids`` are those of the rows, with their lines.
 
     Raises:
         DatasetError: it names the second row's line, and the first one's.
@@ -140,8 +134,7 @@ def objects_for_mmf(path: Path) -> list[dict[str, Any]]:
     Raises:
         DatasetError: the file cannot be read.
     """
-    lines = _lines(path, str(path))
-    rows: list[dict[str, Any]] = [json.loads(line) for _, line in lines]
+    rows: list[dict[str, Any]] = [json.loads(line) for _, line in _lines(path, str(path))]
     if any(row.get("label") is None for row in rows):
         for row in rows:
             row.pop("label", None)
@@ -164,16 +157,14 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     file = paths.split(split)
     if "," in split:
         raise DatasetError(f"{file}: MMF takes no comma in the name of a split", hint="rename the file")
-    if file.stem != split or not file.is_file():  # a split is a name, not a path
-        message = f"{paths.annotations}: there is no such split: {split}"
-        there = splits_on_disk(paths)
-        if not there:
-            none = f"no Hateful Memes dataset in {paths.data_dir}"
-            raise DatasetError(none, hint=where_to_get(paths))
-        near = get_close_matches(Path(split).stem, there, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise DatasetError(message, hint=f"{meant}there are: {', '.join(there)}")
-    return file
+    if file.stem == split and file.is_file():  # a split is a name, not a path
+        return file
+    there = splits_on_disk(paths)
+    if not there:
+        raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=where_to_get(paths))
+    near = get_close_matches(Path(split).stem, there, n=1)
+    hint = f"{f'did you mean {near[0]}? ' if near else ''}there are: {', '.join(there)}"
+    raise DatasetError(f"{paths.annotations}: there is no such split: {split}", hint=hint)
 
 
 def where_to_get(paths: DatasetPaths) -> str:
@@ -207,8 +198,7 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     there = splits_on_disk(paths)
     val = next((split for split in _VAL if split in there), None)
     if "train" not in there:
-        message = f"{paths.annotations}: there is no train.jsonl"
-        raise DatasetError(message, hint=where_to_get(paths))
+        raise DatasetError(f"{paths.annotations}: there is no train.jsonl", hint=where_to_get(paths))
     if val is None:
         message = f"{paths.annotations}: there is no validation split (dev_unseen, dev_seen or dev)"
         again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(paths.data_dir))
@@ -231,11 +221,7 @@ def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
 
 
 def read_text(path: Path, shown: str) -> str:
-    """The text in a file in UTF-8, without a byte order mark.
-
-    Args:
-        path: the file.
-        shown: what errors call it.
+    """The text in a file in UTF-8, without a byte order mark; errors call the file ``shown``.
 
     Raises:
         DatasetError: it cannot be read, or is in another encoding.
@@ -265,11 +251,7 @@ def _without_null_label(line: str) -> str:
 
 
 def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects in a file, one a line or in a list, each with its number.
-
-    Args:
-        path: the file.
-        shown: what errors call it.
+    """The JSON objects in a file, one a line or in a list, each with its number; for ``shown`` see above.
 
     Raises:
         DatasetError: the file cannot be read, or holds something else.
@@ -285,8 +267,9 @@ def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]
             raise DatasetError(f"{shown}:{number}: not a JSON object", hint=_OF_LINES)
         for key, written in value.items():  # of all keys, since a conversion may have to write them
             if not is_unicode(json.dumps([key, written], ensure_ascii=False)):
-                whole = "whole letters, without half of a surrogate pair"
-                raise must_be(f"{shown}:{number}", key, whole, written)
+                raise must_be(
+                    f"{shown}:{number}", key, "whole letters, without half of a surrogate pair", written
+                )
         yield number, value
 
 
@@ -305,12 +288,8 @@ def _row(where: str, line: int, value: Mapping[str, Any]) -> Row:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: tools that cut texts leave halves of letters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    """Whether a text can be written as UTF-8: tools that cut texts leave halves of surrogate pairs."""
+    return re.search(r"[\ud800-\udfff]", text) is None
 
 
 def must_be(where: str, key: str, wanted: str, value: object) -> DatasetError:

@@ -1,13 +1,13 @@
-"""From an archive of the dataset to MMF's layout.
+"""From an archive of the dataset to MMF's layout, and damaged files rewritten from that archive.
 
 Everything is written to a staging folder on the same disk, verified there, and moved into place at the end,
-so a conversion that was killed leaves nothing that looks finished, and the next one resumes it. The archive
-is only read.
+so a conversion that was killed leaves nothing that looks finished. The archive is only read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,20 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.archives import Archive, Ask
-from mmf_win.console import first_few
+from mmf_win.console import first_few, shell_line
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.layout import Layout, find_layout
-from mmf_win.dataset.manifest import load_manifest
-from mmf_win.dataset.repair import repair_dataset
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DamagedManifest, DatasetError
 from mmf_win.files import share
-from mmf_win.integrity.manifest import Manifest, Source, noted
-from mmf_win.paths import DatasetPaths, Places
-from mmf_win.unpacking.extract import install, make_manifest
+from mmf_win.integrity.manifest import Manifest, Source, damaged, noted
+from mmf_win.integrity.verify import find_damage
+from mmf_win.paths import DatasetPaths, Places, data_option
+from mmf_win.unpacking.extract import install, install_repaired, make_manifest
 from mmf_win.unpacking.reading import open_with_progress
-from mmf_win.unpacking.staging import Staging, finish_installation, is_unfinished, require_space, staging
+from mmf_win.unpacking.staging import (
+    Staging,
+    finish_installation,
+    is_unfinished,
+    require_finished,
+    require_space,
+    staging,
+)
+
+_log = logging.getLogger(__name__)
 
 # SHA-256 of the archives that Facebook and DrivenData published: MMF's mmf_cli/hm_convert.py,
 # POSSIBLE_CHECKSUMS; the last one only in 1.0.0rc12
@@ -49,14 +57,11 @@ class Conversion:
 
     Attributes:
         target: the dataset's root in MMF's layout.
-        splits: what each split holds.
-        shared_ids: how many ids two splits have in common, for pairs that have some.
-        images: how many images there are.
-        extra_images: how many of them no split names.
+        shared_ids: how many memes, by id and image, two splits have in common: ``{"dev & test": 400}``.
+        extra_images: how many of the images no split names.
         sha256: of the archive; None for a folder.
         known: whether that is the hash of a published archive; None for a folder.
         already_done: whether an earlier conversion of the same archive was intact, and nothing was done.
-        seconds: how long this took.
     """
 
     target: Path
@@ -70,7 +75,7 @@ class Conversion:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for a script or a record."""
+        """Plain values."""
         return {**asdict(self), "target": str(self.target)}
 
     @classmethod
@@ -112,7 +117,7 @@ def convert(
     known = noted(paths.root)
     same = known is not None and known.source is not None and known.source.is_same(source)
     try:
-        listed = None if interrupted else load_manifest(paths)
+        listed = None if interrupted else Manifest.load(paths.root)
     except DamagedManifest:
         if not (same or force):
             raise
@@ -182,7 +187,6 @@ def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest | No
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:
-    """How many memes, by id and image, two splits have in common: ``{"dev_seen & dev_unseen": 400}``."""
     ids = {split: {(row.id, row.img) for row in rows if row.img in images} for split, rows in splits.items()}
     counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
     return {pair: count for pair, count in counts.items() if count}
@@ -193,3 +197,76 @@ def _size(archive: Archive, layout: Layout) -> int:
     sizes = {member.name: member.size for member in archive.members}
     packed = 2 * sizes[layout.packed_images] if layout.packed_images else 0
     return packed + sum(sizes[name] for name in (*layout.annotations.values(), *layout.images.values()))
+
+
+def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
+    """Rewrite the files of the dataset that are damaged or missing, and end a conversion that was killed.
+
+    Files that mmfw did not write, such as annotations of the user's own, stay as they are.
+
+    Args:
+        places: where MMF's data folder is.
+        archive: what the dataset was converted from; None to look where it lay then.
+        ask: as for :func:`convert`.
+
+    Returns:
+        the files that were written, relative to the dataset's root.
+
+    Raises:
+        DatasetError: no dataset was converted here, or the archive is not where it lay, and ``archive`` does
+            not name it either.
+        DamagedManifest: nothing tells which files are damaged; :func:`convert` rewrites all of them.
+        ArchiveError, PasswordError, ResourceError: as for :func:`convert`; nothing was changed.
+    """
+    paths = places.dataset
+    finish_installation(paths.root)
+    manifest = require_list(paths)
+    if manifest is None:
+        message = "nothing tells what it was converted from, nor which of its files are damaged"
+        again = shell_line("mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_option(places.data_dir))
+        raise DatasetError(message, hint=f"`{again}` writes it again")
+    names = [found.path for found in find_damage(manifest, title="Verifying the dataset")]
+    if not names:
+        return []
+    if manifest.was_changed:
+        raise damaged(paths.root, "it was changed")
+    source = archive or archive_of(manifest)
+    _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
+    with open_with_progress(source, ask) as opened:
+        layout = find_layout(source, opened.members)
+        opened.check_password()
+        with staging(paths.root) as here:
+            _, _, files = unpack(opened, layout, here, allow_missing=True, only=set(names))
+            install_repaired(here, manifest, files, names, source)
+    _log.info("%s: rewrote what was damaged, from %s", paths.root, source)
+    return names
+
+
+def archive_of(manifest: Manifest | None, hint: str | None = None) -> Path:
+    """What a dataset was converted from, where it lay then.
+
+    Raises:
+        DatasetError: it is not there, or nothing tells where that is; ``hint`` is another way out.
+    """
+    by_name = "name it, or its folder, with --source"
+    hint = f"{hint}, or {by_name}" if hint else by_name
+    source = manifest.source if manifest else None
+    if source is None:
+        raise DatasetError("nothing tells what the dataset was converted from", hint=hint)
+    if not Path(source.path).exists():
+        raise DatasetError(f"the archive {source.name} is not where it was", hint=hint)
+    return Path(source.path)
+
+
+def require_list(paths: DatasetPaths) -> Manifest | None:
+    """The manifest of the dataset; None where none was converted.
+
+    Raises:
+        DamagedManifest: the list of hashes is gone, or cannot be understood.
+        UnfinishedInstallation: a conversion was killed amidst the moves to their places.
+    """
+    require_finished(paths.root)
+    manifest = Manifest.load(paths.root)
+    if manifest is None and noted(paths.root):
+        raise damaged(paths.root, "it is missing")
+    return manifest

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mmf_win.dataset.annotations import Row, count_rows
-from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DataError
 from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths
 
 
@@ -23,11 +23,10 @@ class SplitSummary:
 
     Attributes:
         rows: memes whose image is there.
-        hateful: rows with label 1; None when the split has no labels.
-        benign: rows with label 0; None when the split has no labels.
+        hateful, benign: how many of them have label 1 and 0; None when the split has no labels.
         missing: rows without their image, which are left out.
-        own: it was converted from a table of the user's own.
         missing_ids: what these rows are called in prediction files.
+        own: it was converted from a table of the user's own.
     """
 
     rows: int
@@ -97,17 +96,9 @@ class Coverage:
 
 
 def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
-    """What the conversion found in a split.
-
-    Args:
-        paths: where the dataset is.
-        split: the annotation file's stem.
-
-    Returns:
-        None where no conversion wrote the annotation file, or it was changed since then.
-    """
+    """What the conversion found in a split; None where none wrote its file, or it was changed since then."""
     with suppress(DataError, OSError, KeyError, TypeError, AttributeError):
-        manifest, file = load_manifest(paths), paths.split(split)
+        manifest, file = Manifest.load(paths.root), paths.split(split)
         if manifest and manifest.files[f"annotations/{file.name}"].sha256 == file_digest(file).hex():
             return SplitSummary(**manifest.result["splits"][split])
     return None
@@ -116,7 +107,7 @@ def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
 def is_own_set(paths: DatasetPaths) -> bool:
     """Whether the dataset was converted from tables of the user's own, whatever its splits are called."""
     with suppress(DataError, KeyError, TypeError, AttributeError):
-        manifest = load_manifest(paths)
+        manifest = Manifest.load(paths.root)
         return manifest is not None and any(s.get("own") for s in manifest.result["splits"].values())
     return False
 

@@ -47,15 +47,20 @@ def extract_features(
     marker = features / ".built.json"
     finish_installation(features)
     if not force and (features / _DATA).exists():
-        _require_same(archive, features)
-    extract_verified(
-        archive,
-        features,
-        ask=ask,
-        choose=choose_features,
-        check=lambda files: _require_data(archive, files),
-        replaces=[marker],
-    )
+        manifest = Manifest.load(features)
+        if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
+            message = "there are features already, and not known to be made from this archive"
+            raise DatasetError(
+                f"{features / _DATA}: {message}",
+                hint="--force replaces it; --data-dir chooses another folder",
+            )
+
+    def check(files: Mapping[str, Entry]) -> None:
+        if _DATA not in files:
+            hint = "MMF's archive of region features is called features.tar.gz or features_2020_10_01.tar.gz"
+            raise DatasetError(f"{archive}: there is no {_DATA} in it", hint=hint)
+
+    extract_verified(archive, features, ask=ask, choose=choose_features, check=check, replaces=[marker])
     if version is not None:
         mark_built(marker, version)
     return (features / _DATA).parent
@@ -78,42 +83,18 @@ def find_lmdb(path: Path) -> Path:
     path = path.expanduser().absolute()
     inside = [path, path / "detectron.lmdb", *sorted(path.glob("*.lmdb"))]
     found = list(dict.fromkeys(folder for folder in inside if (folder / "data.mdb").is_file()))
-    if len(found) > 1 and found[0] != path:
-        raise DatasetError(f"{path}: there are several LMDBs in it", hint=f"name one, such as {found[0]}")
-    lmdb = next(iter(found), None)
-    if lmdb is None:
-        raise DatasetError(
-            f"{path}: there is no LMDB of region features",
-            hint="`mmfw features add FOLDER -o LMDB` makes some",
-        )
+    if not found:
+        hint = "`mmfw features add FOLDER -o LMDB` makes some"
+        raise DatasetError(f"{path}: there is no LMDB of region features", hint=hint)
+    lmdb = found[0]
+    if len(found) > 1 and lmdb != path:
+        raise DatasetError(f"{path}: there are several LMDBs in it", hint=f"name one, such as {lmdb}")
     if lmdb.suffix != ".lmdb" or "," in str(lmdb):
         raise DatasetError(
             f"{lmdb}: MMF takes only a folder whose name ends in .lmdb, and no comma in its path",
             hint="rename it",
         )
     return lmdb
-
-
-def _require_same(archive: Path, features: Path) -> None:
-    """Refuse to touch features that are not known to come from this archive.
-
-    Raises:
-        DatasetError: they may be others.
-    """
-    manifest = Manifest.load(features)
-    if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
-        message = "there are features already, and not known to be made from this archive"
-        raise DatasetError(
-            f"{features / _DATA}: {message}", hint="--force replaces it; --data-dir chooses another folder"
-        )
-
-
-def _require_data(archive: Path, files: Mapping[str, Entry]) -> None:
-    if _DATA not in files:
-        raise DatasetError(
-            f"{archive}: there is no {_DATA} in it",
-            hint="MMF's archive of region features is called features.tar.gz or features_2020_10_01.tar.gz",
-        )
 
 
 def mark_built(marker: Path, version: Version | None) -> None:

@@ -49,12 +49,7 @@ class Layout:
     @property
     def tables(self) -> dict[str, str]:
         """The splits that are CSV files."""
-        return {split: name for split, name in self.annotations.items() if is_table(name)}
-
-
-def is_table(name: str) -> bool:
-    """Whether a file is CSV."""
-    return name.lower().endswith(".csv")
+        return {split: name for split, name in self.annotations.items() if _is_table(name)}
 
 
 def find_layout(source: Path, members: Sequence[Member]) -> Layout:
@@ -93,10 +88,9 @@ def find_images(names: Iterable[str]) -> dict[str, str]:
 def missing_splits(layout: Layout, readme: str) -> list[str]:
     """The splits that are not there, although the README names them, or others of the release are there.
 
-    Of a release, the README may also tell about the first phase. A set of the user's own has those that it
-    has.
+    Of a release, the README may also tell about the first phase.
     """
-    is_release = bool(_RELEASE & (layout.annotations.keys() - layout.tables.keys()))
+    is_release = _RELEASE & (layout.annotations.keys() - layout.tables.keys())
     named = _RELEASE if is_release else set(_NAMED.findall(readme))
     return [split for split in SPLITS if split in named and split not in layout.annotations]
 
@@ -119,11 +113,8 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
 
 
 def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
-    """What to write instead of the name of an image that is missing, where its folder or zeros are wrong.
-
-    Args:
-        missing: names as annotations have them: ``img\\\\01235.png``, ``01235.png``, ``D:/img/01235.png``.
-        images: the images that are there: ``img/01235.png``.
+    """What to write where ``img\\\\01235.png``, ``1235.png`` or ``D:/img/01235.png`` is missing, and
+    ``img/01235.png`` is there.
     """
     there = {image.rpartition("/")[2].lstrip("0"): image for image in images}
     for name in missing:
@@ -138,12 +129,16 @@ def _find_annotations(names: Iterable[str]) -> tuple[dict[str, str], tuple[str, 
     folders: dict[str, dict[str, list[str]]] = {}
     for name in names:
         path = PurePosixPath(name)
-        if (path.suffix == ".jsonl" or is_table(name)) and path.stem in SPLITS:
+        if (path.suffix == ".jsonl" or _is_table(name)) and path.stem in SPLITS:
             folders.setdefault(str(path.parent), {}).setdefault(path.stem, []).append(name)
     best = max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
-    chosen = {split: min(best[split], key=is_table) for split in SPLITS if split in best}
+    chosen = {split: min(best[split], key=_is_table) for split in SPLITS if split in best}
     rest = (name for found in best.values() for name in found)
     return chosen, tuple(name for name in rest if name not in chosen.values())
+
+
+def _is_table(name: str) -> bool:
+    return name.lower().endswith(".csv")
 
 
 def _is_litter(name: str) -> bool:

@@ -7,29 +7,33 @@
 
     {"img": "photos/cat.jpg", "text": "look at this", "id": "cat-1", "label": 0}
 
-MMF wants annotations with numbers as ids, so each row gets its number; what the user calls it stays beside
-that as ``own_id``.
+MMF wants numbers as ids, so each row gets one; what the user calls it stays beside that as ``own_id``. The
+splits of a dataset may be such tables, too: there, ids stay where all of a split's are whole numbers, others
+give way to numbers that are the same for a meme in every split, and images become files below ``img``.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import math
+import posixpath
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import (
+    LARGEST_ID,
     Row,
     label_of,
     must_be,
     read_objects,
     read_text,
     require_unique,
+    whole_number,
 )
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
@@ -39,14 +43,10 @@ _CSV_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 where so
 
 
 def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
-    """The rows of a table of memes, in its order and numbered from 1.
+    """The rows of a ``.csv`` or ``.jsonl`` file in UTF-8, in its order and numbered from 1.
 
     ``img`` is the path of the image as the table has it, with ``/``; ``own_id`` is None where the table has
-    no id.
-
-    Args:
-        path: a ``.csv`` or ``.jsonl`` file in UTF-8.
-        shown: what errors call it, where the user knows it by another name.
+    no id. Errors call the file ``shown``, where the user knows it by another name.
 
     Raises:
         DatasetError: the file cannot be read, a row is not what it should be, or two have the same id; it
@@ -64,36 +64,24 @@ def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
     return memes
 
 
-def find_images(memes: Sequence[Row], folder: Path, *, shown: str) -> list[Row]:
-    """The memes with absolute paths to their images, which are looked for from ``folder`` on.
-
-    Args:
-        memes: of one table.
-        folder: what relative paths begin at.
-        shown: what errors call the table.
+def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
+    """The memes of a table with absolute paths to their images; relative ones begin at its folder.
 
     Raises:
         DatasetError: images are missing; it names the first of them with their lines.
     """
-    found = [replace(meme, img=(folder / meme.img).absolute().as_posix()) for meme in memes]
-    missing = [
-        f"{meme.img} (line {meme.line})"
-        for meme, there in zip(memes, found, strict=True)
-        if not Path(there.img).is_file()
-    ]
+    folder = table.parent.absolute()
+    missing = [f"{meme.img} (line {meme.line})" for meme in memes if not (folder / meme.img).is_file()]
     if missing:
         raise DatasetError(
-            f"{shown}: {len(missing)} of {len(memes)} images are missing: {first_few(missing)}",
-            hint=f"relative paths begin at {folder.absolute()}",
+            f"{table}: {len(missing)} of {len(memes)} images are missing: {first_few(missing)}",
+            hint=f"relative paths begin at {folder}",
         )
-    return found
+    return [replace(meme, img=(folder / meme.img).as_posix()) for meme in memes]
 
 
 def with_own_ids(memes: Sequence[Row]) -> list[Row]:
-    """The memes of one table; one without an id is called by the name of its image file.
-
-    Where several have no id and the same file, their numbers tell them apart.
-    """
+    """The memes of one table; one without an id is called by its image file, and by its number if need be."""
     names = Counter(PurePosixPath(meme.img).name for meme in memes)
     taken = {meme.own_id for meme in memes}
 
@@ -121,14 +109,107 @@ def annotations_beside(csv: Path) -> Path:
     return csv.with_suffix(".memes.jsonl")
 
 
+def read_tables(
+    staged: Mapping[str, Path],
+    tables: Mapping[str, str],
+    source: Path,
+    names: Collection[str],
+    taken: Collection[int],
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """The rows of CSV files, with ids and names of images as MMF has them.
+
+    Args:
+        staged: split → where its CSV can be read.
+        tables: split → its name among the files of the source.
+        source: the archive or folder that they are in.
+        names: of the files in it.
+        taken: ids that other splits have.
+
+    Returns:
+        the rows; and image → name of its file, for those that were found.
+
+    Raises:
+        DatasetError: a file or a row cannot be used; it names file and line.
+    """
+    rows: dict[str, list[Row]] = {}
+    images: dict[str, str] = {}
+    unnumbered: dict[str, list[Row]] = {}
+    for split, member in tables.items():
+        shown = f"{source}: {member}"
+        memes = read_table(staged[split], shown=shown)
+        memes = [_in_layout(meme, member, shown, names, images) for meme in memes]
+        if (without := [meme for meme in memes if meme.label is None]) and len(without) < len(memes):
+            raise DatasetError(
+                f"{shown}:{without[0].line}: no label, as {len(without)} of {len(memes)} rows",
+                hint="a split has labels in all of its rows, or in none",
+            )
+        if any(whole_number(meme.own_id) is None for meme in memes):
+            unnumbered[split] = memes
+            continue
+        rows[split] = [replace(meme, id=int(meme.own_id or ""), own_id=None) for meme in memes]
+        if too_large := [row for row in rows[split] if row.id > LARGEST_ID]:
+            where, id_ = f"{shown}:{too_large[0].line}", too_large[0].id
+            raise DatasetError(f'{where}: "id" must be at most {LARGEST_ID}, not {id_}')
+        require_unique(shown, ((row.id, row.line) for row in rows[split]))
+    numbers: dict[tuple[str | None, str], int] = {}
+    start = max([0, *taken, *(row.id for listed in rows.values() for row in listed)])
+    for split, memes in unnumbered.items():
+        rows[split] = [
+            replace(row, id=start + numbers.setdefault((row.own_id, row.img), len(numbers) + 1))
+            for row in with_own_ids(memes)
+        ]
+    return rows, images
+
+
+def _in_layout(meme: Row, member: str, shown: str, names: Collection[str], images: dict[str, str]) -> Row:
+    """The meme with its image's name in MMF's layout; where that lies is added to ``images``."""
+    path = posixpath.normpath(meme.img)
+    if posixpath.isabs(path) or re.match(r"[A-Za-z]:", path):
+        raise DatasetError(
+            f"{shown}:{meme.line}: {path} is an absolute path",
+            hint="paths of images are relative to the CSV file",
+        )
+    found = posixpath.normpath(posixpath.join(posixpath.dirname(member), path))
+    rest = re.sub(r"^(\.\./)+", "", path)
+    image = rest if rest.startswith("img/") else f"img/{rest}"
+    if found in names:
+        other = images.setdefault(image, found)
+        if other != found:
+            raise DatasetError(f"{shown}:{meme.line}: {found} and {other} would both become {image}")
+    return replace(meme, img=image)
+
+
+def require_names_apart(images: Collection[str], named: Collection[str]) -> None:
+    """Refuse images that differ in their suffix alone, since region features go by the rest of the name.
+
+    MMF without mmfw also confuses the images themselves: see ``get_possible_image_paths`` in
+    mmf/datasets/databases/image_database.py.
+
+    Raises:
+        DatasetError: two have the same name but for their suffix, and one of them is ``named`` by a row.
+    """
+    by_name: dict[str, str] = {}
+    for image in sorted(images):
+        other = by_name.setdefault(posixpath.splitext(image)[0], image)
+        if other != image and {image, other} & set(named):
+            raise DatasetError(
+                f"the images {other} and {image} differ only in their suffix, by which MMF does not tell "
+                "region features apart, nor without mmfw the images",
+                hint="rename one of them, or take it out",
+            )
+
+
 def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    header = text.partition("\n")[0]
     # Excel separates by the semicolon where the comma is the decimal sign.
-    delimiter = max(",;\t", key=header.count)
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         columns = [column.strip().lower() for column in next(reader, [])]
-        _require_columns(name, columns)
+        known = [column for column in columns if column in ("img", "image", "text", "id", "label")]
+        if len(set(known)) < len(known) or {"img", "image"} <= set(known):
+            raise DatasetError(f"{name}: a column is there twice: {', '.join(known)}", hint=_COLUMNS)
+        if "text" not in known or not {"img", "image"} & set(known):
+            raise DatasetError(f"{name}: its columns are {', '.join(columns)}", hint=_COLUMNS)
         start = reader.line_num + 1
         for cells in reader:
             line, start = start, reader.line_num + 1
@@ -143,14 +224,6 @@ def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DatasetError(f"{name}:{reader.line_num}: not CSV: {error}") from None
 
 
-def _require_columns(name: str, columns: list[str]) -> None:
-    known = [column for column in columns if column in ("img", "image", "text", "id", "label")]
-    if len(set(known)) < len(known) or {"img", "image"} <= set(known):
-        raise DatasetError(f"{name}: a column is there twice: {', '.join(known)}", hint=_COLUMNS)
-    if "text" not in known or not {"img", "image"} & set(known):
-        raise DatasetError(f"{name}: its columns are {', '.join(columns)}", hint=_COLUMNS)
-
-
 def _meme(where: str, number: int, line: int, row: Mapping[str, Any]) -> Row:
     column = "img" if "img" in row else "image"
     if {"img", "image"} <= row.keys():
@@ -160,15 +233,11 @@ def _meme(where: str, number: int, line: int, row: Mapping[str, Any]) -> Row:
         raise must_be(where, column, "the path of an image", image)
     if "text" not in row or not (text is None or isinstance(text, str)):
         raise must_be(where, "text", "a text", text)
-    own_id, label = _own_id(where, row.get("id")), label_of(where, row.get("label"))
+    own_id = row.get("id")
+    if isinstance(own_id, float) and own_id.is_integer():
+        own_id = int(own_id)  # as pandas writes a column of numbers in which one is missing
+    if isinstance(own_id, bool) or not isinstance(own_id, (str, int, type(None))):
+        raise must_be(where, "id", "a text or a number", own_id)
+    own_id = None if own_id in (None, "") else str(own_id)
+    label = label_of(where, row.get("label"))
     return Row(number, image.replace("\\", "/"), text or "", label, line, own_id)
-
-
-def _own_id(where: str, value: object) -> str | None:
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        value = int(value)  # as pandas writes a column of numbers in which one is missing
-    if value is None or value == "":
-        return None
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise must_be(where, "id", "a text or a number", value)
-    return str(value)

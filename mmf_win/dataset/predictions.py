@@ -35,8 +35,7 @@ def read_predictions(path: Path) -> list[Prediction]:
             rows = [Prediction(r["id"], float(r["proba"]), int(r["label"])) for r in csv.DictReader(file)]
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise DataError(f"{path}: not a prediction file ({error})") from None
-    broken = [row.id for row in rows if not math.isfinite(row.proba)]
-    if broken:
+    if broken := [row.id for row in rows if not math.isfinite(row.proba)]:
         raise DataError(
             f"{path}: the model's output for {len(broken)} memes is not a number (first id {broken[0]})",
             hint="the training has diverged; train again with a smaller learning rate",

@@ -11,8 +11,7 @@ from mmf_win.archives import Archive, Digest
 from mmf_win.console import size
 from mmf_win.dataset.annotations import Row, keep_rows, make_plain, read_rows
 from mmf_win.dataset.layout import Layout, find_images, missing_splits, require_images
-from mmf_win.dataset.own_memes import write_annotations
-from mmf_win.dataset.own_splits import read_tables, require_names_apart
+from mmf_win.dataset.own_memes import read_tables, require_names_apart, write_annotations
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import remove
 from mmf_win.integrity.digest import file_digest
@@ -42,7 +41,7 @@ def unpack(
         here: the staging folder.
         digest: is fed with the archive itself; complete when this has ended.
         allow_missing: leave out rows whose image is missing instead of refusing the archive.
-        only: the images that are wanted, by their path below the dataset's root; all if not given.
+        only: the images that are wanted, by their path below the dataset's root; None for all.
 
     Returns:
         the rows of each split, also those that are left out; the names of all images in the archive, as the
@@ -95,8 +94,7 @@ def _require_splits(
     if missing := [*missing_splits(layout, readme), *empty]:
         message = f"{archive.path}: splits are missing or empty: {', '.join(missing)}"
         if not allow_missing:
-            hint = "get a complete copy, or --allow-missing goes without them"
-            raise DatasetError(message, hint=hint)
+            raise DatasetError(message, hint="get a complete copy, or --allow-missing goes without them")
         _log.warning("%s", message)
     for split in empty:
         remove(here.new / "annotations" / f"{split}.jsonl")
@@ -118,30 +116,28 @@ def _unpack_annotations(
         if sizes[member] > _MOST_ANNOTATIONS:
             message = f"{size(sizes[member])}, more than {size(_MOST_ANNOTATIONS)}, which no annotations take"
             raise DatasetError(f"{archive.path}: {member}: {message}")
+    tables = layout.tables
     names = {
-        split: f"annotations/{split}{'.csv' if split in layout.tables else '.jsonl'}"
-        for split in layout.annotations
+        split: f"annotations/{split}.{'csv' if split in tables else 'jsonl'}" for split in layout.annotations
     }
     targets = {member: names[split] for split, member in layout.annotations.items()}
     unpack_chosen(archive, targets.get, here, "Reading the annotations", enough=len(targets))
-    staged = {split: here.new / name for split, name in names.items()}
-    shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
     rows = {}
     for split, member in layout.annotations.items():
-        if split in layout.tables:
+        if split in tables:
             continue
-        rows[split] = read_rows(staged[split], shown=shown[split])
-        if make_plain(staged[split]):
+        path = here.new / names[split]
+        rows[split] = read_rows(path, shown=f"{archive.path}: {member}")
+        if make_plain(path):
             _log.warning("%s: converted to one JSON object a line in plain UTF-8, as MMF reads it", member)
-            rows[split] = read_rows(staged[split])
+            rows[split] = read_rows(path)
+    staged = {split: here.new / names[split] for split in tables}
     taken = {row.id for listed in rows.values() for row in listed}
-    members = {member.name for member in archive.members}
-    own, images = read_tables(staged, layout.tables, archive.path, members, taken)
+    own, images = read_tables(staged, tables, archive.path, sizes, taken)
     for split, listed in own.items():
         remove(staged[split])
-        path = here.new / "annotations" / f"{split}.jsonl"
-        write_annotations(path, listed)
-        rows[split] = read_rows(path, shown=shown[split])
+        write_annotations(staged[split].with_suffix(".jsonl"), listed)
+        rows[split] = read_rows(staged[split].with_suffix(".jsonl"))
     return {split: rows[split] for split in layout.annotations}, images
 
 

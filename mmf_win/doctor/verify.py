@@ -9,9 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from mmf_win.archives import Ask
-from mmf_win.dataset.convert import convert
-from mmf_win.dataset.manifest import require_list
-from mmf_win.dataset.repair import archive_of, repair_dataset
+from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.errors import (
     CheckpointError,

@@ -14,7 +14,6 @@ from mmf_win.console import first_few, shell_line
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.layout import other_name
-from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import CheckpointError, DataError, DatasetError
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.given import Input
@@ -23,9 +22,10 @@ from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding
-from mmf_win.integrity.manifest import SUMS, noted
+from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
+from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.config import DATASET, Tree
 
 _SHOWN = 3
@@ -152,7 +152,8 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
     wanted = {_below(path, root) for path in paths_of(dataset, "annotations", slots) if path.is_file()}
     folders = paths_of(dataset, "images", slots) if dataset.get("use_images") else []
     prefixes = tuple(f"{_below(path, root)}/" for path in folders)
-    manifest = load_manifest(places.dataset)
+    require_finished(root)
+    manifest = Manifest.load(root)
     if manifest is None and noted(root):
         _log.warning("%s is missing, so the dataset is not verified", root / SUMS)
     if manifest is None:

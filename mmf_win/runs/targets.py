@@ -51,8 +51,7 @@ class Target:
         Raises:
             DatasetError: the table cannot be used, or images are missing.
         """
-        memes = find_images(read_table(table), table.parent, shown=str(table))
-        return cls._own(table, with_own_ids(memes), scratch)
+        return cls._own(table, with_own_ids(find_images(read_table(table), table)), scratch)
 
     @classmethod
     def of_image(cls, image: Path, text: str, scratch: Path) -> Target:

@@ -80,7 +80,7 @@ FOLLOWED = {
         lambda _, folder: encrypted_zip(folder / "locked.zip", memes()),
         option=f"--password {PASSWORD}",
     ),
-    "dataset/repair: mmfw convert": Case(
+    "dataset/convert: mmfw convert": Case(
         "repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True
     ),
     "commands/convert: mmfw convert": Case("convert", 2),

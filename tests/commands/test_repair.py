@@ -15,8 +15,8 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
-from mmf_win.dataset.manifest import load_manifest
 from mmf_win.errors import DamagedManifest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.install import find_mmf, use_checkout
@@ -169,11 +169,11 @@ def test_without_the_hashes_and_the_archive_the_dataset_can_be_taken_as_it_is(
     DAMAGES["the hashes cut off"](world)
     (user_dir / "memes.zip").unlink()
     with pytest.raises(DamagedManifest):
-        load_manifest(world.dataset)
+        Manifest.load(world.dataset.root)
     assert main(["repair", "dataset"]) == 3
     assert f"delete {sums}" in capsys.readouterr().err
     sums.unlink()
-    assert load_manifest(world.dataset) is None
+    assert Manifest.load(world.dataset.root) is None
 
 
 def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tell(

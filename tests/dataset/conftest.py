@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.manifest import load_manifest
 from mmf_win.integrity.finding import Difference
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds.memes import encrypted_zip, memes
@@ -27,5 +27,5 @@ def archive(user_dir: Path) -> Path:
 
 def verify_dataset(paths: DatasetPaths, *, full: bool = False) -> list[Difference] | None:
     """What is wrong with a dataset that was converted; None where no conversion has finished."""
-    manifest = load_manifest(paths)
+    manifest = Manifest.load(paths.root)
     return manifest and find_damage(manifest, full=full)

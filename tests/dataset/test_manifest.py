@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.manifest import load_manifest
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places
@@ -49,7 +48,7 @@ def test_what_was_just_converted_is_not_read_again(
     dataset: DatasetPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     annotations = [name for name in laid_out(memes()) if name.startswith("annotations/")]
-    manifest = load_manifest(dataset)
+    manifest = Manifest.load(dataset.root)
     assert manifest is not None
     find_damage(manifest, only=annotations)  # written as late as they were checked
     monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)

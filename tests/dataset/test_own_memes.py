@@ -102,11 +102,11 @@ def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: 
     for name in ("фото/a.png", "b.png"):
         (user_dir / name).touch()
     path = table(user_dir, f"img,text\nфото/a.png,x\n{(user_dir / 'b.png').as_posix()},y\n")
-    found = find_images(read_table(path), user_dir, shown="memes.csv")
+    found = find_images(read_table(path), path)
     assert [meme.img for meme in found] == [(user_dir / name).as_posix() for name in ("фото/a.png", "b.png")]
     (user_dir / "b.png").unlink()
     with pytest.raises(DatasetError, match=r"memes\.csv: 1 of 2 images are missing: .*b\.png \(line 3\)"):
-        find_images(found, user_dir, shown="memes.csv")
+        find_images(found, path)
 
 
 def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_number() -> None:

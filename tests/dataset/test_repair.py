@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.convert import convert
-from mmf_win.dataset.repair import repair_dataset
+from mmf_win.dataset.convert import convert, repair_dataset
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.paths import DatasetPaths, Places
 from tests.dataset.conftest import verify_dataset
