@@ -31,7 +31,6 @@ from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
 from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
-from mmf_win.runs.earlier import in_one_tree
 from mmf_win.runs.request import Request, lasting
 
 
@@ -81,9 +80,11 @@ class Run(RunFolder):
             DataError: the run's request cannot be read.
         """
         try:
-            values = in_one_tree(read_json(self.request_file), self.checkpoints / "config.yaml")
+            values = read_json(self.request_file)
             request = Request(**known_fields(Request, values))
             request.ours  # noqa: B018 - refuses what is of another type
+            if "overrides" in values:
+                raise ValueError("its overrides are not among its settings, so it is not of this version")
             if not request.model:
                 raise ValueError("it names no model")
             if missing := {"train", "val", "test"} - request.splits.keys():

@@ -311,7 +311,7 @@ def _configs(
 
 
 def _typed(request: Request) -> list[str]:
-    """The run's preset if one can name it; earlier runs have not noted where the user's own lies."""
+    """The run's preset if one can name it: the user's own may be gone."""
     if request.preset_file is not None and Path(request.preset_file).is_file():
         return [request.preset_file]
     return [request.preset] if request.preset in presets.names() else []

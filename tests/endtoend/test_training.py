@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.files import read_json, write_json
+from mmf_win.files import read_json
 from mmf_win.protocol import read_events
 from mmf_win.runs.history import val_auroc
 from tests.endtoend.conftest import Tool, events, saved
@@ -107,27 +107,6 @@ def test_a_dry_run_prints_the_settings_and_leaves_nothing(tool: Tool) -> None:
     kept = tool("runs", "show", "--config")
     assert kept["mmfw"] == {"precision": "fp32", "updates": 4, "epochs": None}
     assert (kept["training"]["max_updates"], kept["training"]["num_workers"]) == (4, 0)
-
-
-def test_a_run_of_an_earlier_version_goes_on_as_it_was_asked_for_and_is_predicted(tool: Tool) -> None:
-    """Its request had overrides and options beside the preset's settings."""
-    words = ("training.num_workers=0", "training.checkpoint_interval=2")
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "3", *words))
-    saved = read_json(run.request_file)
-    earlier = saved | {"settings": saved.pop("preset_settings"), "overrides": list(words)}
-    earlier |= {"updates": 2, "seed": 3, "batch_size": None, "auto_batch": False, "epochs": None}
-    earlier |= {"precision": None, "fast": None, "keep": 1, "trust": False, "retry": True}
-    expected = run.request()
-    write_json(run.request_file, earlier)
-    own_code = {"env.user_dir"}  # which the preset did not name
-    assert run.request().chosen.items() - expected.chosen.items() == {("mmfw.keep", 1)}
-    assert expected.chosen.keys() - run.request().chosen.keys() <= own_code
-    assert tool("train", "--resume", "last", "--updates", "4")["updates"] == 4
-    assert "preset_settings" in read_json(run.request_file), "and is in today's form from now on"
-    assert run.request().settings["training"]["num_workers"] == 0
-    write_json(run.request_file, earlier)
-    assert tool("predict", "--split", "dev_seen")["rows"] > 0
-    assert tool("runs", "show")["settings"]["training.seed"] == 3
 
 
 def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_path: Path) -> None:

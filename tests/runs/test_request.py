@@ -91,7 +91,7 @@ def test_what_started_a_run_is_not_saved(tmp_path: Path) -> None:
     [
         *("{}", "[]", "{half a", '{"model": "mmbt", "splits": {"train": "train"}}'),
         json.dumps({"model": "mmbt", "splits": SLOTS, "settings": {"mmfw": {"keep": "many"}}}),
-        json.dumps({"model": "mmbt", "splits": SLOTS, "overrides": "a=1"}),
+        json.dumps({"model": "mmbt", "splits": SLOTS, "overrides": ["a=1"]}),
     ],
 )
 def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> None:
@@ -99,52 +99,3 @@ def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> Non
     run.request_file.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=r"request\.json"):
         run.request()
-
-
-def test_the_request_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """Its overrides were applied last, and read as MMF reads them."""
-    run = Run.create(tmp_path, "mmbt")
-    saved = {
-        "model": "mmbt",
-        "preset": "mine",
-        "splits": SLOTS,
-        "data_dir": "data",
-        "settings": {"training": {"seed": 1, "log_interval": 5}},
-        "overrides": [
-            *("training.num_workers=2", "training.seed=7", "optimizer.params.lr=1e-5", "a.b=None", "c=['d']"),
-            *("checkpoint.reset.all=True", "model_config.mmbt.losses[0].type=mine"),
-        ],
-        "batch_size": 8,
-        "auto_batch": True,
-        "seed": 3,
-        "updates": 100,
-        "precision": "bf16",
-        "fast": None,
-        "keep": 1,
-        "allow_missing": True,
-        "trust": True,
-        "retry": True,
-        "created": 1e9,
-    }
-    run.request_file.write_text(json.dumps(saved), encoding="utf-8")
-    run.checkpoints.mkdir()
-    of_mmf = "{model_config: {mmbt: {losses: [{type: mine}, {type: other}]}}}"
-    (run.checkpoints / "config.yaml").write_text(of_mmf, encoding="utf-8")
-    asked = run.request()
-    assert asked.settings == {
-        "training": {
-            **{"seed": 7, "log_interval": 5, "batch_size": 8, "num_workers": 2},
-            **{"max_updates": 100, "max_epochs": None},
-        },
-        "optimizer": {"params": {"lr": 1e-5}},
-        "model_config": {"mmbt": {"losses": [{"type": "mine"}, {"type": "other"}]}},
-        "a": {"b": None},
-        "c": ["d"],
-        "mmfw": {
-            **{"updates": 100, "epochs": None, "precision": "bf16", "keep": 1},
-            **{"auto_batch": True, "allow_missing": True},
-        },
-    }
-    assert asked.preset_settings == saved["settings"]
-    run.save_request(asked)
-    assert run.request() == asked
