@@ -332,7 +332,7 @@ def _require_trainable(
     for overrides in checked:
         require_trainable(overrides, {"updates": updates, "seeds": tuple(seeds)}, resumes=False)
         once = Once.of(overrides, updates=updates, seed=min(seeds, default=None), dry_run=dry_run)
-        training.prepare(training.new(preset, once, places), once)
+        training.prepare(training.new(preset, once, places))
 
 
 def _preset_of(asked: Specification) -> str | None:

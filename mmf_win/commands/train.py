@@ -169,9 +169,9 @@ def command(
         places = Places.resolve(data_dir, save_dir)
         start = training.new(str(preset), once, places, name, init=init, source=source)
     if once.dry_run:
-        print_tree(training.prepare(start, once).first.settings, as_json)
+        print_tree(training.prepare(start).first.settings, as_json)
         return None
-    run = training.train(start, once, RunDisplay)
+    run = training.train(start, RunDisplay)
     _print_result(run, as_json)
     return run
 

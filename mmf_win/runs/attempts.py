@@ -12,13 +12,12 @@ from pathlib import Path
 
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
-from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event, EventLog, EventReader, Exit, read_events
 from mmf_win.runs import checkpoints, gpus, plan
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_started
 from mmf_win.runs.outcomes import as_error, exit_of
-from mmf_win.runs.request import Once, Request
+from mmf_win.runs.request import Job
 from mmf_win.supervise import oom_kills, run_child
 from mmf_win.upstream import settings
 
@@ -100,9 +99,7 @@ def events_of_attempt(asked: Attempt) -> list[Event]:
 def run_worker(
     run: Run,
     asked: Attempt,
-    request: Request,
-    once: Once,
-    places: Places,
+    job: Job,
     display: Display,
     *,
     lock: int | None = None,
@@ -113,9 +110,7 @@ def run_worker(
     Args:
         run: its folder.
         asked: what the worker is to do.
-        request: what this is part of.
-        once: what this command asks for.
-        places: MMF's folders.
+        job: what this is part of.
         display: shows the worker's events.
         lock: the descriptor of the run's lock, for a training.
         on_training: called when training begins.
@@ -131,7 +126,7 @@ def run_worker(
     save_dir, logs = (run.checkpoints, run.logs) if trains else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
     environment = settings.environment(
-        places, save_dir, logs, files.raw, offline=request.offline, asks_hub=asked.asks_hub
+        job.places, save_dir, logs, files.raw, offline=job.request.offline, asks_hub=asked.asks_hub
     )
     if trains:
         remove(run.exit_file)
@@ -162,7 +157,7 @@ def run_worker(
             exit_file=files.exit,
             watch=progressed,
             on_stop=lambda: _log.info(stopping),
-            patience=once.stop_timeout,
+            patience=job.once.stop_timeout,
             held=[] if lock is None else [lock],
         )
     return exit_of(asked, ended, memory_ran_out=oom_kills() != kills)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mmf_win.console import Progress, first_few, shell_line
 from mmf_win.dataset.annotations import count_rows
@@ -22,7 +22,7 @@ from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.history import stopped_early
 from mmf_win.runs.lookup import owner
-from mmf_win.runs.request import Once, Request, as_typed
+from mmf_win.runs.request import Job, Request, as_typed
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.checkpoint_files import Counts, counts
@@ -31,7 +31,7 @@ from mmf_win.upstream.install import Installed, changed_files, usable_mmf
 from mmf_win.upstream.versions import config_path
 
 _log = logging.getLogger(__name__)
-
+_J = TypeVar("_J", bound=Job)
 
 _ABOUT_FILES = ("checkpoint.", "dataset_config.", "env.", "model_config.")
 
@@ -60,26 +60,22 @@ def _note_changes(mmf: Installed) -> None:
         _log.warning("changed or missing files of MMF: %d", len(changed))
 
 
-def composed(
-    first: Attempt, request: Request, once: Once, places: Places, whose: str
-) -> tuple[Attempt, Request, Tree]:
-    """An attempt and a run's request with the overrides of this command in their settings.
+def composed(first: Attempt, job: _J, whose: str) -> tuple[Attempt, _J, Tree]:
+    """An attempt and a job with the overrides of this command in their settings.
 
     The third is MMF's configuration, as :func:`~mmf_win.upstream.config.resolve` gives it.
 
     Args:
-        first: the attempt, without the overrides.
-        request: the same of the run.
-        once: what this command asks for.
-        places: MMF's folders.
+        first, job: both without the overrides.
         whose: what the user calls the run or the preset.
 
     Raises:
         DataError: it names code of others, which nobody trusts so far.
         UsageError: the configuration cannot be put together, or there is no such code.
     """
+    request, once = job.request, job.once
     asked = replace(request, settings=first.settings)
-    config = resolve(Path(first.mmf), places, asked, once.overrides, checked=_checked(request))
+    config = resolve(Path(first.mmf), job.places, asked, once.overrides, checked=_checked(request))
     typed = config["typed"]
     code = own_code.folder_of(config["user_dir"], once, whose)
     if code is not None:
@@ -87,20 +83,11 @@ def composed(
     request = request.over(typed)
     # An override of MMF's own precision takes the place of what an option chose before.
     first = replace(first, settings=merge(first.settings, typed), precision=request.ours.precision)
-    return first, request, config
+    return first, replace(job, request=request), config
 
 
-def check_training(
-    asked: Attempt, request: Request, once: Once, places: Places, config: Tree
-) -> tuple[Inputs, int | None]:
-    """Check what training reads.
-
-    Args:
-        asked: the attempt, as :func:`composed` gives it; so are ``request`` and ``config``.
-        request: what the run is asked for.
-        once: what this command asks for.
-        places: MMF's folders.
-        config: MMF's configuration.
+def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int | None]:
+    """Check what training reads; the arguments are what :func:`composed` gives.
 
     Returns:
         That, and after how many updates training ends; None where only MMF knows.
@@ -110,7 +97,8 @@ def check_training(
             the total, or where training has stopped early.
         DataError: something is missing or broken.
     """
-    ours, run_type = request.ours, str(asked.settings["run_type"])
+    request, places, run_type = job.request, job.places, str(asked.settings["run_type"])
+    ours = request.ours
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
@@ -124,8 +112,8 @@ def check_training(
         config,
         slots=("train", "val"),
         allow_missing=ours.allow_missing,
-        offline=request.offline or once.dry_run,
-        hint_words=_hint_words(request, once),
+        offline=request.offline or job.once.dry_run,
+        hint_words=_hint_words(job),
     )
     reset = config["checkpoint"].get("reset") or {}
     keeps_counts = not (asked.weights_alone or reset.get("all") or reset.get("counts"))
@@ -189,19 +177,11 @@ def _total(epochs: int | None, config: settings.Settings, inputs: Inputs) -> int
     return total if isinstance(total, int) else None
 
 
-def check_prediction(
-    asked: Attempt,
-    request: Request,
-    once: Once,
-    places: Places,
-    config: Tree,
-    target: Target,
-    features: Path | None,
-) -> Inputs:
+def check_prediction(asked: Attempt, job: Job, config: Tree, target: Target, features: Path | None) -> Inputs:
     """Check what a prediction reads.
 
     Args:
-        asked, request, once, places, config: as for :func:`check_training`.
+        asked, job, config: as :func:`composed` gives them.
         target: the memes.
         features: the LMDB that the user named for them.
 
@@ -209,18 +189,13 @@ def check_prediction(
         DataError: something is missing or broken.
     """
     if features and not config["dataset"].get("use_features"):
-        _log.warning("%s reads no region features, so those of %s are not used", request.preset, features)
+        preset = job.request.preset
+        _log.warning("%s reads no region features, so those of %s are not used", preset, features)
     if target.is_own and config["dataset"].get("use_features"):
         lmdb = paths_of(config["dataset"], "features", ["test"])[0]
-        _require_own_features(Path(asked.mmf), places, target, lmdb)
-    return check(
-        Path(asked.mmf),
-        places,
-        config,
-        slots=("test",),
-        offline=request.offline,
-        hint_words=_hint_words(request, once),
-    )
+        _require_own_features(Path(asked.mmf), job.places, target, lmdb)
+    offline, words = job.request.offline, _hint_words(job)
+    return check(Path(asked.mmf), job.places, config, slots=("test",), offline=offline, hint_words=words)
 
 
 def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path) -> None:
@@ -317,8 +292,8 @@ def _typed(request: Request) -> list[str]:
     return [request.preset] if request.preset in presets.names() else []
 
 
-def _hint_words(request: Request, once: Once) -> list[str]:
+def _hint_words(job: Job) -> list[str]:
     """By which preset and overrides the files of this run are found."""
-    words = [*(_typed(request) or ["PRESET"]), *words_about_files(request)]
-    typed = [word for word in once.overrides if word.startswith("checkpoint.")]
+    words = [*(_typed(job.request) or ["PRESET"]), *words_about_files(job.request)]
+    typed = [word for word in job.once.overrides if word.startswith("checkpoint.")]
     return list(dict.fromkeys([*words, *typed]))

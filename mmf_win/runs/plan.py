@@ -9,10 +9,9 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event, Exit
 from mmf_win.runs import fits
-from mmf_win.runs.request import Once, Request, lasting
+from mmf_win.runs.request import Job, lasting
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import Tree, merge
@@ -20,26 +19,16 @@ from mmf_win.upstream.install import Installed
 from mmf_win.upstream.versions import has_key, read_version
 
 
-def training(
-    mmf: Installed,
-    request: Request,
-    once: Once,
-    places: Places,
-    checkpoint: Path | None,
-    *,
-    weights_alone: bool,
-) -> Attempt:
+def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone: bool) -> Attempt:
     """The first attempt to train, without the overrides of this command.
 
     Args:
         mmf: the installed MMF.
-        request: what was asked for.
-        once: what this command asks for.
-        places: MMF's folders.
+        job: what was asked for.
         checkpoint: the file to start from; None for the weights that MMF begins with.
         weights_alone: take only the weights of the checkpoint, and begin at update 0.
     """
-    ours = request.ours
+    request, once, places, ours = job.request, job.once, job.places, job.request.ours
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
     detect_anomaly = once.detect_anomaly and ours.precision != "fp16"
     # MMF loads the test set before it trains, and fails without one.
@@ -71,27 +60,17 @@ def training(
     )
 
 
-def prediction(
-    mmf: Installed,
-    request: Request,
-    once: Once,
-    target: Target,
-    places: Places,
-    checkpoint: Path,
-    features: Path | None,
-) -> Attempt:
+def prediction(mmf: Installed, job: Job, target: Target, checkpoint: Path, features: Path | None) -> Attempt:
     """The first attempt to predict, without the overrides of this command.
 
     Args:
         mmf: the installed MMF.
-        request: what is asked for now, over what the run was asked for.
-        once: what this command asks for.
+        job: what is asked for now, over what the run was asked for.
         target: the memes.
-        places: MMF's folders.
         checkpoint: the weights.
         features: an LMDB of region features to read instead of the dataset's.
     """
-    ours = request.ours
+    request, ours = job.request, job.request.ours
     tree = merge(
         settings.common(request.model, request.splits, mmf.version),
         request.of_mmf,
@@ -109,8 +88,8 @@ def prediction(
         checkpoint=str(checkpoint),
         precision=ours.precision,
         fast=ours.fast,
-        trust=once.trust,
-        images=str(places.images) if places.images else None,
+        trust=job.once.trust,
+        images=str(job.places.images) if job.places.images else None,
         annotations=str(target.annotations),
         keep_annotations=target.is_own,
     )

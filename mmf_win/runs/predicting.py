@@ -12,7 +12,7 @@ from mmf_win.protocol import Attempt, Event, Exit
 from mmf_win.runs import needs, plan
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import Job, Once
 from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import reading
 
@@ -48,15 +48,14 @@ def predict(
     Raises:
         MmfwError: the class says how it ended.
     """
-    request = run.request().over(once.options)
-    mmf = needs.mmf_for(request)
-    first = plan.prediction(mmf, request, once, target, places, checkpoint, features)
-    first, request, config = needs.composed(first, request, once, places, f"run {run.id}")
-    inputs = needs.check_prediction(first, request, once, places, config, target, features)
+    job = Job(run.request().over(once.options), once, places)
+    first = plan.prediction(needs.mmf_for(job.request), job, target, checkpoint, features)
+    first, job, config = needs.composed(first, job, f"run {run.id}")
+    inputs = needs.check_prediction(first, job, config, target, features)
     first = replace(first, asks_hub=inputs.asks_hub or once.trust)
 
     def attempt(first: Attempt) -> Exit:
-        return run_worker(run, first, request, once, places, display)
+        return run_worker(run, first, job, display)
 
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))

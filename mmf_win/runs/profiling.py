@@ -82,20 +82,18 @@ def profile(
     if run is None:
         start = training.new(wanted or "", once, Places.resolve(data_dir, save_dir))
     else:
-        start = training.of_run(run, once, data_dir, save_dir)
-    prepared = training.prepare(start, once)
-    intervals, places = _intervals(prepared.config["training"]), start.places
-    place = output.expanduser().absolute() if output else places.save_dir / "profiles"
+        start = training.of_request(run.request(), once, data_dir, save_dir)
+    prepared = training.prepare(start)
+    intervals, first = _intervals(prepared.config["training"]), prepared.first
+    place = output.expanduser().absolute() if output else start.places.save_dir / "profiles"
     if output and place.exists():
         raise UsageError(f"{place} is there already", hint="name a new folder")
     disk = next(each for each in (place, *place.parents) if each.exists())
     with TemporaryDirectory(prefix=".mmfw-profile-", dir=disk, ignore_cleanup_errors=True) as scratch:
-        here = replace(prepared.start, places=replace(places, save_dir=Path(scratch)))
-        first = replace(
-            prepared.first, profile=updates, settings=merge(prepared.first.settings, _shortened(updates))
-        )
+        here = replace(start.places, save_dir=Path(scratch))
+        first = replace(first, profile=updates, settings=merge(first.settings, _shortened(updates)))
         try:
-            trained = training.carry_out(replace(prepared, start=here, first=first), once, display)
+            trained = training.carry_out(replace(prepared, places=here, first=first), display)
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted("interrupted; nothing is kept") from None
         except MmfwError as error:

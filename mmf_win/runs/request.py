@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from mmf_win.paths import Places
 from mmf_win.protocol import Precision, known_fields
 from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
 from mmf_win.upstream.overrides import leaves
@@ -154,6 +155,21 @@ class Once:
         flags = {field.name for field in fields(cls)} & given.keys()
         chosen = options(**{name: given[name] for name in given.keys() - flags})
         return cls(chosen, overrides, **{name: given[name] for name in flags})
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command does with a run.
+
+    Attributes:
+        request: what the run is asked for.
+        once: what this command asks for.
+        places: MMF's folders.
+    """
+
+    request: Request
+    once: Once
+    places: Places
 
 
 def options(

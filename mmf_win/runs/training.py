@@ -6,6 +6,7 @@ import logging
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits, where_to_get
@@ -17,7 +18,8 @@ from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, publis
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
 from mmf_win.runs.history import changed_splits, events_of
-from mmf_win.runs.request import Once, Request
+from mmf_win.runs.presets import Preset
+from mmf_win.runs.request import Job, Once, Request
 from mmf_win.unpacking.staging import reading, require_finished
 from mmf_win.upstream.config import OURS, Tree, merge
 
@@ -30,38 +32,32 @@ _SUFFIXES = (".ckpt", ".pth", ".pt")
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a training begins, and what was asked for, but for the overrides of this command.
+class Start(Job):
+    """Where a training begins; its request lacks the overrides of this command.
 
     Attributes:
-        request: what the run is asked for.
-        places: MMF's folders.
         run: the run to resume in its folder; None for a new one.
         name: the new run's; None for that of the preset.
         checkpoint: the file to start from; None for the weights that MMF begins with.
         weights_alone: of the checkpoint, take only the weights, and begin at update 0.
     """
 
-    request: Request
-    places: Places
     run: Run | None = None
     name: str | None = None
     checkpoint: Path | None = None
     weights_alone: bool = False
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A training that can begin: its configuration is composed and what it reads is checked.
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Start):
+    """A training that can begin; its request has all that was asked for.
 
     Attributes:
-        start: where it begins; the request has all that was asked for.
         first: the first attempt.
-        inputs: what it reads.
+        inputs: what it reads, checked.
         config: MMF's configuration; see :func:`~mmf_win.upstream.config.resolve`.
     """
 
-    start: Start
     first: Attempt
     inputs: Inputs
     config: Tree
@@ -89,26 +85,37 @@ def new(
     Raises:
         MmfwError: the preset, the dataset or the weights cannot be used.
     """
-    start = Start(_of_preset(preset_name, once, places), places, name=name)
+    preset, weights = presets.load(preset_name), None
+    request = _of_preset(preset, once, places)
     if init == PUBLISHED:
-        preset = presets.load(preset_name)
         weights = published_weights.fetch(preset, places, source, offline=once.dry_run)
         init = preset.zoo
     elif init is not None:
         weights = checkpoints.checked(init)
         init = str(weights)
-    else:
-        return start
-    return replace(start, request=replace(start.request, init=init), checkpoint=weights, weights_alone=True)
+    alone = weights is not None
+    return Start(
+        replace(request, init=init), once, places, name=name, checkpoint=weights, weights_alone=alone
+    )
 
 
-def of_run(run: Run, once: Once, data_dir: Path | None, save_dir: Path | None) -> Start:
+def of_request(request: Request, once: Once, data_dir: Path | None, save_dir: Path | None) -> Start:
     """A training as a run was trained, from update 0.
 
+    Args:
+        request: the run's.
+        once: what the user chose.
+        data_dir: MMF's data folder, which the run then remembers; None for the one that it used.
+        save_dir: where runs are kept.
+
     Raises:
-        MmfwError: the run's request or the dataset cannot be read.
+        MmfwError: the dataset cannot be read.
     """
-    return _of_request(run.request(), once, data_dir, Places.resolve(None, save_dir))
+    places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
+    _require_dataset(places)
+    if data_dir is not None:
+        request = replace(request, data_dir=str(places.data_dir), splits=choose_splits(places.dataset))
+    return Start(request.over(once.options), once, places)
 
 
 def resumed(
@@ -128,34 +135,34 @@ def resumed(
     Args:
         wanted: ``best``, ``last``, a checkpoint's path, or a run's id, name or folder.
         preset_name: the preset, or its file.
-        once: what the user chose.
         name: the new run's folder, when ``wanted`` is a file; None for the preset's name.
-        data_dir: MMF's data folder; None for the one that the run used.
-        save_dir: where runs are kept.
+        once, data_dir, save_dir: as for :func:`of_request`.
 
     Raises:
         MmfwError: there is nothing to resume, or it cannot be read.
     """
     places = Places.resolve(data_dir, save_dir)
-    found = _run_to_resume(wanted, preset_name, places)
+    preset = presets.load(preset_name) if preset_name else None
+    found = _run_to_resume(wanted, preset, places.save_dir)
     if found is not None:
         run, checkpoint = found
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
-        start = _of_request(run.request(), once, data_dir, places)
-        before, now = precision_of(run), once.options.get(OURS, {}).get("precision")
-        if before is not None and now not in (None, before):
+        start = of_request(run.request(), once, data_dir, save_dir)
+        begun = [event for event in events_of(run) if event["kind"] == "train_started"]
+        now = once.options.get(OURS, {}).get("precision")
+        if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
             _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
     checkpoint = checkpoints.checked(wanted)
     owner = lookup.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
-    if preset_name:
-        start = Start(_of_preset(preset_name, once, places), places)
+    if preset is not None:
+        start = Start(_of_preset(preset, once, places), once, places)
     elif owner is not None:
-        earlier = replace(owner.request(), init=None, created=time.time())
-        start = _of_request(earlier, once, data_dir, places)
+        request = replace(owner.request(), init=None, created=time.time())
+        start = of_request(request, once, data_dir, save_dir)
     else:
         raise UsageError(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
@@ -165,19 +172,8 @@ def resumed(
     return replace(start, request=request, name=name, checkpoint=checkpoint)
 
 
-def precision_of(run: Run) -> str | None:
-    """What a run calculated with when it trained last; None where it has not trained.
-
-    Raises:
-        DataError: its events cannot be read.
-    """
-    begun = [event for event in events_of(run) if event["kind"] == "train_started"]
-    return str(begun[-1].get("precision", "fp32")) if begun else None
-
-
-def _run_to_resume(wanted: str, preset_name: str | None, places: Places) -> tuple[Run, Path] | None:
+def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[Run, Path] | None:
     """The run to resume in its folder, and from which of its checkpoints; None for a checkpoint's file."""
-    preset = presets.load(preset_name).name if preset_name else None
     newest, path = wanted in ("best", "last"), Path(wanted).expanduser()
     if not newest and (path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir())):
         return None
@@ -189,20 +185,10 @@ def _run_to_resume(wanted: str, preset_name: str | None, places: Places) -> tupl
         require_idle(run)
         return run, checkpoints.choose(run, wanted if newest else "last")
 
-    return lookup.newest(places.save_dir, None if newest else wanted, of, preset)
+    return lookup.newest(save_dir, None if newest else wanted, of, preset.name if preset else None)
 
 
-def _of_request(request: Request, once: Once, data_dir: Path | None, places: Places) -> Start:
-    """The run's own data folder, or the one named now, which the run then remembers."""
-    places = Places.resolve(data_dir or Path(request.data_dir), places.save_dir)
-    _require_dataset(places)
-    if data_dir is not None:
-        request = replace(request, data_dir=str(places.data_dir), splits=choose_splits(places.dataset))
-    return Start(request.over(once.options), places)
-
-
-def _of_preset(name: str, once: Once, places: Places) -> Request:
-    preset = presets.load(name)
+def _of_preset(preset: Preset, once: Once, places: Places) -> Request:
     _require_dataset(places)
     return presets.request(preset, choose_splits(places.dataset), places).over(once.options)
 
@@ -214,32 +200,32 @@ def _require_dataset(places: Places) -> None:
         raise DatasetError(message, hint=where_to_get(places.dataset))
 
 
-def prepare(start: Start, once: Once) -> Prepared:
+def prepare(start: Start) -> Prepared:
     """Compose the configuration of a training, and check what it reads.
 
     Raises:
         MmfwError: it could not be trained.
     """
-    request, places = start.request, start.places
+    request, once = start.request, start.once
     mmf = needs.mmf_for(request)
     whose = f"run {start.run.id}" if start.run else f"preset {request.preset}"
-    first = plan.training(mmf, request, once, places, start.checkpoint, weights_alone=start.weights_alone)
+    first = plan.training(mmf, start, start.checkpoint, weights_alone=start.weights_alone)
     if once.detect_anomaly and request.ours.precision == "fp16":
         _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
-    first, request, config = needs.composed(first, request, once, places, whose)
-    inputs, total = needs.check_training(first, request, once, places, config)
+    first, start, config = needs.composed(first, start, whose)
+    request = start.request
+    inputs, total = needs.check_training(first, start, config)
     if request.ours.epochs and total is not None:
         in_updates = {"training": {"max_updates": total, "max_epochs": None}}
         first = replace(first, settings=merge(first.settings, in_updates))
     if request.mmf and request.mmf != mmf.version:
         _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, mmf.version)
     start = replace(start, request=replace(request, mmf=mmf.version))
-    return Prepared(
-        start, replace(first, data=dict(inputs.data), asks_hub=inputs.asks_hub or once.trust), inputs, config
-    )
+    first = replace(first, data=dict(inputs.data), asks_hub=inputs.asks_hub or once.trust)
+    return Prepared(**vars(start), first=first, inputs=inputs, config=config)
 
 
-def train(start: Start, once: Once, display: Display) -> Run:
+def train(start: Start, display: Display) -> Run:
     """Train to the end of a run, which is returned.
 
     Raises:
@@ -247,16 +233,13 @@ def train(start: Start, once: Once, display: Display) -> Run:
     """
     with ExitStack() as stack:
         lock = stack.enter_context(training_alone(start.run)) if start.run is not None else None
-        return carry_out(prepare(start, once), once, display, lock)
+        return carry_out(prepare(start), display, lock)
 
 
-def carry_out(prepared: Prepared, once: Once, display: Display, lock: int | None = None) -> Run:
-    """Train what is prepared; arguments and errors are as for :func:`train`.
-
-    ``lock`` is that of the run that is resumed.
-    """
-    start, first, inputs = prepared.start, prepared.first, prepared.inputs
-    run, request, places, checkpoint = start.run, start.request, start.places, start.checkpoint
+def carry_out(prepared: Prepared, display: Display, lock: int | None = None) -> Run:
+    """Train what is prepared, as :func:`train` does; ``lock`` is that of the run that is resumed."""
+    run, request, places, inputs = prepared.run, prepared.request, prepared.places, prepared.inputs
+    checkpoint = prepared.checkpoint
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
         if run is not None and checkpoint is not None:
@@ -266,30 +249,22 @@ def carry_out(prepared: Prepared, once: Once, display: Display, lock: int | None
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
         if run is None:
-            run = Run.create(places.save_dir, start.name or request.preset)
+            run = Run.create(places.save_dir, prepared.name or request.preset)
             lock = stack.enter_context(training_alone(run))
-            if checkpoint is not None and not start.weights_alone:
+            if checkpoint is not None and not prepared.weights_alone:
                 checkpoints.share_best(checkpoint, run)
 
         def attempt(asked: Attempt) -> Exit:
             annotations = inputs.settings(asked.attempt.path / "annotations")
             asked = replace(asked, settings=merge(asked.settings, annotations))
             # An override that MMF refuses must not stay with a run that went well so far.
-            end = run_worker(
-                run,
-                asked,
-                request,
-                once,
-                places,
-                display,
-                lock=lock,
-                on_training=lambda: run.save_request(request),
-            )
+            remember = partial(run.save_request, request)
+            end = run_worker(run, asked, prepared, display, lock=lock, on_training=remember)
             if end.outcome in ("ok", "interrupted"):
                 fits.remember_training(events_of_attempt(asked))
             return end
 
         if not run.request_file.exists():
             run.save_request(request)
-        until_it_fits(run, first, attempt, retry=once.retry)
+        until_it_fits(run, prepared.first, attempt, retry=prepared.once.retry)
     return run
