@@ -59,6 +59,8 @@ class OnNode:
     def run(self, runner: Runner, task: Task, slot: Slot, directory: str) -> Task:
         """Run it, in the driver's current directory."""
         os.chdir(directory)
+        if sys.platform != "win32":  # Ray's processes block SIGINT, and commands would inherit that
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return runner.run(task, slot, self._news.put, lambda: self._asked)
 
     def news(self, asked: Asked) -> list[News]:

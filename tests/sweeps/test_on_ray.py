@@ -43,6 +43,7 @@ def wait_until(true):
     while not true():
         time.sleep(0.02)
 
+assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "Ctrl+C is blocked"
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if what == "meet":  # the other one, which so must run at the same time
     Path("here." + number).touch()
