@@ -13,9 +13,10 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol, TypeAlias, TypeVar
 
+from zlib_ng import zlib_ng
+
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
 from mmf_win.errors import ArchiveError, NoPassword, PasswordError
-from mmf_win.fast_zlib import crc32
 from mmf_win.files import naming, remove
 from mmf_win.threads import Advance, ignore, result_of
 
@@ -282,7 +283,7 @@ class Output:
         except OSError as error:
             error.filename = error.filename or str(self._target)  # a full disk does not say whose file it was
             raise
-        self._crc = crc32(block, self._crc)
+        self._crc = zlib_ng.crc32(block, self._crc)
         self._sha256.update(block)
         self._progress(len(block))
 

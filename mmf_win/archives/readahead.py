@@ -6,8 +6,9 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from zlib_ng import gzip_ng
+
 from mmf_win.archives.base import BLOCK
-from mmf_win.fast_zlib import gunzip
 from mmf_win.threads import Advance, result_of
 
 _DEPTH = 4
@@ -26,7 +27,7 @@ class ReadAhead:
 
     def __init__(self, path: Path, is_packed: bool, progress: Advance) -> None:
         self._file = path.open("rb", buffering=0)
-        self._stream = gunzip(self._file) if is_packed else self._file
+        self._stream = gzip_ng.open(self._file) if is_packed else self._file
         self._progress = progress
         self._rest = memoryview(b"")
         self._at = self._reported = 0

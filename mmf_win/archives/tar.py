@@ -8,10 +8,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from zlib_ng import zlib_ng
+
 from mmf_win.archives.base import BLOCK, Archive, Choose, Extracted, Member, with_problems, write_member
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
-from mmf_win.fast_zlib import Inflater
 from mmf_win.threads import Advance, ignore
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
@@ -26,7 +27,7 @@ _MOST_WORDS = 1000
 _DAMAGE: tuple[type[Exception], ...] = (
     tarfile.TarError,
     EOFError,
-    *Inflater.error,
+    zlib_ng.error,
     OSError,  # of gzip; unlike those of the system it has no number
     ValueError,  # a number of tarfile's that is none, or too large
     RecursionError,  # headers that each stand before another header

@@ -14,13 +14,14 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from zlib_ng import zlib_ng
+
 from mmf_win.archives.base import Archive, Ask, Choose, Extracted, with_problems
 from mmf_win.archives.winzip_aes import METHOD, AesField
 from mmf_win.archives.zip_extract import extract
 from mmf_win.archives.zip_reader import LOCAL_HEADER, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
 from mmf_win.errors import ArchiveError, PasswordError
-from mmf_win.fast_zlib import crc32
 from mmf_win.threads import Advance
 
 _ENCRYPTED, _STRONG_ENCRYPTION, _UTF8 = 1, 1 << 6, 1 << 11
@@ -114,7 +115,7 @@ class ZipArchive(Archive):
         crc = 0
         try:
             for block in reader.content(member):
-                crc = crc32(block, crc)
+                crc = zlib_ng.crc32(block, crc)
         except ArchiveError:
             return False
         return member.crc32 in (None, crc)

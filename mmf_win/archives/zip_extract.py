@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
+from zlib_ng import zlib_ng
+
 from mmf_win.archives.base import Extracted, Output, damaged, write_member
-from mmf_win.archives.zip_reader import ZipMember, ZipReader
+from mmf_win.archives.zip_reader import Inflater, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
-from mmf_win.fast_zlib import Inflater
 from mmf_win.threads import Advance, ThreadGroup, worker_count
 
 _ARENA = 16 << 20
@@ -178,7 +179,7 @@ class _Stream:
                     self._output.write(block)
                 if not self.left:
                     self._output.write(self._inflater.flush())
-        except Inflater.error as error:
+        except zlib_ng.error as error:
             raise damaged(self._path, "its compressed data is damaged", self._member.name) from error
         if not self.left:
             group.report(self._output.finish())

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zlib_ng import zlib_ng
+
 from mmf_win.archives.base import BLOCK, Member, damaged
 from mmf_win.archives.winzip_aes import MAC_SIZE, VERIFIER_SIZE, AesDecryptor, AesField
 from mmf_win.archives.zipcrypto import HEADER_SIZE, decrypter
 from mmf_win.errors import ArchiveError, PasswordError
-from mmf_win.fast_zlib import Inflater
 
 _HAS_DESCRIPTOR = 1 << 3
 
@@ -138,7 +139,7 @@ class ZipReader:
             for block in packed:  # to its end even when all is unpacked: an AES member's MAC comes last
                 yield from inflater.feed(block)
             yield inflater.flush()
-        except Inflater.error as error:
+        except zlib_ng.error as error:
             raise self._error("its compressed data is damaged", member) from error
 
     def _raw(self, member: ZipMember, size: int) -> Iterator[memoryview]:
@@ -166,6 +167,23 @@ class ZipReader:
             f"{self._path}: the password does not open member {member.name}",
             hint="it opens others; this one is damaged, or was encrypted with another password",
         )
+
+
+class Inflater:
+    """Unpacks one raw deflate stream, never more than 1 MiB at once; raises ``zlib_ng.error`` for damage."""
+
+    def __init__(self) -> None:
+        self._stream = zlib_ng.decompressobj(wbits=-15)
+
+    def feed(self, packed: bytes | memoryview) -> Iterator[bytes]:
+        """What the next piece of the stream unpacks to; nothing once the stream has ended."""
+        while len(packed) and not self._stream.eof:
+            yield self._stream.decompress(packed, BLOCK)
+            packed = self._stream.unconsumed_tail
+
+    def flush(self) -> bytes:
+        """What is left at the end."""
+        return bytes(self._stream.flush())
 
 
 def _check_byte(info: zipfile.ZipInfo) -> int:

@@ -15,7 +15,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mmf_win.fast_zlib import crc32
+from zlib_ng import zlib_ng
+
 from mmf_win.threads import Advance, ignore
 
 # The first bytes of torch's file format before 1.6: its magic number, pickled.
@@ -97,7 +98,7 @@ def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance) -> boo
     # One buffer, and the faster checksum: zipfile takes five times as long, and each save waits for this.
     buffer, left, checksum = memoryview(bytearray(_PIECE)), member.file_size, 0
     while left and (size := file.readinto(buffer[: min(left, _PIECE)])):  # type: ignore[attr-defined]
-        checksum = crc32(buffer[:size], checksum)
+        checksum = zlib_ng.crc32(buffer[:size], checksum)
         left -= size
         advance(size)
     return not left and checksum == member.CRC
