@@ -23,10 +23,11 @@ from mmf_win.threads import Advance, ignore, result_of
 BLOCK = 1 << 20
 """Bytes that are read or written in one call."""
 
+INFLATE_ERROR: type[Exception] = zlib_ng.error  # type: ignore[assignment]  # zlib-ng's types call it an object
+"""What is raised for compressed data that is damaged."""
 
 Ask = Callable[[], str]
 """Answers with the password; called once, when something encrypted is to be read."""
-
 
 MOST_MEMBERS = 100_000
 """What is listed of an archive; so many members of the smallest size still fit into the memory."""
@@ -156,7 +157,7 @@ class Archive(ABC):
             PasswordError: the password is missing or wrong.
         """
         try:
-            with hashed(self.path, digest), closing(self._extract(choose, progress)) as extracted:
+            with _hashed(self.path, digest), closing(self._extract(choose, progress)) as extracted:
                 yield from extracted
         except ArchiveError as error:
             self._require_unchanged(error)
@@ -183,12 +184,7 @@ class Archive(ABC):
         """Write the chosen members."""
 
     def _chosen(self, members: Iterable[M], choose: Choose) -> dict[M, Path]:
-        """The members that are chosen, each with its target; asks for the password if one needs it.
-
-        Raises:
-            ArchiveError: one of them is refused.
-            PasswordError: the password is missing or wrong.
-        """
+        """The members that are chosen, each with its target; asks for the password if one needs it."""
         targets = {}
         for member in members:
             if (target := choose(member)) is not None:
@@ -226,15 +222,7 @@ class Archive(ABC):
 def write_member(
     archive: Path, member: Member, target: Path, blocks: Iterable[bytes | memoryview], progress: Advance
 ) -> Extracted:
-    """Write ``blocks`` to ``target`` and verify them; no file stays if they are wrong.
-
-    Args:
-        archive: where the member comes from, for messages.
-        member: what it should be.
-        target: the file to write; its folder is made.
-        blocks: the member's content.
-        progress: called with the number of bytes just written.
-    """
+    """Write ``blocks`` to ``target`` and verify them; see :class:`Output`."""
     with closing(Output(archive, member, target, progress)) as output:
         for block in blocks:
             output.write(block)
@@ -305,11 +293,11 @@ class Output:
 
 
 @contextmanager
-def hashed(path: Path, digest: Digest | None) -> Iterator[None]:
+def _hashed(path: Path, digest: Digest | None) -> Iterator[None]:
     """Feed a file to a digest, if there is one, in a thread beside the block, at whose end it is complete.
 
     The system reads the file from the disk only once: whichever thread comes second to a part of it, this one
-    or those that extract, finds it in memory. When the block raises, the thread stops.
+    or those that extract, finds it in memory.
     """
     if digest is None:
         yield

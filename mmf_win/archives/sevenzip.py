@@ -15,7 +15,7 @@ import py7zr.archiveinfo
 import py7zr.compressor
 from py7zr.exceptions import CrcError, PasswordRequired
 from py7zr.helpers import calculate_key
-from py7zr.io import Py7zIO, WriterFactory
+from py7zr.io import NullIO, Py7zIO, WriterFactory
 
 from mmf_win.archives.base import (
     MOST_DICTIONARY,
@@ -123,7 +123,7 @@ class SevenZipArchive(Archive):
             return True
         cheapest = min(first.values(), key=lambda member: member.size)
         try:
-            self._unpack([cheapest.name], lambda _: _Sink(lambda block: None))
+            self._unpack([cheapest.name], lambda _: NullIO())
         except Exception as error:
             if not _is_damage(error):
                 raise
@@ -210,26 +210,12 @@ class _Factory(WriterFactory):  # type: ignore[misc]  # py7zr has no types for u
         return self._create(filename)
 
 
-class _Sink(Py7zIO):  # type: ignore[misc]
-    """Hands what py7zr unpacks to a function; there is nothing to read back or to rewind."""
+class _Sink(NullIO):  # type: ignore[misc]
+    """Hands what py7zr unpacks to a function."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
-        self._size = 0
 
     def write(self, s: bytes | bytearray) -> int:
         self._write(bytes(s))
-        self._size += len(s)
         return len(s)
-
-    def read(self, size: int | None = None) -> bytes:
-        return b""
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return 0
-
-    def flush(self) -> None:
-        pass
-
-    def size(self) -> int:
-        return self._size

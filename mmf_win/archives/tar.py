@@ -8,9 +8,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from zlib_ng import zlib_ng
-
-from mmf_win.archives.base import BLOCK, Archive, Choose, Extracted, Member, with_problems, write_member
+from mmf_win.archives.base import (
+    BLOCK,
+    INFLATE_ERROR,
+    Archive,
+    Choose,
+    Extracted,
+    Member,
+    with_problems,
+    write_member,
+)
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.threads import Advance, ignore
@@ -27,7 +34,7 @@ _MOST_WORDS = 1000
 _DAMAGE: tuple[type[Exception], ...] = (
     tarfile.TarError,
     EOFError,
-    zlib_ng.error,
+    INFLATE_ERROR,
     OSError,  # of gzip; unlike those of the system it has no number
     ValueError,  # a number of tarfile's that is none, or too large
     RecursionError,  # headers that each stand before another header

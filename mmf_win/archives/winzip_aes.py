@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 METHOD = 99
 """Compression method by which a zip marks such a member."""
@@ -22,8 +22,7 @@ _EXTRA_ID = 0x9901
 _ROUNDS = 1000
 
 
-@dataclass(frozen=True)
-class AesField:
+class AesField(NamedTuple):
     """The extra field of a member.
 
     Attributes:
@@ -36,22 +35,6 @@ class AesField:
     strength: int
     method: int
 
-    @classmethod
-    def parse(cls, extra: bytes) -> AesField:
-        """Find the field among a member's extra fields.
-
-        Raises:
-            ValueError: there is none, or it is malformed.
-        """
-        while len(extra) >= 4:
-            kind, size = struct.unpack_from("<HH", extra)
-            if kind == _EXTRA_ID and size >= 7 and len(extra) >= 4 + size:
-                version, _, strength, method = struct.unpack_from("<H2sBH", extra, 4)
-                if strength in (1, 2, 3):
-                    return cls(version, strength, method)
-            extra = extra[4 + size :]
-        raise ValueError("its AES header is malformed")
-
     @property
     def key_size(self) -> int:
         """Bytes of the AES key."""
@@ -62,19 +45,21 @@ class AesField:
         """Bytes of salt before the encrypted data."""
         return self.key_size // 2
 
-    @property
-    def overhead(self) -> int:
-        """Bytes that the encryption adds to the member."""
-        return self.salt_size + VERIFIER_SIZE + MAC_SIZE
+
+def find_field(extra: bytes) -> AesField | None:
+    """The field among a member's extra fields; None where there is none or it is malformed."""
+    while len(extra) >= 4:
+        kind, size = struct.unpack_from("<HH", extra)
+        if kind == _EXTRA_ID and size >= 7 and len(extra) >= 4 + size:
+            version, _, strength, method = struct.unpack_from("<H2sBH", extra, 4)
+            if strength in (1, 2, 3):
+                return AesField(version, strength, method)
+        extra = extra[4 + size :]
+    return None
 
 
 class AesDecryptor:
-    """Decrypts one member and authenticates it.
-
-    Args:
-        password: what the member is encrypted with.
-        field: of the member.
-        salt: what the member begins with.
+    """Decrypts one member, which begins with ``salt``, and authenticates it.
 
     Attributes:
         verifier: what follows the salt if the password is right.

@@ -16,8 +16,8 @@ from typing import Any
 
 from zlib_ng import zlib_ng
 
+from mmf_win.archives import winzip_aes
 from mmf_win.archives.base import Archive, Ask, Choose, Extracted, with_problems
-from mmf_win.archives.winzip_aes import METHOD, AesField
 from mmf_win.archives.zip_extract import extract
 from mmf_win.archives.zip_reader import LOCAL_HEADER, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
@@ -53,11 +53,7 @@ class ZipArchive(Archive):
         )
 
     def _require_names(self, infos: Iterable[zipfile.ZipInfo]) -> None:
-        """Refuse a directory that was damaged: no checksum protects it, and a file might seem to be missing.
-
-        Raises:
-            ArchiveError: a member has another name in its own header.
-        """
+        """Refuse a directory that was damaged: no checksum protects it, and a file might seem to be gone."""
         with self.path.open("rb") as file:
             for info in infos:
                 file.seek(max(0, info.header_offset))
@@ -69,15 +65,15 @@ class ZipArchive(Archive):
                     raise self._error("its own header has another name", _text(info))
 
     def _member(self, info: zipfile.ZipInfo, problem: str | None) -> ZipMember:
-        encrypted = bool(info.flag_bits & _ENCRYPTED)
-        aes: AesField | None = None
-        if encrypted and info.compress_type == METHOD:
-            try:
-                aes = AesField.parse(info.extra)
-            except ValueError as error:
-                problem = str(error)
-        if problem is None:
-            problem = _method_problem(aes.method if aes else info.compress_type)
+        encrypted, method = bool(info.flag_bits & _ENCRYPTED), info.compress_type
+        aes = None
+        if encrypted and method == winzip_aes.METHOD:
+            if aes := winzip_aes.find_field(info.extra):
+                method = aes.method
+            else:
+                problem = "its AES header is malformed"
+        if problem is None and method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            problem = f"it is compressed by method {method}, which is not supported"
         crc = info.CRC if aes is None or aes.version == 1 else None
         name = self._safe_name(_text(info))
         return ZipMember(name, info.file_size, encrypted, crc, problem, info=info, aes=aes)
@@ -162,12 +158,6 @@ def _problem(info: zipfile.ZipInfo, end: int) -> str | None:
     return None
 
 
-def _method_problem(method: int) -> str | None:
-    if method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return None
-    return f"it is compressed by method {method}, which is not supported"
-
-
 def _text(info: zipfile.ZipInfo) -> str:
     """The name as it was meant: many tools write UTF-8 without saying so."""
     name = info.orig_filename
@@ -177,12 +167,10 @@ def _text(info: zipfile.ZipInfo) -> str:
     return name
 
 
-def _encodings(password: str) -> Iterator[bytes]:
+def _encodings(password: str) -> Iterable[bytes]:
     """The bytes that tools may have made of a password: Unix ones use UTF-8, those of Windows a code page."""
-    tried: set[bytes] = set()
+    secrets: dict[bytes, None] = {}
     for codec in ("utf-8", "cp437", "latin-1"):
         with contextlib.suppress(UnicodeEncodeError):
-            secret = password.encode(codec)
-            if secret not in tried:
-                tried.add(secret)
-                yield secret
+            secrets[password.encode(codec)] = None
+    return secrets

@@ -12,13 +12,12 @@ import zipfile
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from zlib_ng import zlib_ng
-
-from mmf_win.archives.base import Extracted, Output, damaged, write_member
+from mmf_win.archives.base import INFLATE_ERROR, Extracted, Output, damaged, write_member
 from mmf_win.archives.zip_reader import Inflater, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.threads import Advance, ThreadGroup, worker_count
@@ -37,12 +36,12 @@ def extract(
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     is_native = native() is not None
     count = max(1, min(worker_count(), sum(member.packed_size for member in targets) // _SMALLEST_ROUND))
+    in_rounds = {member for member in targets if is_native and member.encrypted and member.aes is None}
+    side_by_side, one_by_one = MemberQueue(in_rounds), MemberQueue(targets.keys() - in_rounds)
     group: ThreadGroup[Extracted] = ThreadGroup()
-    side_by_side = MemberQueue(member for member in targets if member.classic and is_native)
-    one_by_one = MemberQueue(member for member in targets if not (member.classic and is_native))
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
-        workers = [_Worker(path, targets, reader, secret, group, count) for reader in readers]
+        workers = [_Worker(path, targets, reader, Cipher(secret).keys, group, count) for reader in readers]
         yield from group.run([partial(worker.work, side_by_side, one_by_one) for worker in workers], progress)
 
 
@@ -81,29 +80,24 @@ class MemberQueue:
             return member
 
 
+@dataclass
 class _Worker:
     """A thread's work: the members of the classic encryption in rounds, then all others one by one."""
 
-    def __init__(
-        self,
-        path: Path,
-        targets: Mapping[ZipMember, Path],
-        reader: ZipReader,
-        secret: bytes,
-        group: ThreadGroup[Extracted],
-        workers: int,
-    ) -> None:
-        self._path, self._targets, self._reader = path, targets, reader
-        self._group, self._workers = group, workers
-        self._keys = Cipher(secret).keys
+    path: Path
+    targets: Mapping[ZipMember, Path]
+    reader: ZipReader
+    keys: Keys
+    group: ThreadGroup[Extracted]
+    workers: int
 
     def work(self, side_by_side: MemberQueue, one_by_one: MemberQueue) -> None:
         """Extract until there is no more."""
         if side_by_side.left:
             self._decrypt_in_rounds(side_by_side)
         while (member := one_by_one.take()) is not None:
-            content, target = self._reader.content(member), self._targets[member]
-            self._group.report(write_member(self._path, member, target, content, self._group.advance))
+            content, target = self.reader.content(member), self.targets[member]
+            self.group.report(write_member(self.path, member, target, content, self.group.advance))
 
     def _decrypt_in_rounds(self, queue: MemberQueue) -> None:
         from mmf_win.archives import _zipcrypto
@@ -119,7 +113,7 @@ class _Worker:
                 for stream, keys in zip(by_size, _zipcrypto.decrypt(arena, spans, kernel), strict=True):
                     stream.keys = keys
                 for stream in in_hand:
-                    stream.write(view[stream.start : stream.start + stream.size], self._group)
+                    stream.write(view[stream.start : stream.start + stream.size])
                 in_hand = [stream for stream in in_hand if stream.left]
         finally:
             for stream in in_hand:
@@ -131,13 +125,13 @@ class _Worker:
         for stream in in_hand:
             used += stream.read(view, used)
         # Towards the end the rounds grow smaller, so that the threads end together.
-        room = min(len(view), max(_SMALLEST_ROUND, queue.left // (2 * self._workers)))
+        room = min(len(view), max(_SMALLEST_ROUND, queue.left // (2 * self.workers)))
         while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND:
-            share = queue.left // self._workers - sum(stream.left for stream in in_hand)
+            share = queue.left // self.workers - sum(stream.left for stream in in_hand)
             member = queue.take(share if in_hand else None)
             if member is None:
                 break
-            stream = _Stream(self._path, member, self._targets[member], self._keys, self._reader)
+            stream = _Stream(self, member)
             in_hand.append(stream)
             used += stream.read(view, used)
         return bool(in_hand)
@@ -146,30 +140,31 @@ class _Worker:
 class _Stream:
     """A member on its way through the rounds of one thread."""
 
-    def __init__(self, path: Path, member: ZipMember, target: Path, keys: Keys, reader: ZipReader) -> None:
-        self._path, self._member, self._target, self._reader = path, member, target, reader
-        self._offset = reader.data_offset(member)
+    def __init__(self, worker: _Worker, member: ZipMember) -> None:
+        self._worker, self._member = worker, member
+        self._offset = worker.reader.data_offset(member)
         self._output: Output | None = None
         self._inflater: Inflater | None = None
-        self.keys = keys
+        self.keys = worker.keys
         self.left = member.packed_size
         self.start = self.size = 0
 
     def read(self, view: memoryview, start: int) -> int:
         """Read the next piece to ``start`` and return its size."""
         self.start, self.size = start, min(self.left, _PIECE)
-        self._reader.read_at(self._member, self._offset, view[start : start + self.size])
+        self._worker.reader.read_at(self._member, self._offset, view[start : start + self.size])
         self._offset += self.size
         self.left -= self.size
         return self.size
 
-    def write(self, plain: memoryview, group: ThreadGroup[Extracted]) -> None:
+    def write(self, plain: memoryview) -> None:
         """Write the piece, now decrypted; the last one ends the member."""
+        worker, member = self._worker, self._member
         if self._output is None:
-            self._reader.check_header(self._member, plain)
+            worker.reader.check_header(member, plain)
             plain = plain[HEADER_SIZE:]
-            self._output = Output(self._path, self._member, self._target, group.advance)
-            if self._member.info.compress_type == zipfile.ZIP_DEFLATED:
+            self._output = Output(worker.path, member, worker.targets[member], worker.group.advance)
+            if member.info.compress_type == zipfile.ZIP_DEFLATED:
                 self._inflater = Inflater()
         try:
             if self._inflater is None:
@@ -179,10 +174,10 @@ class _Stream:
                     self._output.write(block)
                 if not self.left:
                     self._output.write(self._inflater.flush())
-        except zlib_ng.error as error:
-            raise damaged(self._path, "its compressed data is damaged", self._member.name) from error
+        except INFLATE_ERROR as error:
+            raise damaged(worker.path, "its compressed data is damaged", member.name) from error
         if not self.left:
-            group.report(self._output.finish())
+            worker.group.report(self._output.finish())
 
     def close(self) -> None:
         """Let go of the file, which is removed unless it is complete."""

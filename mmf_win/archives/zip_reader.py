@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zlib_ng import zlib_ng
 
-from mmf_win.archives.base import BLOCK, Member, damaged
+from mmf_win.archives.base import BLOCK, INFLATE_ERROR, Member, damaged
 from mmf_win.archives.winzip_aes import MAC_SIZE, VERIFIER_SIZE, AesDecryptor, AesField
 from mmf_win.archives.zipcrypto import HEADER_SIZE, decrypter
 from mmf_win.errors import ArchiveError, PasswordError
@@ -32,11 +32,6 @@ class ZipMember(Member):
 
     info: zipfile.ZipInfo = field(kw_only=True, compare=False)
     aes: AesField | None = None
-
-    @property
-    def classic(self) -> bool:
-        """Whether it is encrypted in the classic way."""
-        return self.encrypted and self.aes is None
 
     @property
     def packed_size(self) -> int:
@@ -63,12 +58,7 @@ class ZipReader:
         self._file.close()
 
     def content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
-        """The member's own bytes; see :meth:`packed`.
-
-        Raises:
-            PasswordError: the member's check bytes say that the password is not right.
-            ArchiveError: the member is cut off, damaged or not authentic.
-        """
+        """The member's own bytes; see :meth:`packed`."""
         method = member.aes.method if member.aes else member.info.compress_type
         packed = self.packed(member)
         return packed if method == zipfile.ZIP_STORED else self._inflated(member, packed)
@@ -80,7 +70,8 @@ class ZipReader:
         decrypts nothing.
 
         Raises:
-            PasswordError, ArchiveError: see :meth:`content`.
+            PasswordError: the member's check bytes say that the password is not right.
+            ArchiveError: the member is cut off, damaged or not authentic.
         """
         offset, size = self.data_offset(member), member.packed_size
         self._file.seek(offset)
@@ -91,7 +82,7 @@ class ZipReader:
             if self._read(member, VERIFIER_SIZE) != aes.verifier:
                 raise self._wrong_password(member)
             yield b""
-            for block in self._raw(member, size - member.aes.overhead):
+            for block in self._raw(member, size - member.aes.salt_size - VERIFIER_SIZE - MAC_SIZE):
                 aes.decrypt(block)
                 yield block
             if not aes.authentic(self._read(member, MAC_SIZE)):
@@ -104,11 +95,7 @@ class ZipReader:
                 yield decrypt(bytes(block))
 
     def data_offset(self, member: ZipMember) -> int:
-        """Where the member's data begin.
-
-        Raises:
-            ArchiveError: there is no member where the directory says.
-        """
+        """Where the member's data begin; an ArchiveError if there is no member where the directory says."""
         self._file.seek(member.info.header_offset)
         signature, name_size, extra_size = LOCAL_HEADER.unpack(self._read(member, LOCAL_HEADER.size))
         if signature != b"PK\x03\x04":
@@ -116,21 +103,20 @@ class ZipReader:
         return member.info.header_offset + LOCAL_HEADER.size + int(name_size) + int(extra_size)
 
     def read_at(self, member: ZipMember, offset: int, into: memoryview) -> None:
-        """Fill ``into`` with what is at ``offset``.
-
-        Raises:
-            ArchiveError: the file ends before.
-        """
+        """Fill ``into`` with what is at ``offset``; an ArchiveError if the file ends before."""
         self._file.seek(offset)
         self._fill(member, into)
 
     def check_header(self, member: ZipMember, header: bytes | memoryview) -> None:
-        """Check the decrypted header of a member with the classic encryption.
+        """A PasswordError if the header of a member with the classic encryption was decrypted wrongly.
 
-        Raises:
-            PasswordError: it was decrypted with another password than it was encrypted with.
+        Its last byte is that of the CRC (APPNOTE 6.1.6), or where that was not known yet, of the DOS time.
         """
-        if header[HEADER_SIZE - 1] != _check_byte(member.info):
+        check = member.info.CRC >> 24
+        if member.info.flag_bits & _HAS_DESCRIPTOR:
+            _, _, _, hour, minute, _ = member.info.date_time
+            check = hour << 3 | minute >> 3
+        if header[HEADER_SIZE - 1] != check:
             raise self._wrong_password(member)
 
     def _inflated(self, member: ZipMember, packed: Iterable[bytes | memoryview]) -> Iterator[bytes]:
@@ -139,7 +125,7 @@ class ZipReader:
             for block in packed:  # to its end even when all is unpacked: an AES member's MAC comes last
                 yield from inflater.feed(block)
             yield inflater.flush()
-        except zlib_ng.error as error:
+        except INFLATE_ERROR as error:
             raise self._error("its compressed data is damaged", member) from error
 
     def _raw(self, member: ZipMember, size: int) -> Iterator[memoryview]:
@@ -170,7 +156,7 @@ class ZipReader:
 
 
 class Inflater:
-    """Unpacks one raw deflate stream, never more than 1 MiB at once; raises ``zlib_ng.error`` for damage."""
+    """Unpacks one raw deflate stream, never more than 1 MiB at once."""
 
     def __init__(self) -> None:
         self._stream = zlib_ng.decompressobj(wbits=-15)
@@ -184,11 +170,3 @@ class Inflater:
     def flush(self) -> bytes:
         """What is left at the end."""
         return bytes(self._stream.flush())
-
-
-def _check_byte(info: zipfile.ZipInfo) -> int:
-    """What the last byte of the decrypted header must be (APPNOTE 6.1.6, and Info-ZIP's use of the time)."""
-    if info.flag_bits & _HAS_DESCRIPTOR:  # the CRC was not known yet, so the high byte of the DOS time
-        _, _, _, hour, minute, _ = info.date_time
-        return hour << 3 | minute >> 3
-    return info.CRC >> 24

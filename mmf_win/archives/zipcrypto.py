@@ -125,15 +125,8 @@ def _member(name: bytes, content: bytes, password: bytes) -> tuple[bytes, bytes]
     data = Cipher(password).encrypt_bytes(os.urandom(HEADER_SIZE - 1) + bytes([check]) + packed)
     header = struct.pack(
         "<5H3I2H",
-        20,  # version needed to extract
-        1 | 1 << 11,  # encrypted; the name is UTF-8
-        8,  # deflate
-        0,
-        1 << 5 | 1,  # midnight of 1980-01-01, so that the file does not depend on the clock
-        crc,
-        len(data),
-        len(content),
-        len(name),
-        0,
+        *(20, 1 | 1 << 11, 8),  # version needed to extract; encrypted, with a name in UTF-8; deflate
+        *(0, 1 << 5 | 1),  # midnight of 1980-01-01, so that the file does not depend on the clock
+        *(crc, len(data), len(content), len(name), 0),
     )
     return header, data

@@ -26,8 +26,7 @@ from mmf_win.files import share
 from mmf_win.integrity.manifest import Manifest, Source, damaged, noted
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
-from mmf_win.unpacking.extract import install, install_repaired, make_manifest
-from mmf_win.unpacking.reading import open_with_progress
+from mmf_win.unpacking.extract import install, install_repaired, make_manifest, open_with_progress
 from mmf_win.unpacking.staging import (
     Staging,
     finish_installation,

@@ -16,7 +16,7 @@ from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import remove
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry
-from mmf_win.unpacking.reading import open_with_progress, unpack_chosen
+from mmf_win.unpacking.extract import open_with_progress, unpack_chosen
 from mmf_win.unpacking.staging import Staging
 
 _MOST_README = 1 << 20

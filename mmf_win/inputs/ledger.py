@@ -17,9 +17,8 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.digest import file_digest, git_id
 from mmf_win.integrity.finding import Difference
-from mmf_win.integrity.git_tree import file_blob_id
 from mmf_win.integrity.manifest import Check, Entry, Manifest
 from mmf_win.integrity.verify import hash_files
 
@@ -122,5 +121,5 @@ def contradicts_hash(path: Path, sha256: str | None = None) -> bool:
     known = hash_in_name(path)
     if known is None:
         return False
-    content = file_blob_id(path.resolve()) if len(known) == _GIT_ID else sha256 or file_digest(path).hex()
+    content = git_id(path.read_bytes()) if len(known) == _GIT_ID else sha256 or file_digest(path).hex()
     return not content.startswith(known)

@@ -22,8 +22,7 @@ from mmf_win.integrity.finding import Difference, Finding
 from mmf_win.integrity.manifest import Entry, Manifest, noted
 from mmf_win.integrity.verify import LOCK, find_damage, record_hashes
 from mmf_win.locking import locked
-from mmf_win.unpacking.extract import extract_verified
-from mmf_win.unpacking.reading import Choose, everything
+from mmf_win.unpacking.extract import Choose, everything, extract_verified
 from mmf_win.unpacking.staging import finish_installation, is_unfinished, require_finished
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import Zoo, ZooEntry

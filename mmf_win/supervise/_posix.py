@@ -33,15 +33,8 @@ def window_closed(press: Callable[[], None]) -> Iterator[None]:
 class Tree:
     """A process and all its descendants; they also end when this process does, however that ends.
 
-    They have a session of their own, so that the terminal's Ctrl+C reaches only this process.
-
-    Args:
-        command: the program and its arguments.
-        stop_file: asks the program to leave, once this process is gone.
-        grace: seconds that it has for that.
-        output: gets what it prints.
-        held: descriptors that stay open until it has ended.
-        env: its environment.
+    They have a session of their own, so that the terminal's Ctrl+C reaches only this process. Once that is
+    gone, ``stop_file`` asks them to leave, and after ``grace`` seconds they are killed.
     """
 
     def __init__(

@@ -98,13 +98,7 @@ class Tree:
 
     The process starts suspended and is let go once it is in the job, so that it also holds what a launcher
     starts first. It has a console of its own, without a window, so that Ctrl+C and a closed window
-    reach only this process.
-
-    Args:
-        command: the program and its arguments.
-        output: gets what it prints.
-        env: its environment.
-        unneeded: what it takes on Linux, where no job ends the program as soon as this process is gone.
+    reach only this process. What it takes on Linux besides is for where no job ends it with this process.
 
     Raises:
         OSError: Windows refuses to start the process, or to hold it in the job; it is gone then.
@@ -161,11 +155,8 @@ def _kill_on_close_job() -> int:
     job: int = _checked(_kernel32.CreateJobObjectW(None, None))
     limits = _ExtendedLimits()
     limits.BasicLimitInformation.LimitFlags = _KILL_ON_JOB_CLOSE
-    _checked(
-        _kernel32.SetInformationJobObject(
-            job, _EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits)
-        )
-    )
+    told = (_EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits))
+    _checked(_kernel32.SetInformationJobObject(job, *told))
     return job
 
 

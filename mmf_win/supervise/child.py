@@ -22,7 +22,6 @@ else:
 _POLL = 0.2
 _FAREWELL = 10.0  # seconds
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
-# Every kill since the system started, https://docs.kernel.org/filesystems/proc.html
 _COUNTERS = Path("/proc/vmstat")
 
 
@@ -51,7 +50,6 @@ def run_child(
     watch: Callable[[], bool],
     on_stop: Callable[[], None],
     patience: float,
-    orphaned: float | None = None,
     terminate: float | None = None,
     held: Sequence[int] = (),
     stops: Callable[[], int] | None = None,
@@ -62,8 +60,8 @@ def run_child(
     seconds without progress after the first, kills the child and its descendants. A child that has written
     ``exit_file`` has nothing left to do, and is killed when it has not left a few seconds later.
 
-    When this process is killed, the child is asked to leave, too, and is killed ``orphaned`` seconds later;
-    on Windows it ends immediately.
+    When this process is killed, the child is asked to leave, too, and is killed when it has not left after
+    ten times ``patience``; on Windows it ends immediately.
 
     Args:
         command: the program and its arguments.
@@ -74,22 +72,17 @@ def run_child(
         watch: called several times a second; True when the child made progress since the last call.
         on_stop: called once, when the user asked for a stop.
         patience: seconds.
-        orphaned: seconds; None for ten times ``patience``.
-        terminate: seconds after the first stop, when a child that is still there gets SIGTERM, since it may
-            know no stop file; None for never. Windows has no such signal.
+        terminate: for a child that may know no stop file: seconds after the first stop, when it gets SIGTERM
+            if it is still there. Windows has no such signal. It does not outlive this process.
         held: descriptors, of a lock for example, that stay open until the child has ended, even when this
             process is killed.
         stops: how often an end was asked for so far, as :func:`stop_requests` counts it; None to count here.
-
-    Returns:
-        How it ended.
     """
-    for of_earlier in (stop_file, exit_file):
-        if of_earlier is not None:
-            remove(of_earlier)
+    for of_earlier in filter(None, (stop_file, exit_file)):
+        remove(of_earlier)
     killed = False
     with log.open("ab") as output, stop_requests() if stops is None else nullcontext(stops) as presses:
-        grace = patience * _ORPHANS_PATIENCE if orphaned is None else orphaned
+        grace = patience * _ORPHANS_PATIENCE if terminate is None else 0.0
         tree = Tree(command, stop_file=stop_file, grace=grace, output=output, held=held, env=environment)
         try:
             deadline = terminate_at = float("inf")
@@ -122,11 +115,7 @@ def run_child(
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], int]]:
-    """Count how often the user asks for an end, by Ctrl+C, a kill or by closing the terminal.
-
-    Yields:
-        How often that was so far.
-    """
+    """Yield what counts how often the user asked for an end, by Ctrl+C, a kill or by closing the terminal."""
     presses = 0
 
     def press(_signal: int | None = None, _frame: FrameType | None = None) -> None:
@@ -143,10 +132,10 @@ def stop_requests() -> Iterator[Callable[[], int]]:
 
 
 def oom_kills() -> int | None:
-    """How many processes Linux has killed so far because memory ran out; None where nobody counts them.
+    """How many processes Linux has killed since it started because memory ran out; None where nobody counts.
 
-    Compare it from before and after: more of them mean that a process which died by SIGKILL in between was
-    most likely one. Kills inside a container count, too.
+    If that grows, a process that died by SIGKILL meanwhile was most likely one. Those inside a container
+    count, too. https://docs.kernel.org/filesystems/proc.html
     """
     try:
         found = re.search(r"^oom_kill (\d+)$", _COUNTERS.read_text(encoding="ascii"), re.MULTILINE)

@@ -210,7 +210,6 @@ class _Turn:
                 watch=_Watch(folder, log, self.tell, lambda run: self._trains(name, run)),
                 on_stop=lambda: None,
                 patience=2 * how.patience,  # the command's own comes first
-                orphaned=None if has_ours else 0.0,
                 terminate=None if has_ours else _POLITE,
                 held=[self.held],
                 stops=lambda: self.asked().stops,

@@ -8,20 +8,103 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from mmf_win.archives import Ask, open_archive
+from mmf_win.archives import Archive, Ask, Digest, Member, open_archive
+from mmf_win.archives.names import folded
+from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError, DataError
-from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import find_damage, mark_intact
-from mmf_win.unpacking.reading import Choose, everything, unpack_chosen
 from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, require_space, staging
 
+Choose: TypeAlias = Callable[[str], str | None]
+"""Name of a member → path of its file below the folder, with ``/``; None leaves the member out."""
+
+_LARGE = 1 << 20
+_JUST_BEFORE_NS = 3_000_000_000
 _log = logging.getLogger(__name__)
+
+
+def everything(member: str) -> str:
+    """Choose each member, under its own name."""
+    return member
+
+
+def open_with_progress(path: Path, ask: Ask | None = None) -> Archive:
+    """Open an archive, with a bar if it has to be read to be listed, as a compressed tar has.
+
+    Raises:
+        ArchiveError: see :func:`mmf_win.archives.open_archive`.
+        PasswordError: likewise.
+    """
+    with ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def advance(amount: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(Progress("Listing", path.stat().st_size)))
+            bars[0].advance(amount)
+
+        return open_archive(path, ask, progress=advance)
+
+
+def unpack_chosen(
+    archive: Archive,
+    choose: Choose,
+    here: Staging,
+    title: str,
+    digest: Digest | None = None,
+    *,
+    enough: int | None = None,
+) -> dict[str, Entry]:
+    """Write the chosen members below ``here.new``.
+
+    Args:
+        archive: opened; a tar need not be listed.
+        choose: which members, and where to.
+        here: the staging folder.
+        title: of the progress bar.
+        digest: is fed with the archive itself; complete when this has ended.
+        enough: stop after so many; the digest is incomplete then.
+
+    Returns:
+        path below ``here.new``, with ``/`` → what is there now.
+
+    Raises:
+        ArchiveError: the archive is damaged or hostile, or two members are for one file.
+        ResourceError: the members do not fit on the disk.
+    """
+    require_space(here.new, sum(member.size for member in archive.members if choose(member.name) is not None))
+    taken: dict[str, str] = {}
+
+    def target(member: Member) -> Path | None:
+        if (name := choose(member.name)) is None:
+            return None
+        if other := taken.get(folded(name)):
+            message = f"members {other} and {member.name} are both for the file {name}"
+            raise ArchiveError(f"{archive.path}: {message}")
+        taken[folded(name)] = member.name
+        if member.size > _LARGE:
+            require_space(here.new, member.size)
+        return here.new / name
+
+    files: dict[str, Entry] = {}
+    # A file that looks as if it changed about when it was hashed would be hashed again at the next check.
+    mtime_ns = archive.path.stat().st_mtime_ns - _JUST_BEFORE_NS
+    work = archive.work(lambda member: choose(member.name))
+    with Progress(title, work) as bar, closing(archive.extract(target, bar.advance, digest)) as written:
+        for done in written:
+            os.utime(done.target, ns=(mtime_ns, mtime_ns))
+            files[done.target.relative_to(here.new).as_posix()] = Entry(done.sha256, done.size)
+            if len(files) == enough:
+                break
+    return files
 
 
 def extract_verified(
@@ -38,9 +121,11 @@ def extract_verified(
     """Unpack an archive to a folder and write the manifest of what came out of it.
 
     When the folder already holds what came out of this archive, it is verified, and only files that are wrong
-    are unpacked again. Other files in the folder stay, except those in the way of a new one.
+    are unpacked again, reading no further than the last of them. Such a member is believed when it has the
+    hash that the manifest says, whatever else is wrong with the archive.
 
-    While another process is at work in the folder, this one says so and waits.
+    Other files in the folder stay, except those in the way of a new one. While another process is at work
+    there, this one says so and waits.
 
     Args:
         archive: of any kind that :mod:`mmf_win.archives` reads, or a folder.
@@ -59,19 +144,26 @@ def extract_verified(
         OSError: a file cannot be written; what was written is gone again.
     """
     finish_installation(folder)
-    if (manifest := _made_of(archive, folder, expected_sha256)) is not None:
-        if wrong := find_damage(manifest):
-            repair(manifest, archive, wrong, ask=ask, choose=choose, title=title)
-        else:
-            _log.info("%s: this archive is unpacked here already", folder)
+    manifest, wrong = _made_of(archive, folder, expected_sha256)
+    if manifest and not wrong:
+        _log.info("%s: this archive is unpacked here already", folder)
         return manifest
+
+    def choose_wrong(member: str) -> str | None:
+        name = choose(member)
+        return name if name in wrong else None
+
     with open_archive(archive, ask, listed=False) as opened:
         opened.check_password()
         source = Source.of(archive)
         with staging(folder, wait=True) as here:
-            manifest = _made_of(archive, folder, expected_sha256)
-            if manifest is not None and not find_damage(manifest):
-                return manifest  # thanks to the process that was at work here until now
+            if manifest is None:  # another process may have been at work here until now
+                manifest, wrong = _made_of(archive, folder, expected_sha256)
+            if manifest:
+                if wrong:
+                    files = unpack_chosen(opened, choose_wrong, here, title, enough=len(wrong))
+                    install_repaired(here, manifest, files, wrong, archive)
+                return manifest
             if not opened.members:  # a tar, of which nothing else is known yet
                 require_space(folder, archive.stat().st_size)
             digest = hashlib.sha256() if archive.is_file() else None
@@ -125,45 +217,6 @@ def make_manifest(
     return Manifest(folder, dict(sorted(files.items())), basis, source, result or {})
 
 
-def repair(
-    manifest: Manifest,
-    archive: Path,
-    wrong: Iterable[Difference],
-    *,
-    ask: Ask | None = None,
-    choose: Choose = everything,
-    title: str = "Repairing",
-) -> None:
-    """Unpack again the files that are wrong, and only these.
-
-    A member is believed when it has the hash that the manifest says, whatever else is wrong with the archive.
-    All of them are put in place together, or none is. The archive is read no further than the last of them.
-
-    Args:
-        manifest: of the folder.
-        archive: where the files came from.
-        wrong: what :func:`~mmf_win.integrity.verify.find_damage` found.
-        ask: answers with the password, if the archive needs one.
-        choose: as when they were extracted.
-        title: of the progress bar.
-
-    Raises:
-        ArchiveError: the archive does not hold them as they should be; nothing was changed.
-        ResourceError: there is not enough room; nothing was changed.
-    """
-    names = sorted({difference.path for difference in wrong})
-
-    def choose_wrong(member: str) -> str | None:
-        name = choose(member)
-        return name if name in names else None
-
-    with open_archive(archive, ask, listed=False) as opened:
-        opened.check_password()
-        with staging(manifest.folder, wait=True) as here:
-            files = unpack_chosen(opened, choose_wrong, here, title, enough=len(names))
-            install_repaired(here, manifest, files, names, archive)
-
-
 def install_repaired(
     here: Staging, manifest: Manifest, files: Mapping[str, Entry], names: Collection[str], archive: Path
 ) -> None:
@@ -192,17 +245,16 @@ def install_repaired(
     mark_intact(replace(manifest, files={**manifest.files, **sizes}), names)
 
 
-def _made_of(archive: Path, folder: Path, expected_sha256: str | None) -> Manifest | None:
-    """The folder's manifest, if what it lists came out of this archive."""
-    try:
+def _made_of(archive: Path, folder: Path, expected_sha256: str | None) -> tuple[Manifest | None, list[str]]:
+    """The folder's manifest, if what it lists came out of this archive, and which of its files are wrong."""
+    manifest = None
+    with suppress(DataError):  # whatever it lists is unpacked again
         manifest = Manifest.load(folder)
-    except DataError:
-        return None  # whatever it lists is unpacked again
     if manifest is None or manifest.source is None or manifest.was_changed:
-        return None
-    if not manifest.source.is_same(archive):
-        return None
-    return manifest if expected_sha256 in (None, manifest.source.sha256) else None
+        return None, []
+    if expected_sha256 not in (None, manifest.source.sha256) or not manifest.source.is_same(archive):
+        return None, []
+    return manifest, [difference.path for difference in find_damage(manifest)]
 
 
 def _moves(new: Path, target: Path, removed: Collection[Path]) -> Iterator[tuple[Path | None, Path]]:

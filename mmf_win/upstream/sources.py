@@ -21,10 +21,10 @@ from typing import Literal, TypeAlias
 
 from mmf_win.archives import open_archive
 from mmf_win.errors import ArchiveError, MmfError
-from mmf_win.integrity.git_tree import GitFile, Mode, blob_id, tree_id
+from mmf_win.integrity.digest import GitFile, git_id, git_tree_id
 from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import is_portable
-from mmf_win.unpacking.reading import everything, unpack_chosen
+from mmf_win.unpacking.extract import everything, unpack_chosen
 from mmf_win.unpacking.staging import Staging
 from mmf_win.upstream.download import download
 
@@ -123,22 +123,22 @@ class GithubArchive:
         try:
             with tarfile.open(archive, "r:gz") as opened:
                 for name, mode, content in _unpack(opened, here.new):
-                    files[name] = GitFile(mode, blob_id(content))
+                    files[name] = mode, git_id(content)
                     entries[name] = Entry(hashlib.sha256(content).hexdigest(), len(content))
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise MmfError(
                 f"what {self.url} sent is damaged or no archive: {error}", hint="run the same command again"
             ) from error
-        if tree_id(files) != self.tree:
+        if (tree := git_tree_id(files)) != self.tree:
             raise MmfError(
-                f"what {self.url} sent is not commit {self.commit}: the id of its tree is {tree_id(files)}, "
+                f"what {self.url} sent is not commit {self.commit}: the id of its tree is {tree}, "
                 f"not {self.tree}",
                 hint="something on the way changes downloads; try another network",
             )
         return Manifest(here.new, entries, "published", Source.of(archive, sha256))
 
 
-def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, Mode, bytes]]:
+def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, str, bytes]]:
     """Write an archive's files below ``root``, without its top folder; yield the mode and content of each."""
     for member in archive:
         parts = member.name.split("/")[1:]
@@ -151,7 +151,7 @@ def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, Mode, b
         file = root.joinpath(*parts)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-        mode: Mode = "120000" if member.issym() else "100755" if member.mode & 0o100 else "100644"
+        mode = "120000" if member.issym() else "100755" if member.mode & 0o100 else "100644"
         yield "/".join(parts), mode, content
 
 

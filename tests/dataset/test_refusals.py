@@ -244,7 +244,7 @@ def test_a_disk_that_fills_up_meanwhile(
         with filler, contextlib.suppress(OSError):
             while True:
                 filler.write(bytes(1000))
-        monkeypatch.setattr("mmf_win.unpacking.reading.require_space", lambda *_: None)
+        monkeypatch.setattr("mmf_win.unpacking.extract.require_space", lambda *_: None)
         return unpack(*arguments, **options)
 
     monkeypatch.setattr(unpack_module, "unpack_chosen", fill_the_disk_first)

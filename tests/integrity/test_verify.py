@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import SUMS, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import LOCK, find_damage, hash_files, last_check, record_hashes
@@ -243,11 +242,3 @@ def test_what_the_files_were_made_of_is_known_also_where_their_list_is_not_the_o
         loaded(folder).save_checks()
     manifest = loaded(folder)
     assert (manifest.source, manifest.basis, manifest.was_changed) == (source, "recorded", True)
-
-
-def test_progress_is_told_in_bytes(user_dir: Path) -> None:
-    (user_dir / "big").write_bytes(b"x" * 3_000_000)
-    pieces: list[int] = []
-    file_digest(user_dir / "big", progress=pieces.append)
-    assert sum(pieces) == 3_000_000
-    assert len(pieces) > 1

@@ -15,7 +15,7 @@ from mmf_win.upstream.sources import GithubArchive, PypiWheel
 
 VERSION = "9.9.0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-# What git itself says of TREE; test_git_tree.py asks it.
+# What git itself says of TREE; test_digest.py asks it.
 TREE_ID = "4a3b612f8b3fd9f21db2f9607d1dc3690bd4f2df"
 
 
