@@ -86,12 +86,12 @@ def write_page(profile: Profile) -> Path:
     from mmf_win.results.report.page import Fact
 
     facts = [
-        Fact.above("Device", profile.device),
-        Fact.above("Batch", f"{profile.batch} rows"),
-        Fact.above("DataLoader workers", str(profile.waiting.workers)),
-        Fact.above("Processors", str(profile.waiting.processors)),
-        Fact.above("Checkpoints", f"every {profile.checkpoint_interval} updates"),
-        Fact.above("Validations", f"every {profile.evaluation_interval} updates"),
+        Fact("Device", profile.device),
+        Fact("Batch", f"{profile.batch} rows"),
+        Fact("DataLoader workers", str(profile.waiting.workers)),
+        Fact("Processors", str(profile.waiting.processors)),
+        Fact("Checkpoints", f"every {profile.checkpoint_interval} updates"),
+        Fact("Validations", f"every {profile.evaluation_interval} updates"),
     ]
     rows = {NAMES[name]: 1000 * seconds for name, seconds in seconds_of_update(profile).items()}
     about = {"name": profile.name, "verdict": verdict(profile), "rows": rows, "facts": facts}

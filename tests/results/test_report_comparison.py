@@ -126,7 +126,7 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
 def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:
     runs = [world.run("first"), world.run("second", seed=2), world.run("third", preset="visual_bert")]
     for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
-        assert list(comparison.of_runs([(run, None) for run in shown], None)["colours"]) == apart
+        assert list(comparison.of_runs([(run, None) for run in shown], None, {})["colours"]) == apart
     page = pages.of_runs(runs[:2], world.save).read_text(encoding="utf-8")
     assert page.count("--key: var(--series-2)") == 2, "in the legend and in the table"
 

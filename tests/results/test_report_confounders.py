@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mmf_win.dataset.annotations import Row
-from mmf_win.results.report.confounders import pairs
-from mmf_win.results.report.scored import ScoredMeme, worst
+from mmf_win.results.report.scored import ScoredMeme, pairs, worst
 
 
 def meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:

@@ -15,12 +15,11 @@ from mmf_win.results.metrics import auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
-from mmf_win.results.report.svg import SERIES
 from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import PAPER, Published, published, why_none
 
-BEST = len(SERIES)
+BEST = len(plots.SERIES)
 """Of how many runs of a sweep the curves and differences are shown."""
 
 _LONGEST = 120  # characters of a group's name
@@ -37,14 +36,12 @@ class ComparedRun:
     """One of the runs.
 
     Attributes:
-        run, summary, curves: what its folder says.
         preset: what it was trained by, or what its published weights are of.
         published: what the paper reports of that.
         configuration: what its result depends on beside the seed, by key; see :func:`_configuration`.
-        best, best_on: its best validation AUROC, and what that was measured on; None where there is none.
-        scored: its predictions of the split that is compared; None where there are none.
-        rows: how many rows that is; None as well.
-        auroc, accuracy: of these predictions; None where not all of them have labels.
+        best, best_on: its best validation AUROC, and what that was measured on, where there is one.
+        scored, rows: its predictions of the split that is compared, and of how many rows, where it has some.
+        auroc, accuracy: of these predictions, where all of them have labels.
     """
 
     run: Run
@@ -65,9 +62,7 @@ class ComparedRun:
 class Group:
     """Runs that were trained to their end with configurations that differ in the seed alone, or one run.
 
-    Attributes:
-        name: their preset, and what tells them from other groups of it.
-        entries: the runs.
+    The name is their preset, and what tells them from other groups of it.
     """
 
     name: str
@@ -82,9 +77,7 @@ class Group:
     def same(self, attribute: str) -> str | None:
         """``best_on`` or ``rows``, where it is known and the same for all of the runs."""
         values = {getattr(entry, attribute) for entry in self.entries} - {None}
-        if len(values) > 1:
-            return "different rows"
-        return next(iter(values), None)
+        return "different rows" if len(values) > 1 else next(iter(values), None)
 
     def is_comparable(self, paper: Published) -> bool:
         """Whether all of the runs predicted as many rows as the paper did."""
@@ -94,15 +87,15 @@ class Group:
 def of_runs(
     runs: Sequence[tuple[Run, Scored | None]],
     split: str | None,
-    settings: Mapping[Run, Mapping[str, object]] | None = None,
+    settings: Mapping[Run, Mapping[str, object]],
 ) -> dict[str, Any]:
     """What the page shows.
 
     Args:
         runs: each with its predictions of ``split``.
         split: what the runs are compared on; None where none of them has predicted anything.
-        settings: a run → the parameters in which runs of a sweep differ. With them, curves and
-            differences are those of the :data:`BEST` runs alone, since a sweep may have hundreds.
+        settings: the parameters in which runs of a sweep differ. With them, curves and differences are those
+            of the :data:`BEST` runs alone, since a sweep may have hundreds.
 
     Raises:
         DataError: a run's request cannot be read.
@@ -110,14 +103,12 @@ def of_runs(
     entries = [entry_of(run, scored) for run, scored in runs]
     groups = grouped(entries)
     predicted = [entry for entry in entries if entry.scored is not None]
-    shown, contrasted = entries, predicted
-    if settings is not None:
-        shown, contrasted = best(entries), best(predicted)
+    shown, contrasted = (best(entries), best(predicted)) if settings else (entries, predicted)
     group_of = {entry.run: group.name for group in groups for entry in group.entries}
     apart = dict.fromkeys(group_of[entry.run] for entry in shown)
     if len(apart) == 1:
         apart = dict.fromkeys(entry.run.id for entry in shown)
-    colours = dict(zip(apart, cycle(SERIES)))  # of the groups, or of the runs of the only one
+    colours = dict(zip(apart, cycle(plots.SERIES)))  # of the groups, or of the runs of the only one
     papers = {g.name: split and published(g.entries[0].published, split, "auroc") for g in groups}
     curves = (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss"))
     return {
@@ -132,7 +123,7 @@ def of_runs(
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": plots.by_setting([((settings or {}).get(e.run, {}), e.best) for e in entries]),
+        "settings": plots.by_setting([(settings.get(e.run, {}), e.best) for e in entries]),
         "plots": [
             plots.overlaid(
                 name,
@@ -155,19 +146,18 @@ def best(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
     """The runs with those that they may be averaged with, in the order in which they were named."""
-    groups = seeds.grouped((entry, _alike(entry), entry.summary.seed) for entry in entries)
+
+    def alike(entry: ComparedRun) -> str:
+        alone = None if entry.summary.state == "done" else entry.run.path
+        return repr((sorted(entry.configuration.items()), alone))
+
+    groups = seeds.grouped((entry, alike(entry), entry.summary.seed) for entry in entries)
     firsts = [group[0] for group in groups]
     names = [_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
     return [
         Group(name if names.count(name) == 1 else f"{name} ({group[0].run.id})", group)
         for group, name in zip(groups, names, strict=True)
     ]
-
-
-def _alike(entry: ComparedRun) -> str:
-    """What runs that may be averaged have in common; one that has not ended well stays alone."""
-    alone = None if entry.summary.state == "done" else entry.run.path
-    return repr((sorted(entry.configuration.items()), alone))
 
 
 def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
@@ -186,10 +176,8 @@ def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
 
 
 def _configuration(run: Run, summary: history.Summary, curves: TrainingCurves) -> dict[str, Any]:
-    """What the result of a run depends on beside its seed, by key.
-
-    That is what was asked for, what MMF made of it, what it was trained on, which totals it was to reach
-    when, since rates of learning depend on that, and how it ended.
+    """What the result of a run depends on beside its seed: what was asked for, what MMF made of it, what it
+    was trained on, which totals it was to reach when (rates of learning depend on that), and how it ended.
     """
     known = {
         key.removeprefix("request.").removeprefix("settings."): value

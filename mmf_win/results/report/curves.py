@@ -11,9 +11,10 @@ from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
 from mmf_win.runs.history import AUROC
 
-_ACCURACY = AUROC.replace("roc_auc", "accuracy")
-_TRAIN = {"loss": "loss", "lr": "lr", "speed": "updates_per_s", "memory": "max_mem_mib"}
-_VAL = {"val_loss": "total_loss", "auroc": AUROC, "accuracy": _ACCURACY}
+_VALUES = {
+    "train": {"loss": "loss", "lr": "lr", "speed": "updates_per_s", "memory": "max_mem_mib"},
+    "val": {"val_loss": "total_loss", "auroc": AUROC, "accuracy": AUROC.replace("roc_auc", "accuracy")},
+}
 _WHY = {
     "interrupted": "after an interruption",
     "cuda_oom": "after the GPU's memory had run out",
@@ -26,16 +27,15 @@ _WHY = {
 
 @dataclass(frozen=True)
 class TrainedAttempt:
-    """One process that trained.
+    """One process that trained; what is not known of it is None.
 
     Attributes:
         update: where it began.
-        batch: rows an update, where it is known.
-        micro_batch: rows of a forward pass, where it is known.
-        device: what it ran on, where it is known.
+        batch, micro_batch: rows of an update, and of a forward pass.
+        device: what it ran on.
         why: for a later attempt, what had happened before.
-        data: what it trained on, where it is known.
-        total: updates that it was to reach, where it is known.
+        data: what it trained on.
+        total: updates that it was to reach.
     """
 
     update: int
@@ -43,8 +43,8 @@ class TrainedAttempt:
     micro_batch: int | None
     device: str | None
     why: str
-    data: Coverage | None = None
-    total: int | None = None
+    data: Coverage | None
+    total: int | None
 
     @property
     def batching(self) -> str:
@@ -152,13 +152,10 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
 
 
 def _values(event: Event) -> dict[str, float]:
-    if event["kind"] == "train":
-        source, names = event, _TRAIN
-    elif event["kind"] == "val" and isinstance(event.get("metrics"), dict):
-        source, names = event["metrics"], _VAL
-    else:
+    source = event.get("metrics") if event["kind"] == "val" else event
+    if not isinstance(source, dict):
         return {}
-    numbers = {name: _number(source.get(key)) for name, key in names.items()}
+    numbers = {name: _number(source.get(key)) for name, key in _VALUES.get(event["kind"], {}).items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 

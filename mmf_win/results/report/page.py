@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -19,10 +18,9 @@ from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import read_events
 from mmf_win.results.metrics import Score, measure
 from mmf_win.results.report import plots
-from mmf_win.results.report.confounders import Pair, pairs
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.pictures import alike, thumbnail
-from mmf_win.results.report.scored import Scored, ranked, worst
+from mmf_win.results.report.scored import Pair, Scored, pairs, ranked, worst
 from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs import history
 from mmf_win.runs.folder import Run
@@ -51,33 +49,21 @@ _PACKAGES = {
 }
 
 
-@dataclass(frozen=True)
-class Fact:
-    """Something to know about the run.
+class Fact(NamedTuple):
+    """Something to know, as it is listed at the end of the page.
 
-    Attributes:
-        name, value: as they are listed at the end of the page.
-        brief: the value as it stands below the title; None for what does not stand there.
+    Below the title, ``brief`` stands for the value: None for the value itself, and "" for what is not there.
     """
 
     name: str
     value: str
     brief: str | None = None
 
-    @classmethod
-    def above(cls, name: str, value: str) -> Fact:
-        """One that stands below the title as it is."""
-        return cls(name, value, value)
-
 
 def of_run(run: Run, scored: Scored | None, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
-    """What the page of a run shows.
+    """What the page of a run shows; without predictions, it is about training alone.
 
-    Args:
-        run: what it is about.
-        scored: its predictions; None for a page about training alone.
-        dataset: where the memes are.
-        images: whether the page holds small copies of the memes.
+    ``images`` is whether it holds small copies of the memes, which are in ``dataset``.
 
     Raises:
         DataError: the run's request cannot be read.
@@ -108,10 +94,10 @@ def of_ensemble(scored: Scored, dataset: DatasetPaths) -> dict[str, Any]:
         "training": [],
         "resources": [],
         "facts": [
-            *(Fact.above("Member", member["run"]) for member in members),
+            *(Fact("Member", member["run"]) for member in members),
             *_versions(scored.saved_metrics.get("versions", {})),
             *_facts_of(scored),
-            Fact("Folder", str(folder)),
+            Fact("Folder", str(folder), ""),
         ],
         **_predictions(scored, {}, dataset, images=True),
     }
@@ -125,20 +111,19 @@ def _predictions(
     shown |= {"metrics": None, "decisions": [], "gallery": []}
     if scored is None:
         return shown
-    labels, probas, threshold = scored.labels, scored.probas, scored.threshold
-    gallery = ranked(scored.memes, GALLERY) if labels is None or scored.are_own else []
-    shown |= {"gallery": gallery}
-    memes = list(gallery)
+    labels, probas, threshold, name = scored.labels, scored.probas, scored.threshold, scored.value_name
+    memes = ranked(scored.memes, GALLERY) if labels is None or scored.are_own else []
+    shown |= {"gallery": memes}
     if labels is None:
-        shown |= {"decisions": [plots.histogram(probas, threshold, name=scored.value_name)]}
+        shown |= {"decisions": [plots.histogram(probas, threshold, name)]}
     else:
-        metrics = measure(labels, probas, threshold=threshold, calibrated=scored.are_probabilities)
+        metrics = measure(labels, probas, threshold=threshold, calibrated=name == "probability")
         pictures = {meme.row.id: dataset.images / meme.row.img for meme in scored.memes}
         found = pairs(scored.memes, alike(pictures) if images else {})
         worst_pairs = _without_repeats(found)
         counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
         alarms, misses = (worst(scored.memes, label, MISTAKES) for label in (0, 1))
-        memes += [*alarms, *misses, *(meme for pair in worst_pairs for meme in (pair.hateful, pair.benign))]
+        memes = [*memes, *alarms, *misses, *(meme for pair in worst_pairs for meme in pair[:2])]
         shown |= {
             "metrics": metrics,
             "tiles": _tiles(metrics, scored, numbers),
@@ -147,7 +132,7 @@ def _predictions(
             "false_alarms": counts[0, 1],
             "missed": counts[1, 0],
             "caught": counts[1, 1],
-            "decisions": plots.decisions(labels, probas, metrics, threshold, name=scored.value_name),
+            "decisions": plots.decisions(labels, probas, metrics, threshold, name),
             "alarms": alarms,
             "misses": misses,
             "pairs": worst_pairs,
@@ -164,7 +149,7 @@ def _without_repeats(found: list[Pair]) -> list[Pair]:
     shown: list[Pair] = []
     seen: set[int] = set()
     for pair in found:
-        ids = {pair.hateful.row.id, pair.benign.row.id}
+        ids = {meme.row.id for meme in pair[:2]}
         if len(shown) < PAIRS and not ids & seen:
             shown.append(pair)
             seen |= ids
@@ -194,49 +179,48 @@ def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]
 def _facts(
     run: Run, request: Request, summary: history.Summary, curves: TrainingCurves, scored: Scored | None
 ) -> list[Fact]:
-    facts = [Fact("Preset", request.preset), Fact.above("Model", request.model)]
+    facts = [Fact("Preset", request.preset, ""), Fact("Model", request.model)]
     if request.published_weights:
         facts += [
-            Fact.above("Weights", f"published, {request.published_weights}"),
+            Fact("Weights", f"published, {request.published_weights}"),
             *_versions({} if scored is None else scored.saved_metrics.get("versions", {})),
-            Fact("State", summary.state),
+            Fact("State", summary.state, ""),
         ]
     else:
         facts += _facts_of_training(request, summary, curves)
     if scored is not None:
         facts += _facts_of(scored)
-    return [*facts, Fact("Folder", str(run.path))]
+    return [*facts, Fact("Folder", str(run.path), "")]
 
 
 def _facts_of_training(request: Request, summary: history.Summary, curves: TrainingCurves) -> list[Fact]:
-    seed = request.seed if request.seed is not None else "drawn"
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
     facts = [
-        Fact.above("MMF", request.mmf or "unknown"),
+        Fact("MMF", request.mmf or "unknown"),
         *_versions(curves.versions),
-        Fact.above("Began", moment(summary.started)),
-        Fact.above("Training took", duration(summary.seconds)),
-        Fact.above("Updates", f"{summary.updates or 0:,}{total}"),
-        Fact("State", summary.state),
-        Fact.above("Seed", str(seed)),
+        Fact("Began", moment(summary.started)),
+        Fact("Training took", duration(summary.seconds)),
+        Fact("Updates", f"{summary.updates or 0:,}{total}"),
+        Fact("State", summary.state, ""),
+        Fact("Seed", "drawn" if request.seed is None else str(request.seed)),
     ]
     if curves.attempts:
         last = curves.attempts[-1]
-        facts += [Fact.above("Batch", last.batching), Fact.above("Device", last.device or "unknown")]
+        facts += [Fact("Batch", last.batching), Fact("Device", last.device or "unknown")]
         if last.data is not None:
-            facts.append(Fact("Trained on", str(last.data), str(last.data) if last.data.is_partial else None))
+            facts.append(Fact("Trained on", str(last.data), None if last.data.is_partial else ""))
     on = summary.validated_on or "unknown"
-    return [*facts, Fact("Validated on", on, on if on != summary.val_split else None)]
+    return [*facts, Fact("Validated on", on, None if on != summary.val_split else "")]
 
 
 def _versions(versions: Mapping[str, str]) -> list[Fact]:
-    return [Fact(name, versions[key]) for key, name in _PACKAGES.items() if key in versions]
+    return [Fact(name, versions[key], "") for key, name in _PACKAGES.items() if key in versions]
 
 
 def _facts_of(scored: Scored) -> list[Fact]:
     digest = file_digest(scored.annotations).hex()
     facts = [
-        Fact("Split", f"{scored.title}, {scored.coverage.amount} memes"),
+        Fact("Split", f"{scored.title}, {scored.coverage.amount} memes", ""),
         Fact("Annotations", f"sha256 {digest}", f"{digest[:8]}…"),
     ]
     for member in scored.saved_metrics.get("members", []):
@@ -244,7 +228,7 @@ def _facts_of(scored: Scored) -> list[Fact]:
         facts.append(Fact("Checkpoint", f"{name}, sha256 {weights}", f"{name} {weights[:8]}…"))
     origin = scored.saved_metrics.get("threshold_from", "default")
     chosen = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")
-    return [*facts, Fact.above("Threshold", chosen), Fact("Predictions", scored.csv.name)]
+    return [*facts, Fact("Threshold", chosen), Fact("Predictions", scored.csv.name, "")]
 
 
 def write(template: str, output: Path, about: dict[str, Any]) -> Path:

@@ -51,9 +51,8 @@ def of_run(
         hint = f"it has those for {', '.join(predicted)}" if predicted else f"there are: {', '.join(there)}"
         raise UsageError(message, hint=hint)
     scored = None if found is None else read_scored(found[1], found[0], dataset)
-    about = page.of_run(run, scored, dataset, images=images)
-    beside = page_beside(found[1]) if found else run.reports / "report.html"
-    return page.write("run.html", output or beside, about)
+    beside = found[1].with_suffix(".html") if found else run.reports / "report.html"
+    return page.write("run.html", output or beside, page.of_run(run, scored, dataset, images=images))
 
 
 def with_something_to_show(run: Run) -> Run:
@@ -69,10 +68,7 @@ def with_something_to_show(run: Run) -> Run:
 
 
 def of_ensemble(csv: Path) -> Path:
-    """Write the page of an ensemble beside its predictions, and return it.
-
-    Args:
-        csv: the blended predictions, with their record beside them.
+    """Write the page of an ensemble beside its predictions and their record, and return it.
 
     Raises:
         DataError: predictions or annotations cannot be read.
@@ -81,12 +77,7 @@ def of_ensemble(csv: Path) -> Path:
     annotations = Path(facts["annotations"])  # of own memes, it lies in no dataset, and a copy beside the CSV
     dataset = DatasetPaths(annotations.parent.parent)
     scored = read_scored(csv, facts["split"], dataset)
-    return page.write("run.html", page_beside(csv), page.of_ensemble(scored, dataset))
-
-
-def page_beside(csv: Path) -> Path:
-    """The page that shows a prediction file."""
-    return csv.with_suffix(".html")
+    return page.write("run.html", csv.with_suffix(".html"), page.of_ensemble(scored, dataset))
 
 
 def of_runs(
@@ -106,8 +97,7 @@ def of_runs(
         split: what to compare them on; None for the one that most of them have predicted.
         data_dir: MMF's data folder; None for each run's own.
         output: the page.
-        settings: a run → the parameters in which runs of a sweep differ, which are then shown
-            with what came of them; None for runs of no sweep.
+        settings: the parameters in which runs of a sweep differ, to be shown with what came of them.
 
     Raises:
         UsageError: fewer than two different runs are named, or none of them has predicted ``split``.
@@ -121,7 +111,7 @@ def of_runs(
     if split is not None and not any(predictions for _, predictions in scored):
         message = f"none of these runs has predictions for {split}"
         raise UsageError(message, hint=_predict(runs, split, data_dir))
-    about = comparison.of_runs(scored, chosen, settings)
+    about = comparison.of_runs(scored, chosen, settings or {})
     with nullcontext(output) if output else new_file(save_dir, "comparison_", ".html") as made:
         return page.write("compare.html", made, about)
 

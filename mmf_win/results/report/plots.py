@@ -1,22 +1,64 @@
-"""The plots of the pages."""
+"""The plots of the pages: Matplotlib's figures as SVG that takes its colours and fonts from the page."""
 
 from __future__ import annotations
 
+import io
 import math
+import re
 import statistics
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
+import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from mmf_win.results.metrics import Score, calibration_bins, found_above
 from mmf_win.results.report.curves import TrainingCurves
-from mmf_win.results.report.svg import COLOURS, Plot
+
+# Matplotlib wants a colour; each of these stands for the CSS variable that takes its place.
+SERIES = tuple(f"series-{n}" for n in range(1, 9))
+"""Roles whose colours are easily told apart, in order."""
+
+_ROLES = ("ink", "muted", "rule", "hateful", "benign", "accent", *SERIES)
+COLOURS = {role: f"#{0xC0DE00 + n:06x}" for n, role in enumerate(_ROLES)}
+"""The roles that a colour of a plot can have."""
+
+# Inches of a plot; about as wide as a phone, so that letters keep their size there.
+_SIZE = (3.5, 2.5)
+
+# Left, bottom, width, height as shares; fixed, since measuring every letter first takes twice as long.
+_AREA = (0.15, 0.17, 0.83, 0.78)
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mmfw",
+    "font.size": 8.5,
+    "axes.edgecolor": COLOURS["rule"],
+    "axes.labelcolor": COLOURS["muted"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": COLOURS["rule"],
+    "grid.linewidth": 0.6,
+    "xtick.color": COLOURS["rule"],
+    "ytick.color": COLOURS["rule"],
+    "xtick.labelcolor": COLOURS["muted"],
+    "ytick.labelcolor": COLOURS["muted"],
+    "text.color": COLOURS["ink"],
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
 
 _MOST = 400  # points of a line; more cannot be seen
 _BARS = 25
@@ -26,6 +68,34 @@ _LONGEST = 14  # letters of a label
 _BROKEN: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (4, 3))}
 
 Points = Sequence[tuple[float, float]]
+
+
+@dataclass
+class Plot:
+    """A plot of the page.
+
+    Attributes:
+        name: of the element on the page; the ids in the drawing begin with it.
+        caption: below it, in a sentence; with the title, also the drawing's text alternative.
+        legend: what its colours mean: label → the role of the colour.
+        svg: what :meth:`drawing` drew.
+    """
+
+    name: str
+    title: str
+    caption: str
+    legend: dict[str, str] = field(default_factory=dict)
+    svg: str = ""
+
+    @contextmanager
+    def drawing(self) -> Iterator[Axes]:
+        """Axes to draw on; afterwards, :attr:`svg` is the drawing."""
+        with matplotlib.rc_context(_STYLE):
+            figure = Figure(figsize=_SIZE)
+            yield figure.add_axes(_AREA)
+            buffer = io.StringIO()
+            figure.savefig(buffer, format="svg")
+        self.svg = _themed(buffer.getvalue(), self.name, f"{self.title}: {self.caption}")
 
 
 def training(curves: TrainingCurves) -> list[Plot]:
@@ -77,29 +147,17 @@ def resources(curves: TrainingCurves) -> list[Plot]:
 
 
 def decisions(
-    labels: Sequence[int],
-    probas: Sequence[float],
-    metrics: Mapping[str, Score],
-    threshold: float,
-    *,
-    name: str,
+    labels: Sequence[int], probas: Sequence[float], metrics: Mapping[str, Score], threshold: float, name: str
 ) -> list[Plot]:
-    """ROC, precision and recall, calibration and scores by class, as far as the labels allow them.
-
-    Args:
-        labels, probas: of each meme.
-        metrics: what they were measured at.
-        threshold: what is above it was predicted to be hateful.
-        name: of what was predicted, which may be no probability.
-    """
+    """ROC, precision and recall, calibration and scores by class, as far as the ``metrics`` are defined."""
     y, p = np.asarray(labels), np.asarray(probas)
     draw = {"auroc": _roc, "average_precision": _precision_recall, "calibration_error": _calibration}
     plots = [plot(y, p, value) for key, plot in draw.items() if (value := metrics[key].value) is not None]
-    return [*plots, histogram(probas, threshold, labels, name=name)]
+    return [*plots, histogram(probas, threshold, name, labels)]
 
 
 def histogram(
-    probas: Sequence[float], threshold: float, labels: Sequence[int] | None = None, *, name: str
+    probas: Sequence[float], threshold: float, name: str, labels: Sequence[int] | None = None
 ) -> Plot:
     """How the probabilities, or what has the ``name``, are spread, by class where labels are known."""
     by = " by class" if labels is not None else ""
@@ -139,13 +197,15 @@ def by_setting(runs: Sequence[tuple[Mapping[str, object], float | None]]) -> lis
     Args:
         runs: the settings of each run, and its validation AUROC; without that it is left out.
     """
-    scores: dict[str, dict[float | str, list[float]]] = defaultdict(lambda: defaultdict(list))
     scored = [(settings, score) for settings, score in runs if score is not None]
+    plots: list[Plot] = []
     for name in dict.fromkeys(name for settings, _ in scored for name in settings):
+        by_value: dict[float | str, list[float]] = defaultdict(list)
         for settings, score in scored:
-            scores[name][_number(settings.get(name))].append(score)
-    varying = [(name, by_value) for name, by_value in scores.items() if len(by_value) > 1]
-    return [_setting(f"setting-{n}", name, by_value) for n, (name, by_value) in enumerate(varying, 1)]
+            by_value[_number(settings.get(name))].append(score)
+        if len(by_value) > 1:
+            plots.append(_setting(f"setting-{len(plots) + 1}", name, by_value))
+    return plots
 
 
 def _setting(name: str, title: str, scores: Mapping[float | str, Sequence[float]]) -> Plot:
@@ -233,13 +293,12 @@ def _calibration(y: npt.NDArray[Any], p: npt.NDArray[Any], error: float) -> Plot
 
 def _over_updates(axes: Axes, curves: TrainingCurves) -> None:
     """Mark the attempts, and give all plots of a training one axis, to be read above each other."""
+    where = axes.get_xaxis_transform()
     for number, attempt in enumerate(curves.attempts[1:], 2):
         axes.axvline(attempt.update, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
-        where = axes.get_xaxis_transform()
         axes.text(attempt.update, 1.0, f" {number}", transform=where, va="top", fontsize=8)
     last = max(sample.update for sample in (*curves.samples, *curves.undone))
-    axes.set_xlim(0, 1.03 * last or 1)
-    axes.set_xlabel("update")
+    axes.set(xlim=(0, 1.03 * last or 1), xlabel="update")
 
 
 def _over_time(plot: Plot, points: Points) -> Plot:
@@ -249,20 +308,14 @@ def _over_time(plot: Plot, points: Points) -> Plot:
     )
     with plot.drawing() as axes:
         _line(axes, [(x / seconds, y) for x, y in points], "series-1")
-        axes.set_ylim(0, max(y for _, y in points) * 1.08 or 1)
-        axes.set_xlabel(f"{unit} of training")
+        axes.set(ylim=(0, max(y for _, y in points) * 1.08 or 1), xlabel=f"{unit} of training")
     return plot
 
 
 def _line(axes: Axes, points: Points, role: str, *, alpha: float = 1.0, dots: bool = False) -> None:
     """A line of the means of neighbours, where there are more points than can be seen.
 
-    Args:
-        axes: where to draw it.
-        points: may be none.
-        role: of its colour.
-        alpha: how opaque it is.
-        dots: whether each point has one, where there are few; a single one always has.
+    With ``dots``, each point has one, where there are few; a single one always has.
     """
     if points:
         parts = np.array_split(np.array(points), min(_MOST, len(points)))
@@ -275,3 +328,14 @@ def _thinned(xs: npt.NDArray[Any], ys: npt.NDArray[Any]) -> tuple[npt.NDArray[An
     """Some of the points of a curve, both ends among them."""
     chosen = np.unique(np.linspace(0, len(xs) - 1, min(_MOST, len(xs))).astype(int))
     return xs[chosen], ys[chosen]
+
+
+def _themed(drawn: str, name: str, says: str) -> str:
+    """Matplotlib's SVG as an element of a page: variable colours, ids of its own, and a text alternative."""
+    body = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", body)
+    for role, colour in COLOURS.items():
+        body = body.replace(colour, f"var(--{role})")
+    head = re.search(r'<svg[^>]*(viewBox="[^"]+")[^>]*>', body)
+    assert head is not None
+    return f'<svg {head[1]} role="img" aria-label={quoteattr(says)}>' + body[head.end() :]

@@ -1,12 +1,18 @@
-"""A file of predictions, side by side with the memes that it is about."""
+"""A file of predictions, side by side with the memes that it is about, and what stands out among them.
+
+The challenge was built from confounder pairs: two memes that share their text or their picture, and of which
+one alone is hateful, so that neither tells the label by itself (D. Kiela et al., *The Hateful Memes
+Challenge*, arXiv:2005.04790). A model that puts the hateful one of a pair higher has looked at both.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmf_win.dataset.annotations import Row, labels_of, read_rows, where_to_get
 from mmf_win.dataset.coverage import Coverage, coverage
@@ -21,21 +27,28 @@ from mmf_win.unpacking.staging import require_finished
 
 # As Run.report names them; the split is the stem of an annotation file.
 _NAME = re.compile(r"_(?P<stamp>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(-\d+)?)$")
+_MOST = 20  # what more memes have in common is a phrase or a placeholder; the challenge's are twos and threes
 
 
-@dataclass(frozen=True)
-class ScoredMeme:
-    """A meme and what was predicted for it.
-
-    Attributes:
-        row: the line of the annotation file.
-        proba: the predicted probability that it is hateful.
-        decision: the predicted label.
-    """
+class ScoredMeme(NamedTuple):
+    """A meme, the predicted probability that it is hateful, and the predicted label."""
 
     row: Row
     proba: float
     decision: int
+
+
+class Pair(NamedTuple):
+    """Two memes, hateful and benign by their labels, that share their ``text`` or their ``picture``."""
+
+    hateful: ScoredMeme
+    benign: ScoredMeme
+    shared: str
+
+    @property
+    def margin(self) -> float:
+        """How much higher the hateful one was put, -1 to 1."""
+        return self.hateful.proba - self.benign.proba
 
 
 @dataclass(frozen=True)
@@ -43,13 +56,10 @@ class Scored:
     """The predictions of one split.
 
     Attributes:
-        csv: the file of predictions.
         split: the annotation file's stem, or what stands for own memes in names.
         title: what the user calls it.
-        annotations: the file that holds the memes.
         memes: in the order of the annotations.
-        saved_metrics: what is written beside the CSV, see :mod:`mmf_win.results.saved_metrics`; empty
-            without that.
+        saved_metrics: what :func:`mmf_win.results.saved_metrics.read` finds.
         full_rows: how many rows the full split has; None where that is not known.
     """
 
@@ -87,14 +97,9 @@ class Scored:
         return [meme.proba for meme in self.memes]
 
     @property
-    def are_probabilities(self) -> bool:
-        """Whether what was predicted for a meme is a probability, not a rank."""
-        return self.saved_metrics.get("ensemble") not in NO_PROBABILITIES
-
-    @property
     def value_name(self) -> str:
-        """What stands for a meme's place between benign and hateful."""
-        return "probability" if self.are_probabilities else "rank"
+        """What was predicted for a meme: ``probability`` or ``rank``."""
+        return "rank" if self.saved_metrics.get("ensemble") in NO_PROBABILITIES else "probability"
 
     @property
     def threshold(self) -> float:
@@ -130,8 +135,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     rows = read_rows(annotations)
     try:
         predictions = in_order(read_predictions(csv), [row.shown_id for row in rows])
-        outside = [row.id for row in predictions if not 0 <= row.proba <= 1 or row.label not in (0, 1)]
-        if outside:
+        if outside := [p.id for p in predictions if not 0 <= p.proba <= 1 or p.label not in (0, 1)]:
             raise DataError(f"{len(outside)} rows with impossible numbers (first id {outside[0]})")
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} again") from None
@@ -151,3 +155,24 @@ def worst(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[ScoredMem
     """Memes of class ``label`` that were taken for the other one, the surest mistakes first."""
     wrong = [meme for meme in memes if meme.row.label == label and meme.decision != label]
     return sorted(wrong, key=lambda meme: (-abs(meme.proba - label), meme.row.id))[:limit]
+
+
+def pairs(memes: Sequence[ScoredMeme], pictures: Mapping[int, int]) -> list[Pair]:
+    """All confounder pairs, those first that the model got most wrong.
+
+    Args:
+        memes: with their labels.
+        pictures: for the ids of memes whose pictures look alike, a number that those have in common.
+    """
+    texts = {meme.row.id: text for meme in memes if (text := " ".join(meme.row.text.casefold().split()))}
+    found: list[Pair] = []
+    shared: dict[str, Mapping[int, Hashable]] = {"text": texts, "picture": pictures}
+    for what, keys in shared.items():
+        sides: dict[Hashable, tuple[list[ScoredMeme], list[ScoredMeme]]] = defaultdict(lambda: ([], []))
+        for meme in memes:
+            if meme.row.id in keys and meme.row.label is not None:
+                sides[keys[meme.row.id]][meme.row.label].append(meme)
+        for benign, hateful in sides.values():
+            if len(benign) + len(hateful) <= _MOST:
+                found += [Pair(h, b, what) for h in hateful for b in benign]
+    return sorted(found, key=lambda pair: (pair.margin, pair.hateful.row.id, pair.benign.row.id))
