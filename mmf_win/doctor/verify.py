@@ -23,8 +23,8 @@ from mmf_win.errors import (
 )
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.given import Input
+from mmf_win.inputs.listing import inputs_on_disk
 from mmf_win.inputs.mirror import Mirror
-from mmf_win.inputs.on_disk import inputs_on_disk
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage

@@ -10,8 +10,7 @@ from mmf_win import errors
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
 from mmf_win.errors import DamagedManifest, DatasetError, UsageError
-from mmf_win.inputs.keys import answer_of, without_features
-from mmf_win.inputs.next_steps import BUILT_FROM
+from mmf_win.inputs.keys import BUILT_FROM, answer_of, without_features
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places

@@ -136,7 +136,9 @@ def _require_intact(
     for state, command in (("damaged", repair), ("missing", get)):
         wrong = [(each, found) for each, found in findings if found.state == state]
         for each, found in wrong:
-            if (error := each.no_source(found, words)) is not None:
+            if (error := each.no_source(found)) is not None:
+                if "demo" in words:
+                    error.hint = f"{error.hint}, or `mmfw demo --keep` makes it, in mmfw-demo/data"
                 raise error
         if wrong:
             problems = (f"{found.what}: {problem}" for _, found in wrong for problem in found.problems)

@@ -63,7 +63,8 @@ class Input:
         for name, entry in known.files.items():
             there = (known.folder / name).stat().st_size
             if entry.size not in (None, there):
-                return damaged(finding, f"changed: {name} ({there} instead of {entry.size} bytes)")
+                problem = f"changed: {name} ({there} instead of {entry.size} bytes)"
+                return replace(finding, state="damaged", problems=(problem,))
         verified = last_check(known)
         return finding if verified is None else self._intact(finding, files, known, verified)
 
@@ -86,11 +87,11 @@ class Input:
         except HostileFeatures:  # to write them again from the same archive would not help
             raise
         except DataError as error:
-            return damaged(finding, str(error))
+            return replace(finding, state="damaged", problems=(str(error),))
         if hashes is None:
             return replace(finding, state="recorded", against="nothing: its folder cannot be written to")
         if wrong:
-            return damaged(finding, *map(str, wrong))
+            return replace(finding, state="damaged", problems=tuple(map(str, wrong)))
         # They may have been changed so shortly before that the times of this check will not be trusted later.
         known = only(files, hashes)
         verified = (known and last_check(known)) or time.time()
@@ -104,7 +105,7 @@ class Input:
         try:
             hashes = self._hashes()
         except DataError as error:
-            return damaged(finding, str(error)), files, None
+            return replace(finding, state="damaged", problems=(str(error),)), files, None
         if not self._is_complete(files):
             listed = [hashes.folder / name for name in hashes.files] if hashes else []
             # What was read has been there once, so it can be repaired.
@@ -148,17 +149,11 @@ class Input:
         """Where they are published, and the SHA-256 of what is there, as far as that is known."""
         return self.source, None
 
-    def no_source(self, finding: Finding, words: Sequence[str] = ()) -> MmfwError | None:
-        """The error that files are damaged or missing and nothing known has them; None where something has.
-
-        Args:
-            finding: what is wrong with them.
-            words: the preset and the overrides that make a run read them.
-        """
+    def no_source(self, finding: Finding) -> MmfwError | None:
+        """The error that files are damaged or missing and nothing has them; None where something may."""
         if self.source is not None:
             return None
-        demo = ", or `mmfw demo --keep` makes it, in mmfw-demo/data" if "demo" in words else ""
-        return DataError(f"{self.title}: {'; '.join(finding.problems)}", hint=f"{self.hint}{demo}")
+        return DataError(f"{self.title}: {'; '.join(finding.problems)}", hint=self.hint)
 
     def copy_names(self) -> Sequence[str]:
         """What a copy is called that could be taken from a mirror; nothing where none could be."""
@@ -173,11 +168,7 @@ class Input:
         return None, None
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
-        """Get what is missing, and repair what is damaged.
-
-        Args:
-            mirror: where to look first.
-            finding: what is wrong with them.
+        """Get what is missing, and repair what is damaged; the mirror is looked into first.
 
         Raises:
             MmfError: they cannot be downloaded.
@@ -213,11 +204,6 @@ class UrlFile(Input):
                 return
             _log.warning("%s: not what its name says", found)
         mirror.download(self.names, self.source, target, self.title, hash_in_name(target))
-
-
-def damaged(finding: Finding, *problems: str) -> Finding:
-    """The finding of files that are damaged."""
-    return replace(finding, state="damaged", problems=problems)
 
 
 def only(files: Iterable[Path], hashes: Manifest) -> Manifest | None:

@@ -39,11 +39,7 @@ _NO_COMMIT = "0" * 40  # of a copy, which nobody knows the version of
 
 @dataclass(frozen=True)
 class GivenModel(Input):
-    """A BERT in a folder of the user's.
-
-    Attributes:
-        weights: its weights are read, and not only what its tokenizer needs.
-    """
+    """A BERT in a folder of the user's; without ``weights``, only what its tokenizer reads."""
 
     weights: bool = True
 
@@ -52,7 +48,9 @@ class GivenModel(Input):
         return _files_in(self.folder, weights=self.weights)
 
     def _is_complete(self, files: Sequence[Path]) -> bool:
-        return is_complete(files, weights=self.weights)
+        names = {path.name for path in files}
+        wanted = [{"config.json"}, _VOCABULARIES, *([set(WEIGHTS)] if self.weights else [])]
+        return all(names & some for some in wanted)
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,14 @@ class HubModel(GivenModel):
         return _files_in(snapshot_of(self.source) or self.folder, weights=self.weights)
 
     def copies(self, mirror: Mirror) -> Sequence[Path]:
-        """The folder that has a copy of it."""
-        found = mirror.path and _model_in(mirror.path, self.source, weights=self.weights)
-        return [found] if found else []
+        """The folders with a copy of it: below its name, or as in Hugging Face's home or cache."""
+        if mirror.path is None:
+            return []
+        cached = _folder_of(self.source).name
+        folders = [mirror.path / self.source.rpartition("/")[2], mirror.path / self.source]
+        for cache in (mirror.path, mirror.path / "hub"):
+            folders += (cache / cached / "snapshots").glob("*")
+        return [each for each in folders if self._is_complete(_files_in(each, weights=self.weights))]
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
         """Copy or download it into Hugging Face's cache."""
@@ -192,30 +195,6 @@ def _files_in(folder: Path, *, weights: bool) -> list[Path]:
     return [*there, *(next(([path] for path in of_weights if path.is_file()), []))]
 
 
-def is_complete(files: Sequence[Path], *, weights: bool) -> bool:
-    """Whether files are all that transformers needs: a configuration, a vocabulary and wanted weights."""
-    names = {path.name for path in files}
-    wanted = [{"config.json"}, _VOCABULARIES, *([set(WEIGHTS)] if weights else [])]
-    return all(names & some for some in wanted)
-
-
-def _model_in(place: Path, name: str, *, weights: bool) -> Path | None:
-    """The folder with a complete BERT of this name; None where there is none.
-
-    Args:
-        place: the model's own folder or the one above it; Hugging Face's home, its cache or a model in it.
-        name: that on the Hub.
-        weights: whether its weights are wanted, too.
-    """
-    own = name.rpartition("/")[2]
-    cached = _folder_of(name).name
-    folders = [place] if own == place.name or cached in place.parts else [place / own, place / name]
-    for above in (place, place / cached, place / "hub" / cached):
-        folders += (above / "snapshots").glob("*") if above.name == cached else ()
-    complete = (f for f in folders if is_complete(_files_in(f, weights=weights), weights=weights))
-    return next(complete, None)
-
-
 def _copy_model(source: Path, name: str) -> None:
     """Copy the BERT in a folder into Hugging Face's cache, in place of what is there of it."""
     cached = _folder_of(name)
@@ -232,10 +211,8 @@ def _copy_model(source: Path, name: str) -> None:
 def _link_to_blob(path: Path, told: str | None) -> None:
     """Finish the download of a file of a snapshot where there are no symbolic links, by a hard link.
 
-    Args:
-        path: the file. Where there was one before, it is still that one: the library replaces only links, and
-            leaves what it has downloaded among the blobs.
-        told: the hash that the Hub tells.
+    Where there was a file before, it is still that one: the library replaces only links, and leaves what it
+    has downloaded among the blobs, under the hash that the Hub has ``told``.
     """
     if told is None or not BLOB.fullmatch(told):
         return

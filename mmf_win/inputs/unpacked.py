@@ -14,9 +14,8 @@ from mmf_win.dataset.features import built_version, choose_features, mark_built
 from mmf_win.errors import ArchiveError, DamagedFeatures, DataError, MmfError, MmfwError, UsageError
 from mmf_win.files import remove
 from mmf_win.inputs.given import Cost, Input, only
-from mmf_win.inputs.keys import image_keys
+from mmf_win.inputs.keys import give_archive, image_keys, remake_features
 from mmf_win.inputs.mirror import Mirror
-from mmf_win.inputs.next_steps import give_archive, remake_features
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.finding import Difference, Finding
 from mmf_win.integrity.manifest import Entry, Manifest, noted
@@ -39,11 +38,8 @@ _log = logging.getLogger(__name__)
 class Unpacked(Input):
     """Files that came out of an archive, or of which nobody knows better, with a manifest beside them.
 
-    Without names, they are the checkpoints in the folder.
-
-    Attributes:
-        entry: the archive that MMF's zoo has of them, if any.
-        choose: which members of an archive they are.
+    Without names, they are the checkpoints in the folder. MMF's zoo may have their archive as its ``entry``,
+    of which they are the members that ``choose`` names.
     """
 
     entry: ZooEntry | None = None
@@ -90,11 +86,9 @@ class Unpacked(Input):
         return hashes, find_damage(hashes, full=full, only=names, title=f"Verifying {self.title}")
 
     def _require_acceptable(self, files: Sequence[Path]) -> None:
-        """Refuse files that somebody else has put there and that should not be taken as they are.
+        """Refuse files of another version of MMF, damaged ones, and those whose archive lies beside them.
 
-        Raises:
-            DataError: MMF has unpacked them, perhaps in part, and their archive lies beside them; or they are
-                of another version of MMF, or damaged.
+        MMF has unpacked these, perhaps in part.
         """
         if self.entry and self.entry.archive.is_file():
             archive = self.entry.archive.name
@@ -109,11 +103,7 @@ class Unpacked(Input):
         self._require_structure(files)
 
     def _require_structure(self, files: Sequence[Path]) -> None:
-        """Check the format of files that there is nothing to verify against.
-
-        Raises:
-            DataError: they are damaged.
-        """
+        """Refuse files that are damaged by their format, where there is nothing to verify them against."""
         for path in filter(_is_checkpoint, files):
             with Progress(f"Reading {self.title}", path.stat().st_size) as bar:
                 problem = torch_file.problem(path, bar.advance)
@@ -131,11 +121,11 @@ class Unpacked(Input):
         """The archive's address and hash."""
         return (self.entry.url, self.entry.sha256) if self.entry else (None, None)
 
-    def no_source(self, finding: Finding, words: Sequence[str] = ()) -> MmfwError | None:
+    def no_source(self, finding: Finding) -> MmfwError | None:
         """What mmfw has built of the user's own files is in no archive."""
         known = self._known()
         is_in_archive = known.basis != "built" and (self.entry or known.source)
-        return None if is_in_archive else super().no_source(finding, words)
+        return None if is_in_archive else super().no_source(finding)
 
     def copy_names(self) -> Sequence[str]:
         """What the archive is called."""
@@ -248,9 +238,9 @@ class RegionFeatures(Unpacked):
     def _require_structure(self, files: Sequence[Path]) -> None:
         image_keys(self.lmdb(), walk=True)
 
-    def no_source(self, finding: Finding, words: Sequence[str] = ()) -> MmfwError | None:
+    def no_source(self, finding: Finding) -> MmfwError | None:
         """As of all archives; the hint tells how to make others."""
-        return super().no_source(finding, words) and self._unknown(finding)
+        return super().no_source(finding) and self._unknown(finding)
 
     def _require_replaceable(self, known: Manifest, finding: Finding) -> None:
         if finding.state == "damaged" and known.source is None:

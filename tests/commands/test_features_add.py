@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.inputs.next_steps import remake_features
+from mmf_win.inputs.keys import remake_features
 from mmf_win.paths import Places
 from tests.worlds import hostile, npy
 from tests.worlds.memes import lay_out, memes

@@ -97,10 +97,9 @@ ELSEWHERE = {
     "commands/verify: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw features": "test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder",
-    "inputs/given: mmfw demo": _DEMO,
-    "inputs/next_steps: mmfw features": "test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again",
-    "inputs/next_steps: mmfw repair": "test_features_whose_archive_is_gone_are_replaced_by_another"
-    "_where_they_lie",
+    "inputs/check: mmfw demo": _DEMO,
+    "inputs/keys: mmfw features": "test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again",
+    "inputs/keys: mmfw repair": "test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie",
     "runs/needs: mmfw features": "test_images_without_region_features_are_refused_with_what_can_be_done",
     "runs/needs: mmfw train": "test_another_learning_rate_takes_what_the_hint_says",
     "runs/published_weights: mmfw train": "test_training_on_from_weights_begins_at_update_0",

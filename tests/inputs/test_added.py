@@ -16,8 +16,7 @@ from mmf_win.doctor.verify import repair, verify
 from mmf_win.errors import DamagedFeatures, DataError, DatasetError, ResourceError, UsageError
 from mmf_win.inputs.added import add_features
 from mmf_win.inputs.fetch import fetch
-from mmf_win.inputs.keys import image_keys, taken_from_another_image
-from mmf_win.inputs.next_steps import remake_features
+from mmf_win.inputs.keys import image_keys, remake_features, taken_from_another_image
 from mmf_win.inputs.unpacked import RegionFeatures
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places

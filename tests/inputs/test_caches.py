@@ -26,12 +26,9 @@ def copies(place: Path, name: str) -> Sequence[Path]:
     ("laid_out", "named"),
     [
         ("tiny", ""),
-        ("tiny", "tiny"),
         ("owner/tiny", ""),
         (SNAPSHOT, ""),
         (SNAPSHOT, "hub"),
-        (SNAPSHOT, "hub/models--owner--tiny"),
-        (SNAPSHOT, "hub/models--owner--tiny/snapshots/1234"),
     ],
 )
 def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
