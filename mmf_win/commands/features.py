@@ -17,9 +17,9 @@ from mmf_win.commands.overrides import split_words
 from mmf_win.console import print_json, say, shell_line, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageError
-from mmf_win.inputs.fetch import costs
+from mmf_win.inputs.fetch import bytes_to_download
 from mmf_win.inputs.fetch import fetch as fetch_inputs
-from mmf_win.inputs.given import Cost, Input
+from mmf_win.inputs.given import Input
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding
@@ -72,7 +72,7 @@ def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, a
     wanted = _wanted(words, data_dir, save_dir)
     found = {each: each.state() for each in wanted.inputs}
     absent = [each for each, finding in found.items() if finding.state in ("missing", "damaged")]
-    _show(found, wanted, as_json, costs(absent))
+    _show(found, wanted, as_json, bytes_to_download(absent, Mirror()))
 
 
 @command.command(
@@ -102,7 +102,7 @@ def fetch(
     """
     wanted = _wanted(words, data_dir, save_dir)
     found = fetch_inputs(list(wanted.inputs), wanted.places, Mirror.of(source, **how))
-    _show(dict(zip(wanted.inputs, found, strict=True)), wanted, as_json)
+    _show(dict(zip(wanted.inputs, found, strict=True)), wanted, as_json, {})
 
 
 @command.command(
@@ -171,13 +171,11 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
 
 
 def _show(
-    found: Mapping[Input, Finding], wanted: _Wanted, as_json: bool, to_get: Mapping[Input, Cost] | None = None
+    found: Mapping[Input, Finding], wanted: _Wanted, as_json: bool, to_get: Mapping[Input, int | None]
 ) -> None:
-    to_get = to_get or {}
     if as_json:
         told = []
         for each, finding in found.items():
-            to_download, on_disk = to_get.get(each, (None, None))
             source, sha256 = each.published()
             told.append(
                 {
@@ -186,17 +184,15 @@ def _show(
                     "files": each.files(),
                     "source": source,
                     "sha256": sha256,
-                    "download_bytes": to_download,
-                    "disk_bytes": on_disk,
+                    "download_bytes": to_get.get(each),
                 }
             )
         print_json(told)
         return
     findings.show(list(found.values()))
-    for each, (to_download, on_disk) in to_get.items():
-        if to_download:
-            room = f", and {size(on_disk)} on the disk" if on_disk else ""
-            say(f"{each.title}: {size(to_download)} to download{room}")
+    for each, length in to_get.items():
+        if length:
+            say(f"{each.title}: {size(length)} to download")
     presets_to_fetch: dict[str, None] = {}
     for each, finding in found.items():
         if finding.state == "missing":

@@ -246,9 +246,7 @@ def _mmf(full: bool = False) -> Finding | None:
         return replace(finding, problems=problems) if problems else None
     finding = replace(finding, what=f"MMF {installed.version}", folder=installed.root)
     if problems is None:
-        own = installed.source in ("path", "environment")
-        why = "it is a copy of your own" if own else "an older mmfw fetched it; `mmfw setup` fetches it again"
-        return replace(finding, state="not verified", against=f"nothing: {why}")
+        return replace(finding, state="not verified", against="nothing: it is a copy of your own")
     with suppress(DataError):  # which is the problem then
         manifest = Manifest.load(installed.root)
         finding = replace(finding, against=manifest.verified_against if manifest else _NOTHING)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from mmf_win.errors import DataError, MmfError, PasswordError, UsageError
-from mmf_win.inputs.given import Cost, Input
-from mmf_win.inputs.mirror import NOWHERE, Mirror
+from mmf_win.inputs.given import Input
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding
 from mmf_win.locking import locked
 from mmf_win.paths import Places
@@ -20,9 +20,7 @@ _ASKED_AT_ONCE = 8
 _log = logging.getLogger(__name__)
 
 
-def fetch(
-    inputs: Sequence[Input], places: Places, mirror: Mirror = NOWHERE, *, repairs: bool = False
-) -> list[Finding]:
+def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: bool = False) -> list[Finding]:
     """Get what is missing, and repair what is damaged; return what was found afterwards.
 
     While another process does this with the same data folder, this one says so and waits.
@@ -50,7 +48,8 @@ def fetch(
         wanted = [each for each, finding in found.items() if finding.state in states]
         _require_usable_source(wanted, mirror)
         # As far as the servers tell how large it is.
-        if room := sum(room or 0 for _, room in costs(wanted, mirror).values()):
+        lengths = bytes_to_download(wanted, mirror)
+        if room := sum(each.growth * (length or 0) for each, length in lengths.items()):
             require_space(places.data_dir, room)
         for each in sorted(wanted, key=lambda each: each.no_source(found[each]) is not None):
             try:
@@ -64,18 +63,14 @@ def fetch(
         return [found[each] for each in inputs]
 
 
-def costs(inputs: Sequence[Input], mirror: Mirror = NOWHERE) -> dict[Input, Cost]:
-    """What it would cost to get each of them; all servers are asked at the same time."""
-    with ThreadPoolExecutor(_ASKED_AT_ONCE, "mmfw-cost") as pool:
-        return dict(zip(inputs, pool.map(lambda each: each.cost(mirror), inputs), strict=True))
+def bytes_to_download(inputs: Sequence[Input], mirror: Mirror) -> dict[Input, int | None]:
+    """How many it would take to get each of them; all servers are asked at the same time."""
+    with ThreadPoolExecutor(_ASKED_AT_ONCE, "mmfw-size") as pool:
+        return dict(zip(inputs, pool.map(lambda each: each.bytes_to_download(mirror), inputs), strict=True))
 
 
 def _require_usable_source(inputs: Sequence[Input], mirror: Mirror) -> None:
-    """Refuse a source from which nothing would be taken, rather than download all of it from elsewhere.
-
-    Raises:
-        UsageError: it has none of the files.
-    """
+    """Refuse a source from which nothing would be taken, rather than download all of it from elsewhere."""
     if mirror.path is None or not inputs or any(each.copies(mirror) for each in inputs):
         return
     if names := dict.fromkeys(name for each in inputs for name in each.copy_names()):

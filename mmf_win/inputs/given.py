@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from mmf_win.errors import DataError, HostileFeatures, MmfwError
 from mmf_win.files import replacing
@@ -24,9 +24,6 @@ from mmf_win.integrity.finding import Difference, Finding, State
 from mmf_win.integrity.manifest import FIRST_READING, Manifest
 from mmf_win.integrity.verify import last_check
 from mmf_win.paths import Places
-
-Cost: TypeAlias = tuple[int | None, int | None]
-"""Bytes to download, and bytes that it needs on the disk meanwhile; None where nobody tells."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +50,9 @@ class Input:
 
     is_fetched_for_runs: ClassVar[bool] = False
     """Whether a run gets what is missing: a library would, once all of MMF is loaded."""
+
+    growth: ClassVar[int] = 1
+    """How many times the bytes to download it needs on the disk meanwhile."""
 
     def state(self) -> Finding:
         """What is known of the files without reading any of them."""
@@ -163,9 +163,9 @@ class Input:
         """What a mirror on this machine has of them."""
         return mirror.files(self.copy_names())
 
-    def cost(self, mirror: Mirror) -> Cost:
-        """What it would cost to get them."""
-        return None, None
+    def bytes_to_download(self, mirror: Mirror) -> int | None:
+        """How many it would take to get them; None where nobody tells."""
+        return None
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
         """Get what is missing, and repair what is damaged; the mirror is looked into first.
@@ -188,10 +188,9 @@ class UrlFile(Input):
 
     is_fetched_for_runs: ClassVar[bool] = True
 
-    def cost(self, mirror: Mirror) -> Cost:
-        """Its size, twice."""
-        length = mirror.size(self.names, self.source)
-        return length, length
+    def bytes_to_download(self, mirror: Mirror) -> int | None:
+        """Its size."""
+        return mirror.size(self.names, self.source)
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
         """Copy or download it."""

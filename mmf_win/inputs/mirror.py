@@ -14,9 +14,6 @@ from mmf_win.archives import Ask
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.upstream.download import download, remote_size
 
-ATTEMPTS = 5
-"""How often a download is tried without a single new byte."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -25,7 +22,7 @@ class Mirror:
     """Another place to get files from than their own sources; without one, there is none.
 
     Attributes:
-        url: that of a folder or a file.
+        url: that of a folder.
         path: a folder or file on this machine.
         keep_archives: leave a downloaded archive where MMF would, to repair from it without a download.
         offline: take files from this machine only.
@@ -97,7 +94,7 @@ class Mirror:
             raise self.absent(title, names)
         for url in urls:
             try:
-                download(url, target, title, sha256=sha256, attempts=ATTEMPTS)
+                download(url, target, title, sha256=sha256)
                 return
             except MmfError as error:
                 if url == urls[-1]:
@@ -114,13 +111,5 @@ class Mirror:
         return MmfError(message, hint=f"{hint}, or {other_way}" if hint else other_way)
 
     def _urls(self, names: Sequence[str], own: str | None) -> list[str]:
-        if self.offline:
-            return []
         there = [f"{self.url.rstrip('/')}/{name}" for name in names] if self.url else []
-        if self.url and self.url.rpartition("/")[2] in names:
-            there = [self.url]
-        return [*there, *([own] if own else [])]
-
-
-NOWHERE = Mirror()
-"""No other place: files come from their own sources alone."""
+        return [] if self.offline else [*there, *([own] if own else [])]

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from mmf_win.console import Progress, size
 from mmf_win.dataset.features import built_version, choose_features, mark_built
 from mmf_win.errors import ArchiveError, DamagedFeatures, DataError, MmfError, MmfwError, UsageError
 from mmf_win.files import remove
-from mmf_win.inputs.given import Cost, Input, only
+from mmf_win.inputs.given import Input, only
 from mmf_win.inputs.keys import give_archive, image_keys, remake_features
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity import torch_file
@@ -28,9 +29,6 @@ from mmf_win.upstream.zoo import Zoo, ZooEntry
 
 _CHECKPOINTS = ("*.ckpt", "*.pth", "*.pt")  # mmf.utils.checkpoint.ALLOWED_CHECKPOINT_EXTS
 
-# MMF's features take 7 GB packed and 14 GB unpacked, and weights less than that.
-_GROWTH = 2
-
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +42,9 @@ class Unpacked(Input):
 
     entry: ZooEntry | None = None
     choose: Choose = everything
+
+    # MMF's features take 7 GB packed and 14 GB unpacked, and weights less than that.
+    growth: ClassVar[int] = 3
 
     def files(self) -> list[Path]:
         """The files that a run opens."""
@@ -133,13 +134,12 @@ class Unpacked(Input):
         names = (*([known.source.name] if known.source else []), *(self.entry.names if self.entry else []))
         return [] if known.basis == "built" else list(dict.fromkeys(names))
 
-    def cost(self, mirror: Mirror) -> Cost:
-        """The size of the archive, and of all that comes out of it."""
+    def bytes_to_download(self, mirror: Mirror) -> int | None:
+        """The size of the archive; none where that is here."""
         names, (url, _) = self.copy_names(), self.published()
         if names and self.entry and self._archives(self._known(), mirror):
-            return 0, None
-        length = mirror.size(names, url) if names else None
-        return length, length and (1 + _GROWTH) * length
+            return 0
+        return mirror.size(names, url) if names else None
 
     def _archives(self, known: Manifest, mirror: Mirror) -> list[Path]:
         """The archives on this machine: where MMF leaves it, where that of the files lay, the mirror's."""

@@ -38,7 +38,6 @@ def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone
         settings.common(request.model, splits, mmf.version),
         settings.train(ours.updates),
         request.of_mmf,
-        settings.half(mmf.version, ours.precision),
         {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
         settings.resume(checkpoint) if checkpoint else {},
     )
@@ -46,7 +45,7 @@ def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone
         "train",
         request.model,
         str(mmf.root),
-        settings=settings.with_hooks(tree, mmf.version),
+        settings=settings.with_hooks(tree, mmf.version, ours.precision),
         base_config=request.config,
         checkpoint=str(checkpoint) if checkpoint else None,
         weights_alone=weights_alone,
@@ -74,7 +73,6 @@ def prediction(mmf: Installed, job: Job, target: Target, checkpoint: Path, featu
     tree = merge(
         settings.common(request.model, request.splits, mmf.version),
         request.of_mmf,
-        settings.half(mmf.version, ours.precision),
         settings.predict(checkpoint, mmf.version),
         target.settings,
         settings.for_every_split(features=features) if features else {},
@@ -83,7 +81,7 @@ def prediction(mmf: Installed, job: Job, target: Target, checkpoint: Path, featu
         "predict",
         request.model,
         str(mmf.root),
-        settings=settings.with_hooks(tree, mmf.version),
+        settings=settings.with_hooks(tree, mmf.version, ours.precision),
         base_config=request.config,
         checkpoint=str(checkpoint),
         precision=ours.precision,

@@ -40,23 +40,22 @@ TIMEOUT = 30.0
 
 _TIMEOUT_OF_QUESTIONS = 5.0
 _LONGEST_PAUSE = 60.0
+_ATTEMPTS = 5  # without a single new byte
 _PIECE = 1 << 18
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
-def download(url: str, target: Path, title: str, *, sha256: str | None = None, attempts: int = 3) -> str:
+def download(url: str, target: Path, title: str, *, sha256: str | None = None) -> str:
     """Fetch ``url`` into ``target`` and return its SHA-256.
 
-    Where the hash is known, what has arrived before an interruption is resumed, also by a later call. The
-    proxies of the environment and of the system's settings are used.
+    What may pass (a broken connection, a busy server) is tried again. Where the hash is known, what has
+    arrived before is resumed, also by a later call. Proxies are those of the environment and of the system.
 
     Args:
         url: where from.
         target: the file, which is not there before all of it is; its folder exists.
         title: what to show beside the progress.
         sha256: what it must be, or how that begins, where it is known.
-        attempts: how often to try without a single new byte; what may pass (a broken connection, a busy
-            server) is tried again.
 
     Raises:
         MmfError: the server refused, what it sends is not the file, or the last attempt failed.
@@ -76,11 +75,11 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None, a
         if sha256 is None:
             remove(part)  # nothing would tell what it is of
         is_continued = _arrived(part) > 0
-        found = _fetch(url, part, title, attempts, keep=sha256 is not None)
+        found = _fetch(url, part, title, keep=sha256 is not None)
         if not found.startswith(sha256 or "") and is_continued:
             _log.info("%s: what had arrived before does not fit; starting over", title)
             remove(part)
-            found = _fetch(url, part, title, attempts, keep=True)
+            found = _fetch(url, part, title, keep=True)
         if not found.startswith(sha256 or ""):
             remove(part)
             raise MmfError(
@@ -105,7 +104,7 @@ def remote_size(url: str) -> int | None:
 _NETWORK = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
-def _fetch(url: str, part: Path, title: str, attempts: int, *, keep: bool) -> str:
+def _fetch(url: str, part: Path, title: str, *, keep: bool) -> str:
     """Bring the whole file in and return its hash; ``keep`` what has arrived where it fails."""
     best, tries = 0, 0
     while True:
@@ -121,7 +120,7 @@ def _fetch(url: str, part: Path, title: str, attempts: int, *, keep: bool) -> st
             best, tries = max(best, arrived), 1 if arrived > best else tries + 1
             if not keep:
                 remove(part)
-            if tries >= attempts or not _may_pass(error):
+            if tries >= _ATTEMPTS or not _may_pass(error):
                 kept = f"; {size(arrived)} have arrived and stay" if arrived and keep else ""
                 message = f"cannot download {url}: {_reason(error)}{kept}"
                 raise MmfError(message, hint=_hint(error)) from error

@@ -28,7 +28,7 @@ from typing import Literal
 from mmf_win.console import shell_line
 from mmf_win.errors import DamagedManifest, MmfError, UsageError
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity.manifest import SUMS, Manifest, noted
+from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import constraints_file, tool_home
 from mmf_win.unpacking.staging import flush_all, staging
@@ -71,30 +71,22 @@ def find_mmf() -> Installed:
     if installed is None:
         raise MmfError("MMF is not installed", hint="run `mmfw setup`")
     if not _holds_mmf(installed.root):
-        message = f"the MMF in {installed.root} is incomplete"
-        if installed.source == "path":
-            again = f"bring {installed.root} back, or run `mmfw setup --mmf pypi`"
-            raise MmfError(message, hint=again)
-        raise MmfError(message, hint="run `mmfw setup`")
+        is_own = installed.source == "path"
+        again = (
+            f"bring {installed.root} back, or run `mmfw setup --mmf pypi`" if is_own else "run `mmfw setup`"
+        )
+        raise MmfError(f"the MMF in {installed.root} is incomplete", hint=again)
     return installed
 
 
 def usable_mmf() -> Installed:
-    """The MMF that runs, once it is sure that a worker could import what it needs.
-
-    Raises:
-        MmfError: MMF or PyTorch is missing.
-    """
+    """The MMF that runs; an :class:`MmfError` where a worker could not import it, or PyTorch."""
     require_packages("torch", "torchvision", "transformers")
     return find_mmf()
 
 
 def require_packages(*packages: str, extra: str = "[train]") -> None:
-    """Make sure that packages, of an ``extra`` of mmfw, are installed, importing none of them.
-
-    Raises:
-        MmfError: some are not.
-    """
+    """Raise an :class:`MmfError` if packages, of an ``extra`` of mmfw, are not installed; imports none."""
     missing = [package for package in packages if find_spec(_MODULES.get(package, package)) is None]
     if missing:
         raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=pip_hint(extra))
@@ -110,12 +102,9 @@ def text_in_package(package: str, *parts: str) -> str:
 
 
 def pip_hint(extra: str = "") -> str:
-    """How to install what mmfw requires, at the tested versions.
+    """How to install what mmfw, or an extra such as ``[train]``, requires, at the tested versions.
 
     By its name, pip adds what an extra requires to the mmfw that is installed, from wherever that came.
-
-    Args:
-        extra: ``[train]``, or nothing.
     """
     try:
         importlib.metadata.requires("mmf-win")
@@ -126,11 +115,7 @@ def pip_hint(extra: str = "") -> str:
 
 
 def chosen() -> Installed | None:
-    """What ``mmfw setup`` chose, intact or not; None when it never ran.
-
-    Raises:
-        MmfError: the note of it cannot be read.
-    """
+    """What ``mmfw setup`` chose, intact or not; None when it never ran. An MmfError if it cannot tell."""
     try:
         note = read_json(_note())
         return Installed(_home() / note["root"], note["version"], note["source"], note["commit"])
@@ -146,11 +131,10 @@ def was_set_up() -> bool:
 
 
 def set_up(wanted: str | None = None, *, force: bool = False) -> Installed:
-    """Use a copy, fetching it if it is not there or damaged.
+    """Use a copy, fetching it if it is not there or damaged, or by ``force``.
 
     Args:
         wanted: the name of a source, or the folder of a checkout; None for the one that was chosen before.
-        force: fetch it even though an intact copy is there.
 
     Raises:
         MmfError: it cannot be had.
@@ -166,13 +150,9 @@ def set_up(wanted: str | None = None, *, force: bool = False) -> Installed:
 
 
 def install(source: MmfSource, *, force: bool = False) -> Installed:
-    """Use a copy from ``source``; one that is there and intact is not fetched again.
+    """Use a copy from ``source``; one that is there and intact is fetched again only by ``force``.
 
     Until the new copy is verified, the old one stays as it is. A second one of these waits for the first.
-
-    Args:
-        source: where from.
-        force: fetch it even though an intact copy is there.
 
     Raises:
         MmfError: it cannot be had.
@@ -196,11 +176,7 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
 
 
 def use_checkout(checkout: Path) -> Installed:
-    """Use a checkout that the user edits; it is neither copied nor changed.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Use a checkout that the user edits, which is neither copied nor changed; a UsageError if it is none."""
     root = checkout.expanduser().resolve()
     if not root.is_dir():
         raise UsageError(f"there is no folder {checkout}", hint="give pypi, github or a folder")
@@ -214,10 +190,9 @@ def use_checkout(checkout: Path) -> Installed:
 
 
 def changed_files(installed: Installed, *, full: bool = False) -> list[str] | None:
-    """What is wrong with a copy, a line for each file; None where nothing tells what it should be.
+    """What is wrong with a copy, a line for each file; None for a checkout, which its user edits.
 
-    That is so for a checkout, which its user edits, and for what an older mmfw has fetched. A file that was
-    not touched since it was last found intact is read only for a ``full`` look.
+    A file that was not touched since it was last found intact is read only for a ``full`` look.
     """
     if installed.source not in [source.name for source in SOURCES]:
         return None
@@ -226,7 +201,7 @@ def changed_files(installed: Installed, *, full: bool = False) -> list[str] | No
     except DamagedManifest as error:
         return [str(error)]
     if manifest is None:
-        return [f"missing: {SUMS}"] if noted(installed.root) else None
+        return [f"missing: {SUMS}"]
     if manifest.was_changed:
         return [f"changed: {SUMS}"]
     found = [str(difference) for difference in find_damage(manifest, full=full, title="Verifying MMF")]

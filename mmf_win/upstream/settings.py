@@ -18,13 +18,7 @@ ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
 
 def common(model: str, splits: Mapping[str, str], version: str) -> Settings:
-    """What every run needs.
-
-    Args:
-        model: MMF's name of the model.
-        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
-        version: the installed MMF's.
-    """
+    """What every run needs; ``splits`` has the stems of the files for ``train``, ``val`` and ``test``."""
     training: Settings = {
         "num_workers": worker_count(),
         "experiment_name": model,
@@ -37,13 +31,10 @@ def common(model: str, splits: Mapping[str, str], version: str) -> Settings:
         training["stdout_capture"] = False  # else the log says nothing after "Logging to:"
     if has_key(version, "training.colored_logs"):
         training["colored_logs"] = False
+    annotations = {slot: [ANNOTATIONS.format(stem)] for slot, stem in splits.items()}
     return {
         "training": training,
-        "dataset_config": {
-            "hateful_memes": {
-                "annotations": {slot: [ANNOTATIONS.format(stem)] for slot, stem in splits.items()}
-            }
-        },
+        "dataset_config": {"hateful_memes": {"annotations": annotations}},
         # GitPython reads the repository around MMF, which may be the user's own or none.
         "checkpoint": {"save_git_details": False},
     }
@@ -52,41 +43,28 @@ def common(model: str, splits: Mapping[str, str], version: str) -> Settings:
 def train(updates: int | None) -> Settings:
     """What training needs, unless a preset says otherwise.
 
-    A short run validates and saves at least five times, whatever MMF's intervals are.
-
-    Args:
-        updates: the run's total, where the user named one.
+    Where the user named its total of updates, a short run validates and saves at least five times.
     """
     # MMF's train_inference then tests, and fails after hours where the test set has no labels.
     if updates is None:
         return {"run_type": "train_val"}
     interval = min(1000, max(1, updates // 5))
-    intervals = {
-        "evaluation_interval": interval,
-        "checkpoint_interval": interval,
-        "log_interval": min(10, interval),
-    }
-    return {"run_type": "train_val", "training": intervals}
+    intervals = dict.fromkeys(("evaluation_interval", "checkpoint_interval"), interval)
+    return {"run_type": "train_val", "training": {**intervals, "log_interval": min(10, interval)}}
 
 
-def half(version: str, precision: str | None) -> Settings:
-    """Switch MMF's own half precision off, which refuses CPUs, where a hook sees to what is wanted.
+def with_hooks(settings: Settings, version: str, precision: str | None) -> Settings:
+    """``settings`` with our callback beside those that a preset has.
 
-    Args:
-        version: the installed MMF's.
-        precision: what the model calculates with; None for what MMF's configuration says.
+    Where the model calculates with a ``precision`` of our options, a hook sees to that, and MMF's own half
+    precision, which refuses CPUs, is off.
     """
-    off = precision is not None and has_key(version, "training.fp16")
-    return {"training": {"fp16": False}} if off else {}
-
-
-def with_hooks(settings: Settings, version: str) -> Settings:
-    """``settings`` with our callback beside those that a preset has."""
     if not has_key(version, "training.callbacks"):
         return settings
     training = settings.get("training", {})
     callbacks = [*training.get("callbacks", []), {"type": "mmfw", "params": {}}]
-    return {**settings, "training": {**training, "callbacks": callbacks}}
+    off = {} if precision is None else {"fp16": False}
+    return {**settings, "training": {**training, **off, "callbacks": callbacks}}
 
 
 def resume(checkpoint: Path) -> Settings:
@@ -95,15 +73,8 @@ def resume(checkpoint: Path) -> Settings:
     MMF's ``resume`` takes current.ckpt whatever ``resume_file`` says, ``resume_best`` restarts the counts,
     and ``resume_pretrained`` would copy only what the model was pretrained with.
     """
-    return {
-        "checkpoint": {
-            "resume": False,
-            "resume_best": False,
-            "resume_file": str(checkpoint),
-            "resume_zoo": None,
-            "resume_pretrained": False,
-        }
-    }
+    off = dict.fromkeys(("resume", "resume_best", "resume_pretrained"), False)
+    return {"checkpoint": {**off, "resume_file": str(checkpoint), "resume_zoo": None}}
 
 
 def predict(checkpoint: Path, version: str) -> Settings:
@@ -117,11 +88,7 @@ def predict(checkpoint: Path, version: str) -> Settings:
 
 
 def for_every_split(**paths: Path | str) -> Settings:
-    """What a prediction reads: MMF loads the splits for training and validation too, whatever they are.
-
-    Args:
-        paths: ``annotations``, ``images`` or ``features`` → where they are.
-    """
+    """The paths of what a prediction reads: MMF loads the splits for training and validation, too."""
     every = {kind: {slot: [str(path)] for slot in ("train", "val", "test")} for kind, path in paths.items()}
     return {"dataset_config": {"hateful_memes": every}}
 
@@ -139,9 +106,7 @@ def environment(
 
     Args:
         places: MMF's folders.
-        save_dir: where MMF keeps checkpoints.
-        logs: where MMF keeps its own logs.
-        raw_reports: where MMF writes predictions.
+        save_dir: where MMF keeps checkpoints; in ``logs`` its own logs, in ``raw_reports`` predictions.
         offline: MMF must download nothing.
         asks_hub: it may need more of the Hugging Face Hub than what is here.
     """

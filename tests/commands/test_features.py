@@ -132,7 +132,6 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
         "source": f"{shop.server.url}/features.tar.gz",
         "sha256": zoo.sha256(archive),
         "download_bytes": len(archive),
-        "disk_bytes": 3 * len(archive),
     }
     assert (fc7["state"], bert["state"]) == ("missing", "not verified")
     assert shop.server.gets == []

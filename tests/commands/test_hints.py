@@ -114,7 +114,6 @@ ELSEWHERE = {
     "runs/own_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
     "worker/compat/transformers: --trust": "test_code_that_comes_with_a_model_is_run_only_where_the_command"
     "_says_so",
-    "doctor/verify: mmfw setup": "test_an_mmf_of_an_older_mmfw_is_used_and_verified_after_the_next_setup",
     "disk": "test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole",
     "nan": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
     "nan in fp16": "test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision",

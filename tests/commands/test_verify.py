@@ -15,7 +15,6 @@ from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.hub import GivenModel, model
-from mmf_win.integrity.manifest import manifest_files
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find_mmf, use_checkout
@@ -61,19 +60,6 @@ def test_each_thing_names_what_it_was_verified_against(
                 f"the published archive {of_mmf}",
             ),
         }
-
-
-def test_an_mmf_of_an_older_mmfw_is_used_and_verified_after_the_next_setup(
-    world: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
-    installed = find_mmf()
-    for path in manifest_files(installed.root):
-        path.unlink()
-    assert find_mmf() == installed
-    (finding,) = verified(capsys, "mmf").values()
-    assert finding["state"] == "not verified" and "`mmfw setup`" in finding["against"]
-    assert main(["setup"]) == 0
-    assert set(states(verified(capsys, "mmf")).values()) == {"intact"}
 
 
 def test_what_is_damaged_is_named_with_the_command_that_repairs_it(

@@ -17,6 +17,7 @@ from mmf_win.errors import DamagedFeatures, DataError, DatasetError, ResourceErr
 from mmf_win.inputs.added import add_features
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.keys import image_keys, remake_features, taken_from_another_image
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import RegionFeatures
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places
@@ -258,10 +259,10 @@ def test_an_archive_beside_it_is_not_taken_for_its_origin(
     entry = ZooEntry(lmdb.parent, "1", url, archive.name, digest)
     names = ("detectron.lmdb/data.mdb",)
     features = RegionFeatures("region features", lmdb.parent, places, names, entry=entry)
-    assert fetch([features], places)[0].state == "intact"
+    assert fetch([features], places, Mirror())[0].state == "intact"
     hostile.flip_byte(lmdb / "data.mdb", 9000)
     with pytest.raises(DataError) as raised:
-        fetch([features], places)
+        fetch([features], places, Mirror())
     assert raised.value.hint == remake_features(lmdb)
     add(folder, force=True)
     assert set(npy.records(lmdb)) == {"00001"}

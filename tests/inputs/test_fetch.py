@@ -13,7 +13,7 @@ import pytest
 
 from mmf_win.errors import ArchiveError, MmfError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
-from mmf_win.inputs.fetch import costs
+from mmf_win.inputs.fetch import bytes_to_download
 from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.inputs.given import UrlFile
 from mmf_win.inputs.mirror import Mirror
@@ -135,13 +135,13 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
     places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
     with pytest.raises(ResourceError, match="are needed"):
-        fetch_inputs([Zoo(zoo.server, places).features], places)
+        fetch_inputs([Zoo(zoo.server, places).features], places, Mirror())
     assert zoo.server.gets == []
 
 
 def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
     length = len(zoo.server.files["features.tar.gz"])
-    assert costs([zoo.features]) == {zoo.features: (length, 3 * length)}
+    assert bytes_to_download([zoo.features], Mirror()) == {zoo.features: length}
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_verified(
@@ -193,13 +193,14 @@ def start(zoo: Zoo) -> subprocess.Popen[bytes]:
         "import logging, sys; from pathlib import Path\n"
         "logging.basicConfig(level=logging.INFO)\n"
         "from mmf_win.inputs.fetch import fetch\n"
+        "from mmf_win.inputs.mirror import Mirror\n"
         "from mmf_win.inputs.unpacked import Unpacked\n"
         "from mmf_win.upstream.zoo import ZooEntry\n"
         "from mmf_win.paths import Places\n"
         "cache, data, folder, url, sha256 = sys.argv[1:]\n"
         "entry = ZooEntry(Path(folder), '1.0', url, 'fc7.tar.gz', sha256)\n"
         "places, names = Places(Path(cache), Path(data), Path(data)), ('fc7_w.pkl', 'fc7_b.pkl')\n"
-        "fetch([Unpacked('detectron fc7', Path(folder), places, names, entry=entry)], places)"
+        "fetch([Unpacked('detectron fc7', Path(folder), places, names, entry=entry)], places, Mirror())"
     )
     entry = zoo.fc7.entry
     assert entry is not None

@@ -29,6 +29,7 @@ import json, os, sys
 from pathlib import Path
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.hub import model
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.errors import MmfwError
 from mmf_win.paths import Places
 name, kind, data, links = sys.argv[1:]
@@ -39,7 +40,7 @@ if links == "False":
 places = Places(Path(data), Path(data), Path(data))
 bert = model(name, places, weights=kind == "bert")
 try:
-    [status] = fetch([bert], places)
+    [status] = fetch([bert], places, Mirror())
 except MmfwError as error:
     sys.exit(f"{error} ({error.hint})")
 print(json.dumps([status.state, status.against, sorted(path.name for path in bert.files())]))

@@ -13,6 +13,7 @@ import pytest
 from mmf_win.dataset.features import built_version, extract_features
 from mmf_win.errors import DamagedFeatures, DataError
 from mmf_win.inputs.fetch import fetch as fetch_inputs
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes
 from tests.worlds import hostile
@@ -72,12 +73,12 @@ def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
     zoo.features.verify()
     hostile.cut(data_of(zoo))
     assert zoo.features.verify().state == "damaged"
-    assert fetch_inputs([zoo.features], zoo.places, repairs=True)[0].state == "intact"
+    assert fetch_inputs([zoo.features], zoo.places, Mirror(), repairs=True)[0].state == "intact"
     assert data_of(zoo).read_bytes() == own
     DAMAGES[damage](sums)
     hostile.cut(data_of(zoo))
     archive.unlink()
-    finding = fetch_inputs([zoo.features], zoo.places, repairs=True)[0]
+    finding = fetch_inputs([zoo.features], zoo.places, Mirror(), repairs=True)[0]
     assert finding.state == "damaged"
     assert "own.tar.gz" in str(finding.error)
     assert zoo.server.gets == []

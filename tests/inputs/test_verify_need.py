@@ -11,6 +11,7 @@ import pytest
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.hub import GivenModel
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.paths import Places
 from tests.worlds import hostile
@@ -35,7 +36,7 @@ def age(path: Path) -> None:
 
 def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
     old = zoo.features
-    fetch([old], zoo.places)
+    fetch([old], zoo.places, Mirror())
     zoo.server.files["features_2020_10_01.tar.gz"] = features_archive(b"new" * 999)
     assert old.entry is not None
     name = "features_2020_10_01.tar.gz"
@@ -50,7 +51,7 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
     for status in (new.state(), new.verify()):
         assert status.state == "damaged"
         assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")
-    assert fetch([new], zoo.places)[0].state == "intact"
+    assert fetch([new], zoo.places, Mirror())[0].state == "intact"
     assert new.files()[0].read_bytes() == b"new" * 999
 
 
@@ -63,18 +64,18 @@ def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_our
     status = need.verify()
     assert status.state == "damaged"
     assert "version 0.9" in status.problems[0]
-    assert fetch([need], zoo.places)[0].state == "intact"
+    assert fetch([need], zoo.places, Mirror())[0].state == "intact"
 
 
 def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_there_is_missing(
     zoo: Zoo,
 ) -> None:
-    fetch([zoo.features], zoo.places)
+    fetch([zoo.features], zoo.places, Mirror())
     zoo.features.files()[0].unlink()
     statuses = [need.state() for need in (zoo.features, zoo.fc7)]
     assert [status.state for status in statuses] == ["damaged", "missing"]
     assert statuses[0].problems == (f"missing: {zoo.features.files()[0]}",)
-    repaired, absent = fetch([zoo.features, zoo.fc7], zoo.places, repairs=True)
+    repaired, absent = fetch([zoo.features, zoo.fc7], zoo.places, Mirror(), repairs=True)
     assert (repaired.state, absent.state) == ("intact", "missing")
     assert zoo.features.files()[0].read_bytes() == DATA
 

@@ -19,8 +19,8 @@ def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
     assert ("stdout_capture" in training) == has_key(version, "training.stdout_capture")
     assert ("colored_logs" in training) == has_key(version, "training.colored_logs")
     assert ("trainer" in training) == (not has_key(version, "training.callbacks"))
-    assert bool(settings.half(version, "bf16")) == has_key(version, "training.fp16")
-    assert not settings.half(version, None)
+    precision = settings.with_hooks({}, version, "bf16").get("training", {}).get("fp16")
+    assert precision is (False if has_key(version, "training.fp16") else None)
     evaluation = settings.predict(Path("best.ckpt"), version)["evaluation"]
     assert ("reporter" in evaluation) == has_key(version, "evaluation.reporter")
 
@@ -46,10 +46,10 @@ def test_training_never_goes_on_to_the_test_set() -> None:
 
 def test_our_callback_stands_beside_those_of_a_preset() -> None:
     own = {"training": {"callbacks": [{"type": "mine", "params": {}}], "seed": 1}}
-    training = settings.with_hooks(own, "1.0.0rc12")["training"]
+    training = settings.with_hooks(own, "1.0.0rc12", None)["training"]
     assert [callback["type"] for callback in training["callbacks"]] == ["mine", "mmfw"]
-    assert training["seed"] == 1
-    assert settings.with_hooks(own, "1.0.0rc10") == own
+    assert training["seed"] == 1 and "fp16" not in training
+    assert settings.with_hooks(own, "1.0.0rc10", "bf16") == own
 
 
 def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
