@@ -30,8 +30,8 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     predict          done, total: rows
     profiled         what was measured of a training that is profiled; see runs/profiling.py
     run_ended        outcome
-    attempt_failed   reason, validating, micro_batch, eval_batch, workers: what it had; next: what the
-                     next one has instead; written by the parent, which begins that one then
+    attempt_failed   reason, next: what the next attempt has less of; written by the parent, which begins
+                     that one then
 
 Each is one write at the end of the file. Windows does not keep the writes of two processes apart, so a
 prediction, beside which others and a training may run, has a file of its own in its attempt's folder.
@@ -70,11 +70,7 @@ Outcome = Literal[
     "network",
     "internal",
 ]
-"""How an attempt ends.
-
-``disk``: it is full, or files would be larger or more at once than the system allows; ``killed``: from
-outside; ``untrusted``: to load a checkpoint could run code.
-"""
+"""How an attempt ends: ``disk`` is full, or limits files; ``killed`` from outside; ``untrusted`` code to load."""
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """What a model calculates with: numbers of 32 bits, or of 16 where that is exact enough."""
@@ -88,9 +84,9 @@ _TYPES: dict[str, Any] = {
     "t": float,
     **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
     **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
-    **dict.fromkeys(("max_updates", "micro_batch", "eval_batch", "parameters", "max_mem_mib"), int | None),
+    **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
-    **dict.fromkeys(("searching", "known_fit", "found", "final", "validating"), bool),
+    **dict.fromkeys(("searching", "known_fit", "found", "final"), bool),
     **dict.fromkeys(("data", "metrics", "next"), dict | None),
 }
 

@@ -44,14 +44,8 @@ def until_it_fits(
 ) -> Attempt:
     """Attempt something until it succeeds, fails for another reason than memory, or cannot get smaller.
 
-    Args:
-        run: its folder.
-        first: what the first attempt does; each gets a folder of its own.
-        attempt: runs one to its end.
-        retry: whether there may be more than one.
-
-    Returns:
-        What the one that succeeded did.
+    Each attempt gets a folder of its own in the run's, and ``attempt`` runs it to its end. Without ``retry``
+    there is but one. What the one that succeeded did is returned.
 
     Raises:
         MmfwError: the class says how it ended.
@@ -71,15 +65,7 @@ def until_it_fits(
                 raise as_error(end, asked)
             failed, (name, had, fewer) = asked, less
             log = EventLog(failed.events, failed.attempt.path.name)
-            log.write(
-                "attempt_failed",
-                reason=end.outcome,
-                validating=end.validating,
-                micro_batch=failed.micro_batch,
-                eval_batch=failed.eval_batch,
-                workers=started["workers"],
-                next={name: fewer},
-            )
+            log.write("attempt_failed", reason=end.outcome, next={name: fewer})
             asked = plan.following(failed, name, fewer, started, _newest_saved(run, events, failed))
             _log.info(_SHRINKING[name], had, fewer)
             if asked.action == "train":
@@ -105,7 +91,7 @@ def run_worker(
     lock: int | None = None,
     on_training: Callable[[], None] = lambda: None,
 ) -> Exit:
-    """Run one worker to its end.
+    """Run one worker to its end, and say how it ended; the attempt's folder says so too.
 
     Args:
         run: its folder.
@@ -114,9 +100,6 @@ def run_worker(
         display: shows the worker's events.
         lock: the descriptor of the run's lock, for a training.
         on_training: called when training begins.
-
-    Returns:
-        How it ended, which the attempt's folder says too, also when the worker could not say so itself.
     """
     files = asked.attempt
     asked.save()
@@ -165,11 +148,7 @@ def run_worker(
 
 def _newest_saved(run: Run, events: list[Event], failed: Attempt) -> Path | None:
     """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
-    if (
-        failed.action == "train"
-        and not failed.profile
-        and any(event["kind"] == "checkpoint" for event in events)
-    ):
+    if not failed.profile and any(event["kind"] == "checkpoint" for event in events):
         with suppress(CheckpointError):
             return checkpoints.choose(run, "last")
     return None
@@ -178,8 +157,7 @@ def _newest_saved(run: Run, events: list[Event], failed: Attempt) -> Path | None
 def _wait_until_free(before: list[int]) -> None:
     """Wait, but not for long, until each GPU has the memory back that the dead worker had of it.
 
-    Args:
-        before: free bytes of each GPU before there was a worker; nothing where nobody knows them.
+    ``before`` are the free bytes of each GPU before there was a worker; nothing where nobody knows them.
     """
 
     def is_free() -> bool:

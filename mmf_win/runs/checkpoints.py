@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from os import stat_result
 from pathlib import Path
 
 from mmf_win.console import Progress
@@ -129,7 +128,11 @@ def listed(run: Run) -> list[SavedCheckpoint]:
 
     One that is removed meanwhile, in a run that is being trained, is left out.
     """
-    stats = dict(_existing(run.checkpoints))
+    folder, stats = run.checkpoints, {}
+    # The files with the commonest names first.
+    for path in (*sorted(folder.glob("*.ckpt")), *numbered(folder), *sorted(folder.glob("*_final.pth"))):
+        with suppress(FileNotFoundError):
+            stats[path] = path.stat()
     names: defaultdict[tuple[int, int], list[Path]] = defaultdict(list)
     for path, stat in stats.items():
         names[stat.st_dev, stat.st_ino].append(path)
@@ -143,16 +146,17 @@ def listed(run: Run) -> list[SavedCheckpoint]:
         for paths in names.values():
             problem = torch_file.problem(paths[0], progress.advance)
             counted = None if problem else counts(paths[0])
+            shown = {path: path.relative_to(folder).as_posix() for path in paths}
             for path in paths:
                 found[path] = SavedCheckpoint(
-                    name=_name(run, path),
+                    name=shown[path],
                     path=str(path),
                     update=counted.update if counted else None,
                     epoch=counted.epoch if counted else None,
                     auroc=scores.get(counted.update) if counted else None,
                     size=stats[path].st_size,
                     written=stats[path].st_mtime,
-                    same_as=tuple(_name(run, other) for other in paths if other != path),
+                    same_as=tuple(shown[other] for other in paths if other != path),
                     problem=problem,
                 )
     return [found[path] for path in stats if found[path].problem is None or path.exists()]
@@ -162,14 +166,3 @@ def newest_intact(found: Iterable[SavedCheckpoint]) -> SavedCheckpoint | None:
     """The newest of those that a run can be resumed from, which weights alone are not."""
     resumable = (checkpoint for checkpoint in found if checkpoint.update is not None)
     return max(resumable, key=lambda checkpoint: checkpoint.written, default=None)
-
-
-def _existing(folder: Path) -> Iterator[tuple[Path, stat_result]]:
-    """The files with the commonest names first."""
-    for path in (*sorted(folder.glob("*.ckpt")), *numbered(folder), *sorted(folder.glob("*_final.pth"))):
-        with suppress(FileNotFoundError):
-            yield path, path.stat()
-
-
-def _name(run: Run, path: Path) -> str:
-    return path.relative_to(run.checkpoints).as_posix()

@@ -31,11 +31,9 @@ def load() -> dict[str, int]:
 
 
 def remember(fit: str, rows: int | None) -> None:
-    """Keep what fitted; the oldest of very many are dropped.
+    """Keep what fitted, by what that depends on; the oldest of very many are dropped.
 
-    Args:
-        fit: what it depends on.
-        rows: None forgets it, as the whole batch fits.
+    ``rows`` are None to forget it, as the whole batch fits.
 
     Raises:
         OSError: it cannot be written.
@@ -53,9 +51,6 @@ def remember_training(events: list[Event]) -> None:
     """Keep the micro-batch that training succeeded with, or that none is needed.
 
     A search that was stopped leaves nothing: what it measured with is not what fits.
-
-    Args:
-        events: of the attempt.
     """
     started = attempt_started(events)
     if started is None or started["searching"] or not any(event["kind"] == "train" for event in events):

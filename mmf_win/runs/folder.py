@@ -99,11 +99,7 @@ class Run(RunFolder):
 
 
 def require_idle(run: Run) -> None:
-    """See to it that no process trains the run.
-
-    Raises:
-        UsageError: one does.
-    """
+    """Raise UsageError where some process trains the run."""
     if is_locked(run.lock):
         raise _being_trained(run)
 
@@ -123,9 +119,8 @@ def _being_trained(run: Run) -> UsageError:
 def remove(run: Run) -> None:
     """Remove the run's folder, and its name's where that was the last run of the name.
 
-    Where the run's folder is a link, what it leads to is removed, too.
-
-    It is renamed first, so that what an interrupted removal leaves is no longer listed as a run.
+    Of a link, what it leads to is removed, too. It is renamed first, so that what an interrupted removal
+    leaves is no longer listed as a run.
 
     Raises:
         UsageError: the run is being trained.

@@ -103,9 +103,7 @@ class Summary:
 def summarize(run: Run, request: Request | None = None) -> Summary:
     """What the run's files say about it; of what ``differs``, all that was chosen.
 
-    Args:
-        run: the run.
-        request: its request; None to read it.
+    ``request`` is the run's; without it, it is read.
 
     Raises:
         DataError: its request, its events or its exit cannot be read.
@@ -145,11 +143,7 @@ def summaries(
 ) -> list[Summary]:
     """One line about each run under ``save_dir``, the newest first; a note says why one cannot be read.
 
-    Args:
-        save_dir: where runs are kept.
-        preset: only runs of this preset.
-        state: only runs in this state; ``failed`` whatever the class.
-        limit: only so many of them.
+    Only ``limit`` of them, of this preset, in this state: ``failed`` whatever the class.
     """
     found: list[Summary] = []
     chosen: list[dict[str, str]] = []
@@ -204,9 +198,7 @@ def tested(run: Run) -> dict[str, Any]:
 
 
 def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
-    """One row a run, the newest first; the columns are those of :class:`Summary`.
-
-    ``started`` is a time in UTC.
+    """One row a run, the newest first; the columns are those of :class:`Summary`, ``started`` in UTC.
 
     Args:
         save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
@@ -279,7 +271,13 @@ def configuration(run: Run) -> dict[str, Any]:
     """
     known, config = dict(leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
     if config.is_file():
-        known.update(leaves(_of_mmf(config), "mmf"))
+        from omegaconf import OmegaConf
+
+        try:  # references are left as they are
+            of_mmf = OmegaConf.to_container(parse_yaml(config.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{config}: {error}") from None
+        known.update(leaves(of_mmf, "mmf"))
     return {
         key: value
         for key, value in known.items()
@@ -288,22 +286,11 @@ def configuration(run: Run) -> dict[str, Any]:
     }
 
 
-def _of_mmf(path: Path) -> Any:
-    """MMF's own ``config.yaml``, its references left as they are."""
-    from omegaconf import OmegaConf
-
-    try:
-        return OmegaConf.to_container(parse_yaml(path.read_text(encoding="utf-8")), resolve=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: {error}") from None
-
-
 def state(run: Run) -> str:
     """The state of a trained run.
 
     Raises:
-        DataError: its exit cannot be read.
-        OSError: the system refuses that, or to look at its lock.
+        DataError, OSError: its exit or its lock cannot be read.
     """
     if is_locked(run.lock):
         return "running"
@@ -313,25 +300,10 @@ def state(run: Run) -> str:
     return {"ok": "done", "interrupted": "interrupted"}.get(end.outcome, f"failed: {end.outcome}")
 
 
-def stopped_early(run: Run) -> bool:
-    """Whether the last training ended well before its total.
-
-    Raises:
-        DataError, OSError: as for :func:`summarize`.
-    """
-    end, summary = Exit.load(run.exit_file), summarize(run)  # its state is another one when it is to go on
-    return end == Exit("ok") and (summary.updates or 0) < (summary.max_updates or 0)
-
-
 def changed_splits(run: Run, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The annotation files, by their stems, that are others than at the run's last training and validation.
 
-    Args:
-        run: one that has trained.
-        now: ``train`` and ``val`` → what is read of them now, with its ``sha256``.
-
-    Raises:
-        DataError, OSError: as for :func:`events_of`.
+    ``now`` has for ``train`` and ``val`` what is read of them now, with its ``sha256``.
     """
     changed, events = [], events_of(run)
     for slot, kind in (("train", "train_started"), ("val", "val")):

@@ -38,12 +38,8 @@ def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
 def find_run(save_dir: Path, wanted: str | None) -> Run:
     """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
 
-    Args:
-        save_dir: where runs are kept.
-        wanted: the id, name or folder.
-
     Raises:
-        UsageError: there is no such run.
+        NoRun: there is no such run.
     """
     return newest(save_dir, wanted, lambda run: run)
 
@@ -56,13 +52,12 @@ def newest(
     A note names the newer ones that are passed over, and why.
 
     Args:
-        save_dir: where runs are kept.
-        wanted: an id, a name or a folder; None for any run.
+        save_dir, wanted: as for :func:`named`.
         use: raises DataError for a run that will not do; None for one that is not meant.
         preset: only runs of this preset.
 
     Raises:
-        UsageError: there is no such run.
+        NoRun: there is no such run.
         DataError: none of them will do; why not the newest.
     """
     passed: list[tuple[Run, Exception]] = []

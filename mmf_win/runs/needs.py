@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mmf_win.console import Progress, first_few, shell_line
 from mmf_win.dataset.annotations import count_rows
@@ -20,12 +20,11 @@ from mmf_win.inputs.listing import inputs_of, paths_of
 from mmf_win.paths import Places, data_option
 from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import own_code, presets
-from mmf_win.runs.history import stopped_early
+from mmf_win.runs.history import summarize
 from mmf_win.runs.lookup import owner
 from mmf_win.runs.request import Job, Request, as_typed
 from mmf_win.runs.targets import Target
-from mmf_win.upstream import settings
-from mmf_win.upstream.checkpoint_files import Counts, counts
+from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, Tree, merge, put, resolve
 from mmf_win.upstream.install import Installed, changed_files, usable_mmf
 from mmf_win.upstream.versions import config_path
@@ -93,12 +92,10 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
         That, and after how many updates training ends; None where only MMF knows.
 
     Raises:
-        UsageError: the configuration does not train, or cannot be used; or the checkpoint is at
-            the total, or where training has stopped early.
+        UsageError: the configuration cannot be used, or would not train one update.
         DataError: something is missing or broken.
     """
-    request, places, run_type = job.request, job.places, str(asked.settings["run_type"])
-    ours = request.ours
+    request, ours, run_type = job.request, job.request.ours, str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
@@ -108,50 +105,52 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
         )
     inputs = check(
         Path(asked.mmf),
-        places,
+        job.places,
         config,
         slots=("train", "val"),
         allow_missing=ours.allow_missing,
         offline=request.offline or job.once.dry_run,
         hint_words=_hint_words(job),
     )
-    reset = config["checkpoint"].get("reset") or {}
-    keeps_counts = not (asked.weights_alone or reset.get("all") or reset.get("counts"))
-    counted = counts(Path(asked.checkpoint)) if asked.checkpoint and keeps_counts else None
     total = _total(ours.epochs, config, inputs)
-    reached = counted is not None and total is not None and counted.update >= total
-    if counted is not None and reached and not (counted.update == total and _is_to_finish(asked, request)):
-        hint = f"name a total above {counted.update} with --updates"
-        for preset in _typed(request):
-            where = [*data_option(places.data_dir), "--save-dir", places.save_dir]
-            begin = shell_line("mmfw", "train", preset, "--init", asked.checkpoint, *where)
-            hint += f", or begin again with these weights: `{begin}`"
-        raise UsageError(
-            f"{asked.checkpoint}: it is at update {counted.update}, and the run's total is {total}", hint=hint
-        )
-    if counted is not None:
-        _require_no_early_stop(Path(asked.checkpoint or ""), counted, training)
+    _require_updates_left(asked, job, config, total)
     return inputs, total
 
 
-def _is_to_finish(asked: Attempt, request: Request) -> bool:
-    """Whether a run is resumed that was stopped after its last update, but before it was done."""
-    run = owner(Path(asked.checkpoint or ""))
-    if run is None or request.start == asked.checkpoint:  # a new run
-        return False
-    return Exit.load(run.exit_file) != Exit("ok")
-
-
-def _require_no_early_stop(checkpoint: Path, counted: Counts, training: Mapping[str, Any]) -> None:
-    """See to it that training does not end with the validation that has ended it before.
+def _require_updates_left(asked: Attempt, job: Job, config: Tree, total: int | None) -> None:
+    """See to it that training from a checkpoint does not end without one update.
 
     Raises:
-        UsageError: it would, without one update.
+        UsageError: the checkpoint is at the total, or where a validation has ended training before.
     """
-    run, patience = owner(checkpoint), training["early_stop.patience"]
+    reset, training = config["checkpoint"].get("reset") or {}, config["training"]
+    if asked.checkpoint is None or asked.weights_alone or reset.get("all") or reset.get("counts"):
+        return
+    checkpoint, patience = Path(asked.checkpoint), training["early_stop.patience"]
+    counted, run = counts(checkpoint), owner(checkpoint)
+    if counted is None:
+        return
+    is_to_finish = (  # was stopped after its last update, but before it was done
+        counted.update == total
+        and run is not None
+        and job.request.start != asked.checkpoint
+        and Exit.load(run.exit_file) != Exit("ok")
+    )
+    if total is not None and counted.update >= total and not is_to_finish:
+        hint = f"name a total above {counted.update} with --updates"
+        for preset in _typed(job.request):
+            where = [*data_option(job.places.data_dir), "--save-dir", job.places.save_dir]
+            begin = shell_line("mmfw", "train", preset, "--init", checkpoint, *where)
+            hint += f", or begin again with these weights: `{begin}`"
+        raise UsageError(
+            f"{checkpoint}: it is at update {counted.update}, and the run's total is {total}", hint=hint
+        )
     if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
         return
-    if counted.update > counted.best_update + patience and stopped_early(run):
+    if counted.update <= counted.best_update + patience or Exit.load(run.exit_file) != Exit("ok"):
+        return
+    summary = summarize(run)
+    if (summary.updates or 0) < (summary.max_updates or 0):
         raise UsageError(
             f"{checkpoint}: training has stopped early at update {counted.update}, as no validation after "
             f"update {counted.best_update} was better",
@@ -159,7 +158,7 @@ def _require_no_early_stop(checkpoint: Path, counted: Counts, training: Mapping[
         )
 
 
-def _total(epochs: int | None, config: settings.Settings, inputs: Inputs) -> int | None:
+def _total(epochs: int | None, config: Tree, inputs: Inputs) -> int | None:
     """After how many updates training ends.
 
     MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
@@ -230,13 +229,7 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
 def inputs_of_presets(
     mmf: Installed, names: Sequence[str], places: Places, overrides: Sequence[str] = ()
 ) -> dict[Input, list[str]]:
-    """What presets need → which of them need it.
-
-    Args:
-        mmf: the installed MMF.
-        names: of the presets, or their files.
-        places: MMF's folders.
-        overrides: ``KEY=VALUE`` overrides that each of them gets.
+    """What presets, by their names or files, need with these overrides → which of them need it.
 
     Raises:
         UsageError: there is no such preset, or its configuration cannot be put together.
@@ -277,7 +270,7 @@ def words_about_files(request: Request) -> list[str]:
 
 def _configs(
     mmf: Path, places: Places, names: Sequence[str], overrides: Sequence[str] = ()
-) -> Iterator[tuple[str, settings.Settings]]:
+) -> Iterator[tuple[str, Tree]]:
     """Each preset with the parts of its configuration that name files."""
     with Progress("looking at presets", len(names), "file") as progress:
         for name in names:

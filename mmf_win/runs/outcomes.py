@@ -58,10 +58,7 @@ _HINTS = {
 def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
     """What the worker said about its end, or else what its death tells; saved where it is not what it said.
 
-    Args:
-        asked: what the worker was to do.
-        ended: how its process ended.
-        memory_ran_out: the system killed a process meanwhile because memory ran out.
+    ``memory_ran_out``: the system killed a process meanwhile because it did.
     """
     said = None
     with suppress(DataError):  # one that cannot be read says nothing
@@ -98,17 +95,15 @@ def _hint_after(outcome: str, asked: Attempt) -> str | None:
     if outcome == "nan" and (attempt_started(read_events(asked.events)) or {}).get("precision") == "fp16":
         outcome = "nan in fp16"
     hint = _HINTS.get(outcome, "")
-    if "{" in hint:
-        hint = _with_resume(hint, run) if resumes else ""
+    if "{" in hint and not resumes:
+        hint = ""
+    elif "{" in hint and checkpoints.can_resume(run):
+        command = resume(run)
+        hint = hint.format(resume=f"{command} resumes from the last intact checkpoint", again=command)
+    else:
+        hint = hint.format(resume=_BEGIN, again="the same command")
     where = f"the whole output is in {asked.log}"
     return f"{hint}; {where}" if hint else where
-
-
-def _with_resume(hint: str, run: Run) -> str:
-    if not checkpoints.can_resume(run):
-        return hint.format(resume=_BEGIN, again="the same command")
-    command = resume(run)
-    return hint.format(resume=f"{command} resumes from the last intact checkpoint", again=command)
 
 
 def resume(run: Run) -> str:

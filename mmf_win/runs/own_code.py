@@ -29,8 +29,7 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
     """The absolute path of code, for the settings of whoever needs it.
 
     Args:
-        named: the folder as it is named; None where nothing names one, and empty where what names one stands
-            for nothing here.
+        named: the folder; None where nothing names one, and empty where what names one stands for nothing.
         once: what this command asks for. A folder that is named there, or by the variable of the environment,
             is trusted from now on.
         whose: what the user calls the run or the preset.
@@ -47,9 +46,24 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
             f"{whose} needs code of its own (env.user_dir), and there is no {folder}",
             hint="name its folder with env.user_dir=FOLDER",
         )
+    known = _known()
+    if str(folder) in known:
+        return str(folder)
     by_user = any(override.startswith(f"{USER_DIR}=") for override in once.overrides)
     by_user |= bool(of_environment) and folder == _absolute(str(of_environment))
-    _require_trusted(folder, whose, once, by_user=by_user)
+    if not (by_user or once.trust):
+        raise DataError(
+            f"{folder}: {whose} names code (env.user_dir), which would be run",
+            hint="if you trust it, give --trust, which is remembered",
+        )
+    if not once.dry_run:
+        try:
+            file().parent.mkdir(parents=True, exist_ok=True)
+            write_json(file(), [*known, str(folder)])
+        except OSError as error:
+            _log.warning(
+                "%s cannot be written, so %s is asked about again: %s", file(), folder, error.strerror
+            )
     return str(folder)
 
 
@@ -62,24 +76,6 @@ def words_for(request: Request) -> list[str]:
 def _absolute(named: str) -> Path:
     # resolve() would follow links, and change the name under which the folder is imported.
     return Path(os.path.abspath(Path(named).expanduser()))  # noqa: PTH100
-
-
-def _require_trusted(folder: Path, whose: str, once: Once, *, by_user: bool) -> None:
-    known = _known()
-    if str(folder) in known:
-        return
-    if not (by_user or once.trust):
-        raise DataError(
-            f"{folder}: {whose} names code (env.user_dir), which would be run",
-            hint="if you trust it, give --trust, which is remembered",
-        )
-    if once.dry_run:
-        return
-    try:
-        file().parent.mkdir(parents=True, exist_ok=True)
-        write_json(file(), [*known, str(folder)])
-    except OSError as error:
-        _log.warning("%s cannot be written, so %s is asked about again: %s", file(), folder, error.strerror)
 
 
 def _known() -> list[str]:

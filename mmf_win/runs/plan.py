@@ -22,11 +22,8 @@ from mmf_win.upstream.versions import has_key, read_version
 def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone: bool) -> Attempt:
     """The first attempt to train, without the overrides of this command.
 
-    Args:
-        mmf: the installed MMF.
-        job: what was asked for.
-        checkpoint: the file to start from; None for the weights that MMF begins with.
-        weights_alone: take only the weights of the checkpoint, and begin at update 0.
+    Without a checkpoint it starts from the weights that MMF begins with. With ``weights_alone``, only the
+    weights of the checkpoint are taken, and it begins at update 0.
     """
     request, once, places, ours = job.request, job.once, job.places, job.request.ours
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
@@ -62,12 +59,7 @@ def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone
 def prediction(mmf: Installed, job: Job, target: Target, checkpoint: Path, features: Path | None) -> Attempt:
     """The first attempt to predict, without the overrides of this command.
 
-    Args:
-        mmf: the installed MMF.
-        job: what is asked for now, over what the run was asked for.
-        target: the memes.
-        checkpoint: the weights.
-        features: an LMDB of region features to read instead of the dataset's.
+    ``features`` is an LMDB of region features to read instead of the dataset's.
     """
     request, ours = job.request, job.request.ours
     tree = merge(
@@ -98,15 +90,9 @@ def limit_to_lower(failed: Attempt, end: Exit, started: Event | None) -> tuple[s
 
     When the host's memory was at its end, half the ``workers`` of the DataLoader, down to none. When the
     memory of a GPU was in validation or prediction, a smaller ``eval_batch``; else a smaller ``micro_batch``,
-    while an update keeps its rows.
+    while an update keeps its rows. None when neither is the cause, or nothing smaller is left.
 
-    Args:
-        failed: the attempt that failed.
-        end: how it ended.
-        started: the event that tells what it really had; without it, not even the model fitted.
-
-    Returns:
-        None when neither is the cause, or nothing smaller is left.
+    ``started`` is the event that tells what the failed one really had; without it, not even the model fitted.
     """
     if started is None:
         return None
@@ -138,8 +124,7 @@ def following(failed: Attempt, name: str, number: int, started: Event, saved: Pa
 
     Args:
         failed: what was asked of that one.
-        name: what this one has less of, as :func:`limit_to_lower` says.
-        number: how many of it.
+        name, number: what this one has less of, as :func:`limit_to_lower` says, and how many of it.
         started: the event that tells with which seed that one began.
         saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.
     """

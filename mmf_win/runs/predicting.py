@@ -32,7 +32,7 @@ def predict(
     """Predict memes with a checkpoint of a run.
 
     Args:
-        run: the run that knows the model's configuration.
+        run: knows the model's configuration.
         places: MMF's folders.
         once: what the user chose, which wins over the run's settings.
         checkpoint: the weights.

@@ -32,11 +32,6 @@ _log = logging.getLogger(__name__)
 def weights_of(preset: Preset, mmf: Installed, places: Places) -> Unpacked | None:
     """The published weights of a preset; None where it has none in the zoo of this MMF.
 
-    Args:
-        preset: names the zoo's key of them.
-        mmf: the installed MMF.
-        places: MMF's folders.
-
     Raises:
         UsageError: the zoo that the user chose is none.
         MmfError: MMF's own zoo cannot be read.
@@ -53,10 +48,10 @@ def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool =
     """The file of a preset's published weights, downloaded if it is missing and verified.
 
     Args:
-        preset: names the zoo's key of them.
+        preset: names the zoo's key of them, and may say that nothing may be downloaded.
         places: MMF's folders.
         source: a folder or a mirror to look in first.
-        offline: nothing may be downloaded; a preset may say so, too.
+        offline: nothing may be downloaded.
 
     Raises:
         UsageError: the preset has no published weights, or ``source`` has no copy of them.
@@ -130,14 +125,9 @@ def run_of(
 
 
 def require_trained(run: Run, checkpoint: Path | None = None) -> None:
-    """Refuse to resume published weights: their run was never trained.
+    """Refuse, by a UsageError, to resume published weights: their run was never trained.
 
-    Args:
-        run: what is to be resumed.
-        checkpoint: the file of it that was named; None for the run itself.
-
-    Raises:
-        UsageError: the run is one of published weights.
+    ``checkpoint`` is the file of it that was named; None for the run itself.
     """
     request = run.request()
     if request.published_weights:

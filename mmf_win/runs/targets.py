@@ -42,11 +42,7 @@ class Target:
 
     @classmethod
     def of_table(cls, table: Path, scratch: Path) -> Target:
-        """The memes of a user's table.
-
-        Args:
-            table: CSV or JSON Lines; see :mod:`mmf_win.dataset.own_memes`.
-            scratch: a folder for the annotations that MMF reads.
+        """The memes of a user's table; the annotations that MMF reads are written to ``scratch``.
 
         Raises:
             DatasetError: the table cannot be used, or images are missing.

@@ -44,7 +44,7 @@ def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(tool: Tool,
     faulty({"at": "validation", "do": "cuda_oom", "above": 2})
     run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
     (failed,) = events(run, "attempt_failed")
-    assert (failed["reason"], failed["validating"], failed["next"]) == ("cuda_oom", True, {"eval_batch": 2})
+    assert (failed["reason"], failed["next"]) == ("cuda_oom", {"eval_batch": 2})
     assert [(e["update"], e["micro_batch"]) for e in events(run, "train_started")] == [(0, 4), (1, 4)]
     assert [event["update"] for event in events(run, "val") if not event["final"]] == [1, 2]
     assert "metrics on the CPU" in tool.errors
@@ -165,5 +165,5 @@ def test_a_gpu_that_is_full_is_trained_on_with_fewer_rows(
     del held
     assert [event["micro_batch"] for event in events(run, "train_started")] == [14, 7]
     (failed,) = events(run, "attempt_failed")
-    assert (failed["reason"], failed["validating"]) == ("cuda_oom", False)
+    assert (failed["reason"], failed["next"]) == ("cuda_oom", {"micro_batch": 7})
     assert list(fits.load().values()) == [7]
