@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -196,13 +196,9 @@ class Places:
     save_dir: Path
 
     @classmethod
-    def resolve(
-        cls,
-        data_dir: Path | None = None,
-        save_dir: Path | None = None,
-        environ: Mapping[str, str] = os.environ,
-    ) -> Places:
+    def resolve(cls, data_dir: Path | None = None, save_dir: Path | None = None) -> Places:
         """The folders in force; an explicit argument wins over the environment."""
+        environ = os.environ
         user_cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
         torch_home = environ.get("TORCH_HOME") or str(Path(user_cache, "torch"))
         cache = Path(environ.get("MMF_CACHE_DIR") or Path(torch_home, "mmf")).expanduser().absolute()

@@ -70,7 +70,7 @@ Outcome = Literal[
     "network",
     "internal",
 ]
-"""How an attempt ends: ``disk`` is full, or limits files; ``killed`` from outside; ``untrusted`` code to load."""
+"""How an attempt ends; ``disk``: no more can be written; ``untrusted``: a checkpoint could run code."""
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """What a model calculates with: numbers of 32 bits, or of 16 where that is exact enough."""

@@ -86,7 +86,7 @@ def _archives(folder: Path) -> Iterator[Case]:
             data[chance.randrange(start, len(data))] ^= 1 << chance.randrange(8)
         damaged = folder / f"damaged {source.name}"
         damaged.write_bytes(data[: chance.choice((len(data), len(data), chance.randrange(1, len(data))))])
-        places = Places.resolve(folder / "data", folder / "save", environ={})
+        places = Places.resolve(folder / "data", folder / "save")
         try:
             convert(damaged, places, ask=lambda: PASSWORD)
         except MmfwError as error:

@@ -107,7 +107,7 @@ def test_a_name_in_an_archive_is_legal_or_has_a_problem(name: str) -> None:
 def test_a_dataset_with_an_image_that_not_every_system_takes_is_refused(user_dir: Path, name: str) -> None:
     files = memes()
     files["hateful_memes/" + name] = b""
-    places = Places.resolve(user_dir / "data", user_dir / "save", {})
+    places = Places.resolve(user_dir / "data", user_dir / "save")
     with pytest.raises(ArchiveError) as caught:
         convert(hostile.plain_zip(user_dir / "a.zip", files), places)
     assert name in str(caught.value)

@@ -11,19 +11,27 @@ from mmf_win.paths import Places, is_portable, make_portable, module_command, po
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files to begin with")
 
 
-def test_the_folders_are_resolved_as_mmf_resolves_them(tmp_path: Path) -> None:
-    home = str(tmp_path)
-    assert Places.resolve(environ={"TORCH_HOME": home}).data_dir == tmp_path / "mmf" / "data"
-    assert Places.resolve(environ={"XDG_CACHE_HOME": home}).cache_dir == tmp_path / "torch" / "mmf"
-    assert Places.resolve(environ={"MMF_CACHE_DIR": home}).data_dir == tmp_path / "data"
-    assert Places.resolve(environ={"MMF_CACHE_DIR": "x", "MMF_DATA_DIR": home}).data_dir == tmp_path
-    assert Places.resolve(environ={"MMF_SAVE_DIR": home}).save_dir == tmp_path
-    assert Places.resolve(environ={}).save_dir == Path.cwd() / "save"
-
-
-def test_an_option_wins_over_the_environment(tmp_path: Path) -> None:
-    places = Places.resolve(tmp_path / "data", tmp_path / "save", {"MMF_DATA_DIR": "x", "MMF_SAVE_DIR": "y"})
-    assert (places.data_dir, places.save_dir) == (tmp_path / "data", tmp_path / "save")
+@pytest.mark.parametrize(
+    ("variables", "folder", "below"),
+    [
+        (["TORCH_HOME"], "data_dir", "mmf/data"),
+        (["XDG_CACHE_HOME"], "cache_dir", "torch/mmf"),
+        (["MMF_CACHE_DIR"], "data_dir", "data"),
+        (["MMF_CACHE_DIR", "MMF_DATA_DIR"], "data_dir", "."),
+        (["MMF_SAVE_DIR"], "save_dir", "."),
+    ],
+)
+def test_the_folders_are_resolved_as_mmf_resolves_them_and_an_option_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: list[str], folder: str, below: str
+) -> None:
+    for name in ("TORCH_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert Places.resolve().save_dir == Path.cwd() / "save"
+    for name in variables:
+        monkeypatch.setenv(name, str(tmp_path))
+    assert getattr(Places.resolve(), folder) == tmp_path / below
+    places = Places.resolve(tmp_path / "a", tmp_path / "b")
+    assert (places.data_dir, places.save_dir) == (tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,7 @@ def test_files_in_the_current_folder_do_not_stand_in_for_libraries(tmp_path: Pat
 def test_decoded_images_lie_in_the_cache_unless_they_are_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = Places.resolve(environ={"MMF_CACHE_DIR": str(tmp_path)})
+    places = Places(tmp_path, tmp_path, tmp_path)
     assert places.images == tmp_path / "mmfw-images"
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")
     assert places.images is None

@@ -16,7 +16,7 @@ from tests.worlds.memes import encrypted_zip, memes
 @pytest.fixture
 def places(user_dir: Path) -> Places:
     """Folders of a user, none of which is there yet."""
-    return Places.resolve(user_dir / "data dir", user_dir / "save", environ={})
+    return Places.resolve(user_dir / "data dir", user_dir / "save")
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
     with disk.open("wb") as file:
         file.truncate(100 << 20)
     call("mkfs.ext4", "-q", str(disk), cwd=tmp_path)
-    places = Places.resolve(folder / "data", user_dir / "save", environ={})
+    places = Places.resolve(folder / "data", user_dir / "save")
     with mounted(disk, folder):
         convert(archive, places, ask=lambda: PASSWORD)
         persist_names(places.dataset.root)

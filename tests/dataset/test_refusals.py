@@ -227,7 +227,7 @@ def test_a_bomb_whose_members_are_too_large_only_together_is_refused_before_any_
 ) -> None:
     files = {name: bytes(4 << 20) if name.endswith(".png") else content for name, content in memes().items()}
     pack(user_dir / "bomb", files)
-    places = Places.resolve(small_disk, user_dir / "save", environ={})
+    places = Places.resolve(small_disk, user_dir / "save")
     with pytest.raises(ResourceError, match="are needed"):
         convert(user_dir / "bomb", places)
     assert tree(places.data_dir) == {}
@@ -236,7 +236,7 @@ def test_a_bomb_whose_members_are_too_large_only_together_is_refused_before_any_
 def test_a_disk_that_fills_up_meanwhile(
     archive: Path, small_disk: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = Places.resolve(small_disk, user_dir / "save", environ={})
+    places = Places.resolve(small_disk, user_dir / "save")
     unpack = unpack_module.unpack_chosen
 
     def fill_the_disk_first(*arguments: Any, **options: Any) -> dict[str, Entry]:
@@ -260,7 +260,7 @@ def test_a_disk_that_fills_up_meanwhile(
 
 
 def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:
-    places = Places.resolve(small_disk, user_dir / "save", environ={})
+    places = Places.resolve(small_disk, user_dir / "save")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(OSError) as caught:
         convert(archive, places, ask=lambda: PASSWORD)

@@ -28,8 +28,7 @@ def _notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def places(user_dir: Path) -> Places:
     """Empty folders."""
-    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
-    return Places.resolve(user_dir / "data dir", user_dir / "save", environ=environ)
+    return Places(user_dir / "cache", user_dir / "data dir", user_dir / "save")
 
 
 @pytest.fixture

@@ -102,8 +102,7 @@ def read(inputs: Inputs) -> dict[str, Coverage | None]:
 @pytest.fixture
 def dataset(user_dir: Path) -> Dataset:
     """Annotations and images, and no features yet."""
-    environ = {"MMF_CACHE_DIR": str(user_dir / "cache")}
-    places = Places.resolve(user_dir / "data dir", user_dir / "save", environ)
+    places = Places(user_dir / "cache", user_dir / "data dir", user_dir / "save")
     stems = tiny_mmf.build_dataset(places.dataset.root, SPLITS)
     places.cache_dir.mkdir()
     (places.cache_dir / "empty.yaml").write_text("{}", encoding="utf-8")

@@ -16,7 +16,7 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
     tmp_path: Path,
 ) -> None:
     root = bare_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
-    places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
+    places = Places.resolve(tmp_path / "data", tmp_path / "save")
     run = request(model="mmbt", preset="mine", precision="bf16", mmf="1.0.0rc12")
     first = Attempt("train", "mmbt", str(root), settings={"training": {"fp16": False}}, precision="bf16")
     for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
@@ -27,7 +27,7 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
 
 def test_what_starts_a_run_is_in_the_attempt_though_the_run_will_not_keep_it(tmp_path: Path) -> None:
     root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
-    places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
+    places = Places.resolve(tmp_path / "data", tmp_path / "save")
     job = Job(request(model="mmbt"), Once(overrides=["checkpoint.reset.all=true"]), places)
     first = Attempt("train", "mmbt", str(root))
     attempt, _, config = needs.composed(first, job, "preset mine")

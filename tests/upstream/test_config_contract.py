@@ -128,7 +128,7 @@ NOT_COMPARED = {"config", "model", "datasets", "training.device", "distributed.w
 
 
 def places_in(folder: Path) -> Places:
-    return Places.resolve(folder / "data", folder / "save", {"MMF_CACHE_DIR": str(folder / "cache")})
+    return Places(folder / "cache", folder / "data", folder / "save")
 
 
 def overridden(root: Path, folder: Path, asked: Question, overrides: Sequence[str]) -> Question:

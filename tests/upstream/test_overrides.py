@@ -28,7 +28,7 @@ DATASET = "dataset_config.hateful_memes"
 @pytest.fixture
 def places(user_dir: Path) -> Places:
     """Empty folders."""
-    return Places.resolve(user_dir / "data", user_dir / "save", {"MMF_CACHE_DIR": str(user_dir / "cache")})
+    return Places(user_dir / "cache", user_dir / "data", user_dir / "save")
 
 
 def assigned(root: Path, places: Places, *overrides: str) -> Any:

@@ -61,7 +61,7 @@ def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
 def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
+    places = Places.resolve(tmp_path / "data", tmp_path / "save")
 
     def spins() -> str | None:
         folders = (tmp_path / "c", tmp_path / "l", tmp_path / "r")
@@ -81,7 +81,7 @@ def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
     tmp_path: Path, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMFW_PASSWORD", "secret")
-    places = Places.resolve(tmp_path / "data", tmp_path / "save", {})
+    places = Places.resolve(tmp_path / "data", tmp_path / "save")
     env = settings.environment(places, tmp_path / "c", tmp_path / "l", tmp_path / "r", offline=offline)
     assert env["PYTHONUTF8"] == "1"
     assert "secret" not in env.values(), "MMF has no business with the archive's password"

@@ -156,7 +156,7 @@ def installations(folder: Path) -> dict[str, Installation]:
         new: Files,
         *words: object,
     ) -> Installation:
-        places = Places.resolve(folder / name, folder / "save", environ={})
+        places = Places.resolve(folder / name, folder / "save")
         prepared = None
         if before is not None:
             before(places)
