@@ -68,9 +68,8 @@ class _LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        found = [
-            CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)
-        ]
+        named = [CompletionItem(name, help=line) for name, line in COMMANDS.items()]
+        found = [item for item in named if item.value.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -202,18 +201,18 @@ def _report(error: MmfwError) -> int:
 
 def _system_error(error: OSError) -> MmfwError:
     """A file operation that the system refused, said as the user's matter, not as ours."""
-    what = error.strerror or str(error)
     where = f"{error.filename}: " if error.filename else ""
+    what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    kind: type[MmfwError] = DataError
+    hint = None
     if error.errno == errno.EFBIG:
-        limits = "see what limits the size of a file: ulimit -f, or the file system"
-        return ResourceError(f"{where}{what}", hint=limits)
-    if error.errno == errno.ENOMEM:
-        return ResourceError(f"{where}{what}", hint=_MEMORY_HINT)
-    if getattr(error, "winerror", None) in _HELD:
-        return DataError(f"{where}{what}", hint=_HELD_HINT)
-    if error.errno in NO_ROOM:
-        full = "the disk is full" if error.errno == errno.ENOSPC else what
-        return ResourceError(f"{where}{full}", hint="free some space and run the same command again")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return DataError(f"{where}{what}", hint="see who may read and write there, or name another folder")
-    return DataError(f"{where}{what}")
+        kind, hint = ResourceError, "see what limits the size of a file: ulimit -f, or the file system"
+    elif error.errno == errno.ENOMEM:
+        kind, hint = ResourceError, _MEMORY_HINT
+    elif getattr(error, "winerror", None) in _HELD:
+        hint = _HELD_HINT
+    elif error.errno in NO_ROOM:
+        kind, hint = ResourceError, "free some space and run the same command again"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "see who may read and write there, or name another folder"
+    return kind(f"{where}{what}", hint=hint)

@@ -37,20 +37,17 @@ class _Stderr:
     """
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
         with suppress(OSError):
             if sys.stderr is not None:
                 sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush what can be flushed."""
         with suppress(OSError):
             if sys.stderr is not None:
                 sys.stderr.flush()
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
         return sys.stderr is not None and sys.stderr.isatty()
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +94,6 @@ class _Said(logging.Handler):
     """Shows what the library logs: information as it is, warnings as notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one record."""
         kind = "note: " if record.levelno >= logging.WARNING else ""
         say(kind + without_control_characters(record.getMessage()))
 
@@ -208,11 +204,9 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional
 
 
 def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return (
-        f"{value:.4f}" if isinstance(value, float) else without_control_characters(value).replace("\n", "\\n")
-    )
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "-" if value is None else without_control_characters(value).replace("\n", "\\n")
 
 
 class Progress:
@@ -232,16 +226,10 @@ class Progress:
         self, title: str, total: int | None, unit: Unit = "B", initial: int = 0, *, leave: bool = True
     ) -> None:
         self.done = initial
-        self._title, self._leave = title, leave
-        self._note = ""
+        self._title, self._leave, self._note = title, leave, ""
         self._bar: tqdm[Any] | None = None
-        self._scale: dict[str, Any] = {
-            "total": total,
-            "initial": initial,
-            "unit": unit,
-            "unit_scale": unit == "B",
-            "unit_divisor": 1024,
-        }
+        self._scale: dict[str, Any] = {"total": total, "initial": initial, "unit": unit}
+        self._scale |= {"unit_scale": unit == "B", "unit_divisor": 1024}
         self._start = time.monotonic()
         self._next_line = self._start + self._PLAIN_INTERVAL
 

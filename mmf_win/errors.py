@@ -1,17 +1,4 @@
-"""Every error that a user can meet.
-
-::
-
-    MmfwError         1    a bug in mmfw itself, unless a subclass says otherwise
-    UsageError        2    the command line asks for something that cannot be
-    DataError         3    what the user gave cannot be used
-    PasswordError     4    a password is wrong or missing
-    ResourceError     5    not enough disk or memory
-    MmfError          6    MMF or what it needs is missing or broken
-    TrainingError     7    training failed
-    Interrupted     130    the user asked to stop
-
-Each of these is followed by its subclasses, which have its exit code.
+"""Every error that a user can meet; each kind is followed by its subclasses, which have its exit code.
 
 An error carries what went wrong (its message) and what to do next (its hint). The command line prints both
 and exits with the code of the class.
@@ -24,7 +11,7 @@ from typing import ClassVar
 
 
 class MmfwError(Exception):
-    """Base of all errors of mmfw.
+    """Base of all errors of mmfw; by itself, a bug in it.
 
     Args:
         message: what went wrong, naming the file.
@@ -109,7 +96,7 @@ class CheckpointError(DataError):
 
 
 class PasswordError(MmfwError):
-    """A password is wrong."""
+    """A password is wrong or missing."""
 
     exit_code = 4
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by
 from mmf_win.commands.doctor import plain
 from mmf_win.console import print_json, say
 from mmf_win.doctor import bug_report
@@ -23,7 +22,7 @@ Examples:
   mmfw bug-report mmbt_grid --log of the newest run of that name, with what it printed
 """
 )
-@click.argument("run", required=False, metavar="[RUN]", shell_complete=completed_by("RUN"))
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=options.completed_by("RUN"))
 @click.option("--log", is_flag=True, help="Put the run's logs in, too; they may hold texts of memes.")
 @options.data_dir
 @options.save_dir

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by
 from mmf_win.console import print_json, say, shell_line
 from mmf_win.dataset.annotations import read_rows, require_split
 from mmf_win.dataset.coverage import converted
@@ -19,9 +18,7 @@ from mmf_win.runs.lookup import owner
 
 @click.command("check-submission", epilog="Example: mmfw check-submission predictions.csv --split test_seen")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--split", required=True, metavar="SPLIT", shell_complete=completed_by("SPLIT"), help="Such as test_seen."
-)
+@options.split("Such as test_seen.", required=True)
 @options.data_dir
 @options.as_json
 def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> None:

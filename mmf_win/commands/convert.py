@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from mmf_win.archives import Ask
 from mmf_win.commands import options
 from mmf_win.console import aligned, duration, print_json, say, shell_line
 from mmf_win.dataset.annotations import choose_splits
@@ -34,13 +34,7 @@ It is neither shown nor stored.""",
 @click.option("--allow-missing", is_flag=True, help="Go without images and splits that are missing.")
 @options.as_json
 def command(
-    words: tuple[str, ...],
-    source: str | None,
-    ask: Ask | None,
-    data_dir: Path | None,
-    force: bool,
-    allow_missing: bool,
-    as_json: bool,
+    words: tuple[str, ...], source: str | None, data_dir: Path | None, as_json: bool, **how: Any
 ) -> None:
     """Turn the dataset's archive into MMF's layout.
 
@@ -59,9 +53,7 @@ def command(
             hint="put quotes around a name or password that holds blanks, or the password into a file for "
             "--password-file",
         )
-    result = convert(
-        Path(named[0]), Places.resolve(data_dir), ask=ask, force=force, allow_missing=allow_missing
-    )
+    result = convert(Path(named[0]), Places.resolve(data_dir), **how)
     if as_json:
         print_json(result.to_json())
     else:
@@ -70,16 +62,10 @@ def command(
 
 def _show(result: Conversion, data_dir: Path | None) -> None:
     header = ("split", "rows", "hateful", "benign", "left out")
-    rows = [
-        (
-            name,
-            f"{s.rows:,} of {s.rows + s.missing:,}" if s.missing else s.rows,
-            s.hateful,
-            s.benign,
-            s.missing,
-        )
-        for name, s in result.splits.items()
-    ]
+    rows = []
+    for name, s in result.splits.items():
+        there = f"{s.rows:,} of {s.rows + s.missing:,}" if s.missing else s.rows
+        rows.append((name, there, s.hateful, s.benign, s.missing))
     print(aligned(header, rows))
     extra = f", {result.extra_images} of them in no split" if result.extra_images else ""
     say(f"\n{result.images} images{extra}")
@@ -91,12 +77,11 @@ def _show(result: Conversion, data_dir: Path | None) -> None:
         say(f"it was converted before, and all files are in place: {result.target}")
     else:
         say(f"converted in {duration(result.seconds)}: {result.target}")
-    chosen = () if data_dir is None else ("--data-dir", data_dir)
+    chosen = ("--data-dir", data_dir) if data_dir else ()
     try:
         choose_splits(Places.resolve(data_dir).dataset)
     except NoValidation as error:
         say(f"note: {error}; {error.hint}")
     else:
-        say(
-            f"next: {shell_line('mmfw', 'train', 'PRESET', *chosen)}    (mmfw train --list shows the presets)"
-        )
+        train = shell_line("mmfw", "train", "PRESET", *chosen)
+        say(f"next: {train}    (mmfw train --list shows the presets)")

@@ -95,22 +95,16 @@ def _go(path: Path) -> dict[str, Any]:
     folder = DemoFolder(path)
     folder.claim()
     folder.fill(_SEED)
-    data, save = ("--data-dir", str(folder.data_dir)), ("--save-dir", str(folder.save_dir))
+    data_dir, save_dir = str(folder.data_dir), str(folder.save_dir)
+    data, save = ("--data-dir", data_dir), ("--save-dir", save_dir)
     _run("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)
     _run("features", "extract", str(folder.features), *data)
     run = _run("train", "demo", "--seed", str(_SEED), *data, *save)
     _run("predict", run.id, *data, *save)
     csv = max(run.reports.glob("*.csv"))
-    metrics = saved_metrics.read(csv)
-    return {
-        "auroc": metrics["auroc"],
-        "accuracy": metrics["accuracy"],
-        "csv": str(csv),
-        "report": str(csv.with_suffix(".html")),
-        "run": run.id,
-        "data_dir": str(folder.data_dir),
-        "save_dir": str(folder.save_dir),
-    }
+    scores = {name: saved_metrics.read(csv)[name] for name in ("auroc", "accuracy")}
+    files = {"csv": str(csv), "report": str(csv.with_suffix(".html"))}
+    return {**scores, **files, "run": run.id, "data_dir": data_dir, "save_dir": save_dir}
 
 
 def _kept(result: dict[str, Any]) -> dict[str, str | None]:

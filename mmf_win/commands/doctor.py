@@ -14,7 +14,6 @@ import click
 from mmf_win.commands.options import as_json, data_dir, save_dir
 from mmf_win.console import aligned, colour, print_json, size
 from mmf_win.doctor.survey import MmfState, survey
-from mmf_win.doctor.system import Torch
 from mmf_win.errors import MmfError
 from mmf_win.paths import Places, module_command
 from mmf_win.upstream.install import find_mmf
@@ -23,7 +22,6 @@ _SHOWN_PROBLEMS = 10
 
 
 @click.command(
-    "doctor",
     epilog="""\b
 Examples:
   mmfw doctor
@@ -55,11 +53,11 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
 
 def plain(found: Mapping[str, Any]) -> dict[str, Any]:
     """A survey with its errors as messages and hints."""
-    mmf, errors = found["mmf"], found["missing"]
+    mmf, torch = found["mmf"], found["torch"]
     told = {"installed": mmf.installed and asdict(mmf.installed), "problems": mmf.problems}
     told |= {"message": mmf.error and str(mmf.error), "hint": mmf.error and mmf.error.hint}
-    missing = [{"what": str(error), "hint": error.hint} for error in errors]
-    return {**found, "mmf": told, "missing": missing}
+    missing = [{"what": str(error), "hint": error.hint} for error in found["missing"]]
+    return {**found, "mmf": told, "torch": torch and asdict(torch), "missing": missing}
 
 
 def _sections(found: Mapping[str, Any]) -> Iterator[str]:
@@ -88,10 +86,11 @@ def _mmf_lines(mmf: MmfState) -> Iterator[str]:
     if mmf.installed is None:
         yield f"MMF: {mmf.error}"
         return
-    origin = mmf.installed.source
-    commit = f", commit {mmf.installed.commit[:12]}" if mmf.installed.commit else ""
+    origin: str = mmf.installed.source
+    if mmf.installed.commit:
+        origin += f", commit {mmf.installed.commit[:12]}"
     state = "not verified" if mmf.problems is None else "intact"
-    yield f"MMF {mmf.installed.version} ({origin}{commit}): {mmf.error or state}"
+    yield f"MMF {mmf.installed.version} ({origin}): {mmf.error or state}"
     problems = mmf.problems or ()
     yield from (f"  {problem}" for problem in problems[:_SHOWN_PROBLEMS])
     if len(problems) > _SHOWN_PROBLEMS:
@@ -108,7 +107,7 @@ def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if not machine["gpus"]:
         yield "GPU: none that NVIDIA's driver knows"
     if found["torch"] is not None:
-        yield f"torch: built for {Torch(**found['torch']).target}"
+        yield f"torch: built for {found['torch'].target}"
     for setting in found["settings"]:
         yield f"{setting['name']}: {setting['value']}" + (f" ({setting['hint']})" if setting["hint"] else "")
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from mmf_win.archives import Ask
-from mmf_win.commands import features_add, findings, options
-from mmf_win.commands.completion import completed_by
+from mmf_win.commands import options, verify
 from mmf_win.commands.overrides import split_words
-from mmf_win.console import print_json, say, shell_line, size
+from mmf_win.console import aligned, first_few, print_json, say, shell_line, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageError
+from mmf_win.inputs.added import add_features
 from mmf_win.inputs.fetch import bytes_to_download
 from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.inputs.given import Input
@@ -28,6 +27,9 @@ from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import Zoo
+
+_NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
+_REGIONS = [100, 100]  # MMF's max_features
 
 
 @click.group(
@@ -45,12 +47,7 @@ def command() -> None:
     """Features and pretrained weights: what is there; fetch, unpack and add it."""
 
 
-command.add_command(features_add.command)
-
-
-_words = click.argument(
-    "words", nargs=-1, metavar="[PRESET ...] [KEY=VALUE ...]", shell_complete=completed_by("PRESET")
-)
+_words = options.words("[PRESET ...] [KEY=VALUE ...]", "PRESET")
 
 
 @command.command(
@@ -133,15 +130,47 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
         say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What a command is about.
+@command.command(
+    epilog="""\b
+Examples:
+  mmfw features add extracted/                     where MMF looks for them
+  mmfw features add extracted/ more/ --force       ... in place of those that are there
+  mmfw features add extracted/ -o own/memes.lmdb   another LMDB, as for `mmfw predict --features`
 
-    Attributes:
-        places: MMF's folders.
-        inputs: the files → the presets that read them.
-        overrides: ``KEY=VALUE`` overrides that make them so.
+mmfw has no detector. MMF's repository has scripts that run one, in tools/scripts/features.""",
+)
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="FOLDER ...",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@options.output("Build this LMDB.  [default: detectron.lmdb where MMF looks]", "LMDB")
+@options.data_dir
+@click.option("--force", is_flag=True, help="Replace the LMDB that is there.")
+@options.as_json
+def add(
+    folders: tuple[Path, ...], output: Path | None, data_dir: Path | None, force: bool, as_json: bool
+) -> None:
+    """Build an LMDB of region features from the .npy files in FOLDERs.
+
+    NAME.npy holds the features of the image NAME, NAME_info.npy its boxes, as MMF's extraction scripts write
+    them. The LMDB takes its place when it is complete.
     """
+    places = Places.resolve(data_dir)
+    if output is not None and output.suffix != ".lmdb":
+        raise UsageError(f"{output}: MMF takes a folder for an LMDB only if its name ends in .lmdb")
+    lmdb = places.dataset.features / "detectron.lmdb" if output is None else output.expanduser().absolute()
+    added = add_features(folders, lmdb, places, force=force)
+    if as_json:
+        print_json(added)
+    else:
+        _show_added(added)
+
+
+class _Wanted(NamedTuple):
+    """MMF's folders, the files there with the presets that read them, and the overrides that make them so."""
 
     places: Places
     inputs: dict[Input, list[str]]
@@ -177,19 +206,11 @@ def _show(
         told = []
         for each, finding in found.items():
             source, sha256 = each.published()
-            told.append(
-                {
-                    **findings.to_json(finding),
-                    "presets": wanted.inputs[each],
-                    "files": each.files(),
-                    "source": source,
-                    "sha256": sha256,
-                    "download_bytes": to_get.get(each),
-                }
-            )
+            more = {"presets": wanted.inputs[each], "files": each.files(), "source": source, "sha256": sha256}
+            told.append({**verify.to_json(finding), **more, "download_bytes": to_get.get(each)})
         print_json(told)
         return
-    findings.show(list(found.values()))
+    verify.show(list(found.values()))
     for each, length in to_get.items():
         if length:
             say(f"{each.title}: {size(length)} to download")
@@ -203,3 +224,20 @@ def _show(
     if presets_to_fetch:
         words = [*presets_to_fetch, *wanted.overrides]
         say(f"next: {shell_line('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
+
+
+def _show_added(added: dict[str, Any]) -> None:
+    if added["splits"]:
+        rows = [(split, *covered.values()) for split, covered in added["splits"].items()]
+        print(aligned(("split", "rows", "with features"), rows), flush=True)
+    if added["without_info"]:
+        images = f"{len(added['without_info'])} images have no _info.npy: {first_few(added['without_info'])}"
+        say(f"note: {images}; ViLBERT reads the boxes in it")
+    if [*added["regions"]] != _REGIONS:
+        fewest, most = added["regions"]
+        count = fewest if fewest == most else f"{fewest} to {most}"
+        key = "dataset_config.hateful_memes.max_features"
+        say(f"note: an image has {count} regions; ViLBERT needs the same number in all, as {key}")
+    if added["numbers"] != _NUMBERS:
+        say(f"note: {added['numbers']} numbers describe a region; the presets expect {_NUMBERS}")
+    say(f"features of {added['images']} images: {added['lmdb']}")

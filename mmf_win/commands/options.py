@@ -1,23 +1,79 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share, and what the shell completes of them."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
+from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import Precision
+from mmf_win.runs import presets
+from mmf_win.runs.lookup import all_runs
+
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _folder(name: str, meaning: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _names_and_ids(places: Places) -> list[str]:
+    """Those of readable and unreadable runs; the newest first."""
+    runs = all_runs(places.save_dir)
+    return [*(run.path.parent.name for run in runs), *(run.id for run in runs)]
+
+
+_LISTS: dict[str, Callable[[Places], Iterable[str]]] = {
+    "PRESET": lambda _places: presets.names(),
+    "RUN": _names_and_ids,
+    "SPLIT": lambda places: splits_on_disk(places.dataset),
+}
+
+
+def completed_by(*words: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """The ``shell_complete`` of a parameter.
+
+    Args:
+        words: what may stand there, else files. ``PRESET``, ``RUN`` and ``SPLIT`` are all of these, in the
+            folders that were named before or are the default.
+    """
+
+    def complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        places = Places.resolve(ctx.params.get("data_dir"), ctx.params.get("save_dir"))
+        known: dict[str, None] = {}
+        for word in words:
+            with suppress(OSError):  # a message would stand in the middle of the command
+                known.update(dict.fromkeys(_LISTS[word](places) if word in _LISTS else [word]))
+        found = [CompletionItem(word) for word in known if word.startswith(begun)]
+        return found or [CompletionItem(begun, type="file")]
+
+    return complete
+
+
+def words(metavar: str, *completed: str) -> _Decorator:
+    """The words of a command that belong to no option."""
+    return click.argument("words", nargs=-1, metavar=metavar, shell_complete=completed_by(*completed))
+
+
+def number(*names: str, meaning: str, least: int = 1, **settings: Any) -> _Decorator:
+    """An option that takes a whole number."""
+    return click.option(*names, type=click.IntRange(least), metavar="N", help=meaning, **settings)
+
+
+def split(meaning: str, **settings: Any) -> _Decorator:
+    """``--split``."""
+    complete = completed_by("SPLIT")
+    return click.option("--split", metavar="SPLIT", shell_complete=complete, help=meaning, **settings)
+
+
+def _folder(name: str, meaning: str, **settings: Any) -> _Decorator:
     folder = click.Path(path_type=Path, file_okay=False)
     return click.option(name, type=folder, metavar="DIR", help=meaning, **settings)
 
@@ -86,14 +142,14 @@ fast = click.option(
 )
 
 
-def output(meaning: str, metavar: str = "DIR") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def output(meaning: str, metavar: str = "DIR") -> _Decorator:
     """``-o``, which names a folder, or a file where ``metavar`` is ``FILE``."""
     is_file = metavar == "FILE"
     path = click.Path(path_type=Path, dir_okay=not is_file, file_okay=is_file)
     return click.option("-o", "--output", type=path, metavar=metavar, help=meaning)
 
 
-def form(*others: str, meaning: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def form(*others: str, meaning: str) -> _Decorator:
     """``--format``: text, or one of ``others``."""
     choice = click.Choice(["text", *others])
     return click.option("--format", "form", type=choice, default="text", show_default=True, help=meaning)

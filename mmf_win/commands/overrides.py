@@ -64,7 +64,7 @@ def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[s
     Raises:
         UsageError: a word after the names is no ``KEY=VALUE``, or sets what mmfw sets itself.
     """
-    first = tuple(takewhile(_is_name, words[:names]))
+    first = tuple(takewhile(lambda word: "=" not in word or Path(word).exists(), words[:names]))
     overrides = tuple(words[len(first) :])
     for override in overrides:
         if "=" not in override or not key_of(override):
@@ -136,10 +136,6 @@ def _set_by(override: str, keys: Collection[str]) -> str | None:
     names = re.sub(r"\[[^\]]*\]", "", key_of(override)).split(".")
     above = (".".join(names[:length]) for length in range(len(names), 0, -1))
     return next((key for key in above if key in keys), None)
-
-
-def _is_name(word: str) -> bool:
-    return "=" not in word or Path(word).exists()
 
 
 def _refuse(overrides: Sequence[str], reserved: Mapping[str, str]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by
 from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import print_json, say
@@ -43,30 +42,27 @@ Examples:
   mmfw predict mmbt_grid --memes own.csv    a table: img, text, and if you like id and label
   mmfw predict visual_bert --memes own.csv --features own.lmdb"""
 )
-@click.argument("words", nargs=-1, metavar="[RUN ...] [KEY=VALUE ...]", shell_complete=completed_by("RUN"))
+@options.words("[RUN ...] [KEY=VALUE ...]", "RUN")
 @click.option(
     "--checkpoint",
     multiple=True,
     show_default="best",
     metavar="best|last|PATH",
-    shell_complete=completed_by("best", "last"),
+    shell_complete=options.completed_by("best", "last"),
     help="The weights to use; may be given several times.",
 )
 @click.option(
     "--published",
     metavar="PRESET",
-    shell_complete=completed_by("PRESET"),
+    shell_complete=options.completed_by("PRESET"),
     help="Use the fine-tuned weights that MMF's zoo publishes for PRESET; they are downloaded if need be.",
 )
 @options.source
 @options.trust
-@click.option(
-    "--split",
+@options.split(
+    "The annotation file's name, such as test_seen; may be given several times.  [default: the run's, or "
+    "with --published the paper's, dev_seen and test_seen]",
     multiple=True,
-    metavar="SPLIT",
-    shell_complete=completed_by("SPLIT"),
-    help="The annotation file's name, such as test_seen; may be given several times.  [default: the run's, "
-    "or with --published the paper's, dev_seen and test_seen]",
 )
 @click.option(
     "--memes",
@@ -103,9 +99,7 @@ Examples:
     help="From which probability on a meme is labelled hateful. best-accuracy chooses it on the validation "
     "split, which is predicted too.",
 )
-@click.option(
-    "--batch-size", type=click.IntRange(1), metavar="N", help="Memes a batch.  [default: the run's]"
-)
+@options.number("--batch-size", meaning="Memes a batch.  [default: the run's]")
 @options.precision
 @options.fast
 @click.option(
@@ -153,8 +147,7 @@ def command(
     if image and output:
         raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)
-    options_given = given | {"features": features, "memes": memes, "image": image}
-    require_predictable(overrides, options_given)
+    require_predictable(overrides, given | {"features": features, "memes": memes, "image": image})
     if published is not None:
         _require_alone(published, runs, checkpoint, ensemble)
         places = Places.resolve(data_dir, save_dir)
@@ -163,11 +156,11 @@ def command(
         for name in split:  # before a long download
             require_split(places.dataset, name)
         run = run_of(published, places, source, without_dataset=bool(memes or image))
-        chosen_members = [prediction.RunCheckpoint(run, run.checkpoints / "best.ckpt")]
+        members = [RunCheckpoint(run, run.checkpoints / "best.ckpt")]
     elif source is not None:
         raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")
     else:
-        chosen_members = prediction.choose_checkpoints(save_dir, runs, checkpoint or ("best",))
+        members = prediction.choose_checkpoints(save_dir, runs, checkpoint or ("best",))
     chosen = prediction.PredictionOptions(
         splits=split,
         memes=memes[0] if memes else None,
@@ -180,10 +173,16 @@ def command(
         display=RunDisplay,
     )
     if image and text is not None:
-        probas = prediction.predict_one(chosen_members, save_dir, chosen, image[0], text)
-        _print_probas(probas, chosen_members, ensemble, as_json)
+        probas = prediction.predict_one(members, save_dir, chosen, image[0], text)
+        whose = [[member] for member in members] if ensemble is None else [members]
+        for proba, of in zip(probas, whose, strict=True):
+            if as_json:
+                names = [{"run": m.run.id, "checkpoint": m.checkpoint} for m in of]
+                print_json({"proba": proba, "ensemble": ensemble, "members": names}, on_one_line=True)
+            else:
+                print(f"{proba:.4f}", flush=True)
         return
-    for result in prediction.predict(chosen_members, save_dir, chosen):
+    for result in prediction.predict(members, save_dir, chosen):
         if not as_json:
             _tell(result)
             print(result.csv, flush=True)
@@ -195,37 +194,17 @@ def command(
 def _require_one_kind(
     split: Sequence[str], memes: Sequence[Path], image: Sequence[Path], text: str | None, threshold: str
 ) -> None:
-    """Refuse options that name different things to predict.
-
-    Raises:
-        UsageError: they do.
-    """
+    """Refuse options that name different things to predict."""
     named = {"--split": split, "--memes": memes, "--image": image}
     given = [option for option, value in named.items() if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} name different memes to predict; give one of them")
-    for option, files in (("--memes", memes), ("--image", image)):
-        if len(files) > 1:
-            raise UsageError(
-                f"{option} is given {len(files)} times", hint="give one; --memes takes a table of many"
-            )
+    if (count := len([*memes, *image])) > 1:
+        raise UsageError(f"{given[0]} is given {count} times", hint="give one; --memes takes a table of many")
     if (not image) != (text is None):
         raise UsageError("--image and --text belong together", hint='for a picture without words: --text ""')
     if image and threshold != "0.5":
         raise UsageError("--threshold is for labels, and --image prints the probability alone")
-
-
-def _print_probas(
-    probas: Sequence[float], chosen: Sequence[RunCheckpoint], ensemble: str | None, as_json: bool
-) -> None:
-    """One probability a line, or a JSON object each."""
-    whose = [[member] for member in chosen] if ensemble is None else [chosen]
-    for proba, of in zip(probas, whose, strict=True):
-        if as_json:
-            names = [{"run": m.run.id, "checkpoint": m.checkpoint} for m in of]
-            print_json({"proba": proba, "ensemble": ensemble, "members": names}, on_one_line=True)
-        else:
-            print(f"{proba:.4f}", flush=True)
 
 
 def _require_alone(preset: str, runs: Sequence[str], checkpoint: Sequence[str], ensemble: str | None) -> None:
@@ -262,10 +241,8 @@ def _tell(result: Result) -> None:
     metrics = result.metrics
     where = f"{Coverage(result.memes, metrics['rows'], metrics['full_rows'])}: {result.title}"
     if metrics["accuracy"] is None:
-        known = (
-            f"{metrics['labelled']:,} of {metrics['rows']:,} labels" if metrics["labelled"] else "no labels"
-        )
-        say(f"{where}: {known}, so there is nothing to score")
+        known = f"{metrics['labelled']:,} of {metrics['rows']:,}" if metrics["labelled"] else "no"
+        say(f"{where}: {known} labels, so there is nothing to score")
         return
     say(where)
     if metrics["auroc"] is None:

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by
 from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json
@@ -28,21 +27,11 @@ Examples:
   mmfw profile mmbt_grid --precision bf16 --fast
   mmfw profile mmbt_grid/2026-01-31T12-00-00 --updates 60 -o slow"""
 )
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="[PRESET|RUN] [KEY=VALUE ...]",
-    shell_complete=completed_by("PRESET", "RUN"),
-)
-@click.option(
-    "--updates", type=click.IntRange(6), default=30, show_default=True, metavar="N", help="How many to train."
-)
+@options.words("[PRESET|RUN] [KEY=VALUE ...]", "PRESET", "RUN")
+@options.number("--updates", meaning="How many to train.", least=6, default=30, show_default=True)
 @options.output("A new folder for the result.  [default: profiles/TIME in the save dir]")
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Rows an update, over all GPUs.  [default: the preset's or the run's]",
+@options.number(
+    "--batch-size", meaning="Rows an update, over all GPUs.  [default: the preset's or the run's]"
 )
 @options.precision
 @options.fast

@@ -41,8 +41,7 @@ class RunDisplay:
 
     def _on_train_started(self, event: Event) -> None:
         seed = "" if event["update"] else f", seed {event['seed']}"  # a run that goes on keeps its first
-        precision = event.get("precision", "fp32")
-        half = "" if precision == "fp32" else f" in {precision}"
+        half = "" if event["precision"] == "fp32" else f" in {event['precision']}"
         say(
             f"training on {event['device']}{half}: {event['parameters']:,} parameters, "
             f"batch {event['batch']}{seed}{_part(event, ', ')}"
@@ -87,8 +86,7 @@ class RunDisplay:
 
     def _begin(self, title: str, total: int | None, unit: Unit, initial: int) -> None:
         self._end()
-        self._progress = Progress(title, total, unit, initial)
-        self._progress.__enter__()
+        self._progress = Progress(title, total, unit, initial).__enter__()
 
     def _advance_to(self, amount: int) -> None:
         if self._progress is not None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mmf_win.commands import findings, options
-from mmf_win.commands.overrides import split_words
+from mmf_win.commands import options
+from mmf_win.commands.verify import meant, show, what
+from mmf_win.console import say
 from mmf_win.doctor.verify import repair
-from mmf_win.paths import Places
+from mmf_win.errors import DataError, PasswordError
+from mmf_win.inputs.mirror import Mirror
 
 
 @click.command(
@@ -19,15 +22,20 @@ Examples:
   mmfw repair
   mmfw repair dataset --source E:\\hateful_memes.zip
   mmfw repair features --source /media/usb
-  mmfw repair visual_bert_coco mmf""",
+  mmfw repair visual_bert_coco mmf"""
 )
-@findings.what
+@what
 @options.archives
 @options.data_dir
 @options.save_dir
 @options.as_json
 def command(
-    what: tuple[str, ...], data_dir: Path | None, save_dir: Path | None, as_json: bool, **archives: Any
+    words: Sequence[str],
+    source: str | None,
+    data_dir: Path | None,
+    save_dir: Path | None,
+    as_json: bool,
+    **how: Any,
 ) -> None:
     """Repair what `mmfw verify` finds damaged, and touch nothing else.
 
@@ -36,8 +44,15 @@ def command(
     cannot be repaired: the newest intact one is named, and nothing is deleted. Exits with 3 when something
     stays damaged.
     """
-    places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
-    findings.require_folders(data_dir, save_dir if "runs" in names else None)
-    found = repair(names, places, overrides, **archives)
-    findings.show(found, as_json=as_json)
-    findings.require_intact(found)
+    names, overrides, places = meant(words, data_dir, save_dir)
+    found = repair(names, places, overrides, Mirror.of(source, **how))
+    show(found, as_json=as_json)
+    kind = PasswordError if any(isinstance(f.error, PasswordError) for f in found) else DataError
+    if damaged := [finding.what for finding in found if finding.state == "damaged"]:
+        raise kind(f"{len(damaged)} of {len(found)} are still damaged: {', '.join(damaged)}")
+    if failed := [finding.what for finding in found if finding.error is not None]:
+        raise kind(f"cannot be repaired: {', '.join(failed)}")
+    if found and not any(finding.repaired for finding in found):
+        unknown = [finding.what for finding in found if finding.state == "not verified"]
+        instead = f"nothing is known to be damaged; not verified: {', '.join(unknown)}"
+        say(instead if unknown else "nothing is damaged")

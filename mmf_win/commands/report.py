@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.runs import lookup
@@ -25,13 +24,8 @@ Examples:
   mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them
   mmfw report sweeps/mmbt_grid              compare the runs of a sweep"""
 )
-@click.argument("runs", nargs=-1, metavar="[RUN ...]", shell_complete=completed_by("RUN"))
-@click.option(
-    "--split",
-    metavar="SPLIT",
-    shell_complete=completed_by("SPLIT"),
-    help="Whose predictions to show.  [default: the newest]",
-)
+@click.argument("runs", nargs=-1, metavar="[RUN ...]", shell_complete=options.completed_by("RUN"))
+@options.split("Whose predictions to show.  [default: the newest]")
 @options.output("Where the page goes.", "FILE")
 @click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")

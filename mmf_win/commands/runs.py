@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by
 from mmf_win.console import (
     aligned,
     duration,
@@ -35,8 +33,8 @@ from mmf_win.runs.history import Summary, details, differences, size_of, summari
 from mmf_win.runs.lookup import all_runs, find_run
 from mmf_win.runs.outcomes import use_intact
 
-_RUNS = completed_by("RUN")
-STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
+_RUNS, _PRESETS = options.completed_by("RUN"), options.completed_by("PRESET")
+_STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
 
 
 @click.group(
@@ -52,14 +50,9 @@ Examples:
   mmfw runs rm mmbt_grid/2026-01-31T12-00-00
   mmfw runs fix-names save        rename reports whose names Windows refuses""",
 )
-@click.option(
-    "--preset",
-    metavar="PRESET",
-    shell_complete=completed_by("PRESET"),
-    help="Only runs of this preset.",
-)
-@click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
+@click.option("--preset", metavar="PRESET", shell_complete=_PRESETS, help="Only runs of this preset.")
+@click.option("--state", type=click.Choice(_STATES), help="Only runs in this state.")
+@options.number("--limit", meaning="Only the newest N of them.")
 @options.form("csv", meaning="How to print the list; CSV has all columns.")
 @options.runs_dir
 @options.as_json
@@ -76,11 +69,9 @@ def command(
     """List what ran and how well, the newest first."""
     if ctx.invoked_subcommand is not None:
         if preset or state or limit or form != "text":
-            raise UsageError(
-                f"--preset, --state, --limit and --format are for the list, not for {ctx.invoked_subcommand}"
-            )
+            of_list = "--preset, --state, --limit and --format are for the list"
+            raise UsageError(f"{of_list}, not for {ctx.invoked_subcommand}")
         return
-
     if form == "csv" and as_json:
         raise UsageError("--format csv and --json are two forms of the same list", hint="choose one")
     found = summaries(save_dir, preset=preset, state=state, limit=limit)
@@ -89,7 +80,11 @@ def command(
     if as_json:
         print_json([asdict(summary) for summary in found])
     elif form == "csv":
-        _print_csv(found)
+        writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Summary)], lineterminator="\n")
+        writer.writeheader()
+        for summary in found:
+            started = summary.started and datetime.fromtimestamp(summary.started, timezone.utc)
+            writer.writerow(asdict(summary) | {"started": started and started.isoformat(timespec="seconds")})
     elif not found and (preset or state):
         say(f"there are no such runs in {save_dir}")
     elif not found:
@@ -124,15 +119,6 @@ def _line(s: Summary) -> dict[str, object]:
     }
 
 
-def _print_csv(found: Sequence[Summary]) -> None:
-    writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Summary)], lineterminator="\n")
-    writer.writeheader()
-    for summary in found:
-        started = None if summary.started is None else datetime.fromtimestamp(summary.started, timezone.utc)
-        row = asdict(summary) | {"started": started and started.isoformat(timespec="seconds")}
-        writer.writerow(row)
-
-
 @command.command(
     epilog="""\b
 Examples:
@@ -146,9 +132,7 @@ Examples:
 @click.option(
     "--verify", is_flag=True, help="Read all checkpoints, and say what is in them and which are intact."
 )
-@click.option(
-    "--config", "config", is_flag=True, help="Print the run's settings alone, as a tree of MMF's keys."
-)
+@click.option("--config", is_flag=True, help="Print the run's settings alone, as a tree of MMF's keys.")
 @options.runs_dir
 @options.as_json
 def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: bool) -> None:
@@ -166,18 +150,17 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
     known = details(chosen)
     found = listed(chosen) if verify else []
     if verify:
-        known["checkpoints"] = [asdict(each) | {"state": _state(each)} for each in found]
+        known["checkpoints"] = [asdict(each) for each in found]
     known["predictions"] = [_prediction(Path(csv)) for csv in known["predictions"]]
     if as_json:
         print_json(known)
         return
+    if verify:
+        del known["checkpoints"]  # which follow as a table
     for key, value in known.items():
-        if verify and key == "checkpoints":
-            continue
-        if isinstance(value, list):
-            print(without_control_characters(f"{key}:" + "".join(f"\n  {_shown(entry)}" for entry in value)))
-        else:
-            print(without_control_characters(f"{key}: {_shown(value, key)}"))
+        entries = [f"\n  {_shown(entry)}" for entry in value] if isinstance(value, list) else None
+        shown = f" {_shown(value, key)}" if entries is None else "".join(entries)
+        print(without_control_characters(f"{key}:{shown}"))
     if verify:
         _show_checkpoints(chosen, found)
 
@@ -197,12 +180,11 @@ def _shown(value: object, key: str = "") -> str:
         named = value if on is None else {k: v for k, v in value.items() if k not in asdict(on)}
         words = [f"{name} {_shown(entry, name)}" for name, entry in named.items()]
         return ", ".join([*words, *([] if on is None else [f"on {on}" if words else str(on)])])
+    if isinstance(value, float):
+        how = {"started": moment, "t": moment, "seconds": duration}.get(key, "{:.4f}".format)
+        return how(value)
     if value is None:
         return "-"
-    if isinstance(value, float) and key in ("started", "t"):
-        return moment(value)
-    if isinstance(value, float):
-        return duration(value) if key == "seconds" else f"{value:.4f}"
     return size(value) if key == "size" and isinstance(value, int) else str(value)
 
 
@@ -213,20 +195,16 @@ def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
     header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "state")
     rows = []
     for c in found:
-        shared = ", ".join(c.same_as) or None
-        rows.append((c.name, c.update, c.epoch, c.auroc, size(c.size), moment(c.written), shared, _state(c)))
+        shared, state = ", ".join(c.same_as) or None, "damaged" if c.problem else "intact"
+        rows.append((c.name, c.update, c.epoch, c.auroc, size(c.size), moment(c.written), shared, state))
     print(aligned(header, rows))
     on_disk = sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())
     say(f"{size(on_disk)} on disk: {run.checkpoints}")
-    damaged = [checkpoint for checkpoint in found if checkpoint.problem]
-    for checkpoint in damaged:
-        say(f"{checkpoint.name}: {checkpoint.problem}")
+    damaged = [c for c in found if c.problem]
+    for c in damaged:
+        say(f"{c.name}: {c.problem}")
     if damaged and (newest := newest_intact(found)) is not None:
         say(use_intact(run, newest.update))
-
-
-def _state(checkpoint: SavedCheckpoint) -> str:
-    return "damaged" if checkpoint.problem else "intact"
 
 
 @command.command(
@@ -288,10 +266,8 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     runs = find_run(save_dir, first), find_run(save_dir, second)
     differing = differences(*runs)
     a, b = (summarize(run) for run in runs)
-    scores = {
-        name: (getattr(a, name), getattr(b, name))
-        for name in ("state", "updates", "best_auroc", "validated_on", "seconds")
-    }
+    compared = ("state", "updates", "best_auroc", "validated_on", "seconds")
+    scores = {name: (getattr(a, name), getattr(b, name)) for name in compared}
     if as_json:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
         return

@@ -8,14 +8,13 @@ import click
 
 from mmf_win.commands.options import as_json
 from mmf_win.console import print_json, say, shell_line
-from mmf_win.doctor.torch_build import pip_line
+from mmf_win.doctor.system import pip_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import pip_hint, set_up
 
 
 @click.command(
-    "setup",
     epilog="""\b
 Examples:
   mmfw setup                      the version of PyPI; also repairs a damaged copy
@@ -49,27 +48,18 @@ def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_
     """
     if torch + constraints + bool(wanted or force) > 1:
         raise UsageError("--torch and --constraints only print; give one of them, and nothing else")
-    if torch:
-        _print_torch(as_json)
-        return
-    if constraints:
+    if torch and as_json:
+        print_json({"pip": pip_line()})
+    elif torch:
+        print(shell_line(*pip_line()), flush=True)
+        say(f"Then {pip_hint('[train]')}, which brings the rest.")
+    elif constraints:
         path = str(constraints_file())
-        if as_json:
-            print_json({"constraints": path})
-        else:
-            print(path)
-        return
-    installed = set_up(wanted, force=force)
-    if as_json:
-        print_json(asdict(installed))
+        print_json({"constraints": path}) if as_json else print(path)
     else:
+        installed = set_up(wanted, force=force)
+        if as_json:
+            print_json(asdict(installed))
+            return
         say(f"MMF {installed.version} is ready in {installed.root}.")
         say("Next: `mmfw doctor` shows what else is missing, `mmfw demo` tries it all.")
-
-
-def _print_torch(as_json: bool) -> None:
-    if as_json:
-        print_json({"pip": pip_line()})
-        return
-    print(shell_line(*pip_line()), flush=True)
-    say(f"Then {pip_hint('[train]')}, which brings the rest.")

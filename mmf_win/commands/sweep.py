@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by
 from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
@@ -77,22 +76,13 @@ Examples:
   mmfw sweep run save/sweeps/mmbt_grid      what is left of an earlier sweep
   mmfw sweep run save/sweeps/mmbt_grid --failed"""
 )
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]",
-    shell_complete=completed_by("PRESET"),
-)
+@options.words("PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]", "PRESET")
 @click.option("--seeds", callback=_seeds, metavar="N-M", help="Seeds, for each combination.")
-@click.option(
-    "--updates", type=click.IntRange(1), metavar="N", help="The total of each training of a preset."
-)
-@click.option(
+@options.number("--updates", meaning="The total of each training of a preset.")
+@options.number(
     "--slots",
     "count",
-    type=click.IntRange(1),
-    metavar="N",
-    help="How many tasks run at a time; they share the GPUs in turn.  [default: one a GPU]",
+    meaning="How many tasks run at a time; they share the GPUs in turn.  [default: one a GPU]",
 )
 @click.option(
     "-r",
@@ -114,12 +104,7 @@ Examples:
 )
 @click.option("-f", "--force", is_flag=True, help="Run again, from the beginning, what ended well.")
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
-@click.option(
-    "--sample",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Only N combinations of each choice, drawn at random.",
-)
+@options.number("--sample", meaning="Only N combinations of each choice, drawn at random.")
 @click.option("--dry-run", is_flag=True, help="Show the tasks, and what they will take; run nothing.")
 @click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
 @options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
@@ -156,20 +141,15 @@ def run(
     if not words:
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
     typed = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir, "KEY=VALUE": words[1:]}
-    asked = _read(words[0], typed, output, save_dir)
+    asked, text, folder = _read(words[0], typed, output, save_dir, failed=failed, dry_run=dry_run)
     try:
-        planned = plan(asked.specification, title=title, commands=commands, sample=sample)
+        planned = plan(asked, title=title, commands=commands, sample=sample)
     except UsageError as error:
         raise UsageError(f"{words[0]}: {error}", hint=error.hint) from None
     if debug and not planned.tasks:
         raise UsageError("there is no task to debug: a search has none before it runs")
-    if asked.preset and not failed:
-        places_of_runs = Places.resolve(data_dir, save_dir)
-        _require_trainable(asked.preset, asked.overrides, updates, seeds, places_of_runs, dry_run=dry_run)
-    given, search_for = resources or asked.specification.resource, asked.specification.search
-    folder, before = asked.folder, begun(asked.folder)
-    every = tuple(asked.specification.template)
-    chosen = tuple(commands) or every
+    given, search_for, every = resources or asked.resource, asked.search, tuple(asked.template)
+    before, chosen = begun(folder), commands or every
     entered = joined(planned.tasks, before)
     known = {task.key for task in entered}
     trials = [task for task in before if task.trial is not None and not title and task.key not in known]
@@ -186,17 +166,17 @@ def run(
         entered = [task.anew(chosen) for task in entered]
     runner = Runner(
         sweep=folder,
-        template={name: asked.specification.template[name] for name in chosen},
-        shell=asked.specification.shell,
+        template={name: asked.template[name] for name in chosen},
+        shell=asked.shell,
         resume=resumed,
         time=time.strftime("%Y%m%d.%H%M%S"),
         patience=stop_timeout,
     )
-    _note(asked.specification, planned.orphans, title)
+    _note(asked, planned.orphans, title)
     if dry_run:
         with suppress(UsageError):  # it is shown on another machine
             count = len(slots.local(given, count))
-        expected = cost(folder, before, _preset_of(asked.specification), save_dir)
+        expected = cost(folder, before, _preset_of(asked), save_dir)
         places_of_plan = count or len(given or "x")
         print_plan(runner, entered, more, planned.orphans, places_of_plan, expected, as_json)
         return
@@ -208,8 +188,8 @@ def run(
     if searches:
         require_packages("optuna", extra="[search]")  # before there is a folder
     folder.path.mkdir(parents=True, exist_ok=True)
-    search = OptunaSearch(asked.specification, folder, [*entered, *before]) if searches else None
-    write_bytes(folder.specification, asked.text.encode())
+    search = OptunaSearch(asked, folder, [*entered, *before]) if searches else None
+    write_bytes(folder.specification, text.encode())
     if force or debug:
         for task in entered:
             task.forget(folder.task(task.name), busy)
@@ -225,35 +205,26 @@ def run(
     again += [word for name in commands for word in ("-c", name)]
     for option, value in (("--on", cluster), ("-t", title), ("--sample", sample)):
         again += [option, value] if value else []
-    _report(folder, list(now.values()), chosen, again, stopped=stopped, as_json=as_json)
+    go_on = shell_line("mmfw", "sweep", "run", folder.path, *again)
+    _report(folder, list(now.values()), chosen, go_on if stopped else None, as_json)
 
 
 command.add_command(status)
 command.add_command(table)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What is to be run.
-
-    Attributes:
-        specification: what was asked for now.
-        text: of the file that says so, with what was asked for before in the same folder.
-        folder: the sweep's.
-        preset, overrides: what was typed of them, if anything.
-    """
-
-    specification: Specification
-    text: str
-    folder: SweepFolder
-    preset: str | None = None
-    overrides: Sequence[str] = ()
-
-
-def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Path) -> _Asked:
+def _read(
+    what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Path, *, failed: bool, dry_run: bool
+) -> tuple[Specification, str, SweepFolder]:
     """What a preset, a file or an earlier sweep stands for.
 
-    ``typed`` are the options and overrides that only a preset takes.
+    Args:
+        what: one of them.
+        typed: what only a preset takes: the seeds, the updates, the data folder, the words after it.
+        output, save_dir, failed, dry_run: as typed.
+
+    Returns:
+        What is asked for now; the text of it, with what was asked for before in the same folder; the folder.
     """
     path = Path(what).expanduser()
     earlier = SweepFolder(path) if path.is_dir() else SweepFolder(save_dir / SWEEPS / what)
@@ -267,20 +238,31 @@ def _read(what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Pa
             raise UsageError(f"{what} is a sweep, which goes on in its own folder, not in {output}")
         text = read_text(file)
         folder = earlier if is_earlier else SweepFolder(output or save_dir / SWEEPS / name_part(path.stem))
-        return _Asked(specification.parse(text, file), text, folder)
+        return specification.parse(text, file), text, folder
     if what not in presets.names() and begun(earlier):
         message = f"{earlier.path} is a sweep that has lost its {earlier.specification.name}"
         raise UsageError(message, hint="run the file that it was made of again, into this folder")
-    preset = presets.load(what)
-    _, overrides = split_words(typed["KEY=VALUE"], names=0)
-    options_of_train = [
-        *(["--updates", str(typed["--updates"])] if typed["--updates"] else []),
-        *(["--data-dir", str(typed["--data-dir"].absolute())] if typed["--data-dir"] else []),
-    ]
-    name = str(Path(preset.file)) if preset.file else preset.name
-    asked = grid.of_preset(name, typed["--seeds"], overrides, options_of_train)
+    preset, (seeds, updates, data_dir, after) = presets.load(what), typed.values()
+    _, overrides = split_words(after, names=0)
+    words = ["--updates", str(updates)] if updates else []
+    words += ["--data-dir", str(data_dir.absolute())] if data_dir else []
+    asked = grid.of_preset(str(Path(preset.file)) if preset.file else preset.name, seeds, overrides, words)
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
-    return _Asked(asked, specification.dump(_joined(asked, folder)), folder, what, overrides)
+    text = specification.dump(_joined(asked, folder))
+    places = Places.resolve(data_dir, save_dir)
+    for each in [] if failed else _one_by_one(overrides):  # one error now instead of one a task
+        require_trainable(each, {"updates": updates, "seeds": seeds}, resumes=False)
+        once = Once.of(each, updates=updates, seed=min(seeds, default=None), dry_run=dry_run)
+        training.prepare(training.new(what, once, places))
+    return asked, text, folder
+
+
+def _one_by_one(typed: Sequence[str]) -> list[list[str]]:
+    """Combinations in which each value of ``KEY=VALUE,VALUE`` is: the first ones, and one other in turn."""
+    listed = [[f"{key}={value}" for value in values] for key, values in grid.values_of(typed).items()]
+    first = [values[0] for values in listed]
+    others = [[*first[:n], value, *first[n + 1 :]] for n, values in enumerate(listed) for value in values[1:]]
+    return [first, *others]
 
 
 def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> None:
@@ -313,28 +295,6 @@ def _joined(asked: Specification, folder: SweepFolder) -> Specification:
     return replace(before, choices=(*before.choices, *new))
 
 
-def _require_trainable(
-    preset: str,
-    typed: Sequence[str],
-    updates: int | None,
-    seeds: Sequence[int],
-    places: Places,
-    *,
-    dry_run: bool,
-) -> None:
-    """See to it that each value could be trained with: one error now instead of one a task."""
-    listed = [[f"{key}={value}" for value in values] for key, values in grid.values_of(typed).items()]
-    first = [values[0] for values in listed]
-    checked = [
-        first,
-        *([*first[:n], value, *first[n + 1 :]] for n, values in enumerate(listed) for value in values[1:]),
-    ]
-    for overrides in checked:
-        require_trainable(overrides, {"updates": updates, "seeds": tuple(seeds)}, resumes=False)
-        once = Once.of(overrides, updates=updates, seed=min(seeds, default=None), dry_run=dry_run)
-        training.prepare(training.new(preset, once, places))
-
-
 def _preset_of(asked: Specification) -> str | None:
     """The preset that the first command trains, if it does."""
     first = next(iter(asked.template.values()))
@@ -352,15 +312,9 @@ def _to_run(entered: Sequence[Task], chosen: Sequence[str]) -> list[Task]:
 
 
 def _report(
-    folder: SweepFolder,
-    found: Sequence[Task],
-    chosen: Sequence[str],
-    again: Sequence[object],
-    *,
-    stopped: bool,
-    as_json: bool,
+    folder: SweepFolder, found: Sequence[Task], chosen: Sequence[str], go_on: str | None, as_json: bool
 ) -> None:
-    """Print the table, and end with an error where not all went well."""
+    """Print the table, and end with an error where not all went well; ``go_on`` is how, if it was stopped."""
     done = (task.state == "queued" and not set(task.left) & set(chosen) for task in found)  # others are left
     states = Counter("success" if over else task.state for task, over in zip(found, done, strict=True))
     if as_json:
@@ -368,10 +322,8 @@ def _report(
     elif states["success"]:
         print_lines(folder)
     told = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
-    go_on = ("mmfw", "sweep", "run", folder.path, *again)
-    if stopped:
-        hint = f"go on with: {shell_line(*go_on)}" if states["queued"] else None
-        raise Interrupted(f"stopped: {told}", hint=hint)
+    if go_on is not None:
+        raise Interrupted(f"stopped: {told}", hint=f"go on with: {go_on}" if states["queued"] else None)
     say(f"{tasks(len(found))} in {folder.path}: {told}")
     if failed := states["failed"]:
         show = shell_line("mmfw", "sweep", "status", folder.path, "--state", "failed")

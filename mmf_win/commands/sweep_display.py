@@ -76,8 +76,8 @@ class _SlotDisplay:
         kind = event["kind"]
         if kind == "train_started":
             self.close()
-            self._bar = Progress(self._title, event["max_updates"], "update", event["update"], leave=False)
-            self._bar.__enter__()
+            bar = Progress(self._title, event["max_updates"], "update", event["update"], leave=False)
+            self._bar = bar.__enter__()
         elif kind == "train" and event["loss"] is not None:
             self._notes["loss"] = f"{event['loss']:.4f}"
         elif (auroc := val_auroc(event)) is not None:

@@ -60,13 +60,8 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
         for task, where in shown
     ]
     kept = [n for n, _ in enumerate(header) if n < 2 or any(line[n] is not None for line in table)]
-    print(
-        aligned(
-            [header[n] for n in kept],
-            [[line[n] for n in kept] for line in table],
-            optional=("slot", "time", "at"),
-        )
-    )
+    rows = [[line[n] for n in kept] for line in table]
+    print(aligned([header[n] for n in kept], rows, optional=("slot", "time", "at")))
 
 
 @click.command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
-from mmf_win.commands.completion import completed_by
 from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, duration, print_json, print_tree, say, shell_line
@@ -20,8 +20,7 @@ from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
-from mmf_win.runs.paper import PAPER, SPLITS, published, why_none
-from mmf_win.runs.presets import Preset
+from mmf_win.runs.paper import PAPER, SPLITS, Published, published, why_none
 from mmf_win.runs.published_weights import weights_of
 from mmf_win.runs.request import Once
 from mmf_win.upstream.install import find_mmf
@@ -54,22 +53,17 @@ Examples:
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5
   mmfw train mmbt_grid --dry-run            the settings that MMF would get"""
 )
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="[PRESET] [KEY=VALUE ...]",
-    shell_complete=completed_by("PRESET"),
-)
+@options.words("[PRESET] [KEY=VALUE ...]", "PRESET")
 @click.option(
     "--resume",
     metavar="best|last|RUN|PATH",
-    shell_complete=completed_by("best", "last", "RUN"),
+    shell_complete=options.completed_by("best", "last", "RUN"),
     help="Resume the newest run (of PRESET, if there is one) or RUN, or start a new one from a checkpoint.",
 )
 @click.option(
     "--init",
     metavar="published|PATH",
-    shell_complete=completed_by("published"),
+    shell_complete=options.completed_by("published"),
     help="Begin at update 0 with the preset's published weights, or with those of a file, whose optimizer, "
     "schedule, counts and random state are not used.",
 )
@@ -82,17 +76,14 @@ Examples:
 @click.option(
     "--name", metavar="NAME", help="The run's folder in the save dir.  [default: the preset's name]"
 )
-@click.option("--updates", type=click.IntRange(1), metavar="N", help="The run's total, also when it resumes.")
-@click.option(
-    "--epochs", type=click.IntRange(1), metavar="N", help="The same, as passes over the training rows."
-)
-@click.option("--seed", type=click.IntRange(1), metavar="N", help="The random seed.  [default: a new one]")
-@click.option(
+@options.number("--updates", meaning="The run's total, also when it resumes.")
+@options.number("--epochs", meaning="The same, as passes over the training rows.")
+@options.number("--seed", meaning="The random seed.  [default: a new one]")
+@options.number(
     "--keep-checkpoints",
     "keep",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Older checkpoints to keep beside the best and the current one.  [default: 1]",
+    meaning="Older checkpoints to keep beside the best and the current one.  [default: 1]",
+    least=0,
 )
 @options.precision
 @options.fast
@@ -150,16 +141,13 @@ def command(
     if chosen["updates"] and chosen["epochs"]:
         raise UsageError("--updates and --epochs both name the run's total; give one of them")
     if init and (resume or not preset):
-        hint = "mmfw train PRESET --init published|PATH"
-        raise UsageError(
-            "--init begins a new run of a preset, at update 0; --resume keeps the counts", hint=hint
-        )
+        message = "--init begins a new run of a preset, at update 0; --resume keeps the counts"
+        raise UsageError(message, hint="mmfw train PRESET --init published|PATH")
     if source and init != training.PUBLISHED:
         raise UsageError("--source is for --init published", hint="mmfw features fetch PRESET --source ...")
     if not (resume or preset):
-        raise UsageError(
-            "name a preset, or --resume", hint="`mmfw train --list` shows the presets, `mmfw runs` the runs"
-        )
+        hint = "`mmfw train --list` shows the presets, `mmfw runs` the runs"
+        raise UsageError("name a preset, or --resume", hint=hint)
     require_trainable(overrides, chosen, resumes=bool(resume or init))
     once = Once.of(overrides, **chosen)
     if resume:
@@ -193,37 +181,27 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
 
 def _print_presets(as_json: bool) -> None:
     loaded = [presets.load(name) for name in presets.names()]
-    version, weights = _published_weights(loaded)
+    version, weights = None, {}
+    with suppress(MmfError, UsageError):  # the list is of use without MMF and its zoo, too
+        mmf, places = find_mmf(), Places.resolve()
+        weights = {p.name: weights_of(p, mmf, places) is not None for p in loaded}
+        version = mmf.version
     if as_json:
-        print_json(
-            [
-                {
-                    "name": p.name,
-                    "title": p.title,
-                    "model": p.model,
-                    "published": {SPLITS.get(name, name): numbers for name, numbers in p.published.items()},
-                    "zoo": p.zoo,
-                    "mmf": version,
-                    "published_weights": weights.get(p.name),
-                }
-                for p in loaded
-            ]
-        )
+        told = []
+        for p in loaded:
+            numbers = {SPLITS.get(name, name): of_split for name, of_split in p.published.items()}
+            about = {"name": p.name, "title": p.title, "model": p.model, "published": numbers, "zoo": p.zoo}
+            told.append({**about, "mmf": version, "published_weights": weights.get(p.name)})
+        print_json(told)
         return
     columns = [(split, metric) for split in SPLITS.values() for metric in ("accuracy", "auroc")]
-
-    def cell(numbers: dict[str, Any], split: str, metric: str) -> str | None:
-        found = published(numbers, split, metric)
-        if found is None:
-            return None
-        return f"{100 * found.value:.2f}" + (f"±{100 * found.spread:.2f}" if found.spread else "")
-
-    header = ("preset", "", *(f"{split} {_SHORT[metric]}" for split, metric in columns), "weights")
+    short = {"accuracy": "acc", "auroc": "AUROC"}
+    header = ("preset", "", *(f"{split} {short[metric]}" for split, metric in columns), "weights")
     said = {True: "published", False: None, None: "?"}
-    rows = [
-        (p.name, p.title, *(cell(p.published, *c) for c in columns), said[weights.get(p.name)])
-        for p in loaded
-    ]
+    rows = []
+    for p in loaded:
+        scores = [_score(published(p.published, *column)) for column in columns]
+        rows.append((p.name, p.title, *scores, said[weights.get(p.name)]))
     print(aligned(header, rows))
     val, test = SPLITS.values()
     say(
@@ -236,17 +214,10 @@ def _print_presets(as_json: bool) -> None:
         say(f"Published weights: in the zoo of MMF {version}; `mmfw predict --published PRESET` uses them.")
 
 
-def _published_weights(loaded: Sequence[Preset]) -> tuple[str | None, dict[str, bool]]:
-    """The version of the installed MMF, and by preset whether its zoo has published weights."""
-    try:
-        mmf = find_mmf()
-        places = Places.resolve()
-        return mmf.version, {p.name: weights_of(p, mmf, places) is not None for p in loaded}
-    except (MmfError, UsageError):  # the list is of use without MMF and its zoo, too
-        return None, {}
-
-
-_SHORT = {"accuracy": "acc", "auroc": "AUROC"}
+def _score(found: Published | None) -> str | None:
+    if found is None:
+        return None
+    return f"{100 * found.value:.2f}" + (f"±{100 * found.spread:.2f}" if found.spread else "")
 
 
 def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str | None:

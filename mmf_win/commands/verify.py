@@ -1,17 +1,34 @@
-"""``mmfw verify``."""
+"""``mmfw verify``, and what it shares with ``mmfw repair`` and ``mmfw features``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from mmf_win.commands import findings, options
+from mmf_win.commands import options
 from mmf_win.commands.overrides import split_words
-from mmf_win.console import shell_line
-from mmf_win.doctor.verify import verify
-from mmf_win.errors import DataError
+from mmf_win.console import (
+    aligned,
+    colour,
+    moment,
+    print_json,
+    say,
+    shell_line,
+    size,
+    without_control_characters,
+)
+from mmf_win.doctor.verify import PARTS, verify
+from mmf_win.errors import DataError, UsageError
+from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places, data_option
+
+_SHOWN = 10
+
+what = options.words("[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]", *PARTS, "PRESET", "RUN")
+"""What to verify or repair."""
 
 
 @click.command(
@@ -21,15 +38,15 @@ Examples:
   mmfw verify dataset runs
   mmfw verify visual_bert_coco --full
   mmfw verify mmbt_grid/2026-01-31T12-00-00
-  mmfw verify --data-dir D:\\data --json""",
+  mmfw verify --data-dir D:\\data --json"""
 )
-@findings.what
+@what
 @click.option("--full", is_flag=True, help="Read every file, also those that nobody has touched.")
 @options.data_dir
 @options.save_dir
 @options.as_json
 def command(
-    what: tuple[str, ...], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
+    words: Sequence[str], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
     """Verify what mmfw has written: the dataset, features and weights, checkpoints, MMF.
 
@@ -37,16 +54,77 @@ def command(
     A file that was not touched since it was last found intact is not read again; checkpoints are, each time.
     Exits with 3 when something is damaged; `mmfw repair` repairs it.
     """
-    places, (names, overrides) = Places.resolve(data_dir, save_dir), split_words(what)
-    findings.require_folders(data_dir, save_dir if "runs" in names else None)
+    names, overrides, places = meant(words, data_dir, save_dir)
     found = verify(names, places, overrides, full=full)
-    findings.show(found, as_json=as_json)
+    show(found, as_json=as_json)
     damaged = [finding for finding in found if finding.state == "damaged"]
     if damaged:
         message = f"{len(damaged)} of {len(found)} are damaged: {', '.join(f.what for f in damaged)}"
         parts = dict.fromkeys(finding.part for finding in damaged if finding.error is None)
         if not parts:
             raise DataError(message)
-        where = ["--save-dir", save_dir] if save_dir else []
-        words = [*(what or parts), *data_option(places.data_dir), *where]
-        raise DataError(message, hint=f"`{shell_line('mmfw', 'repair', *words)}`")
+        where = [*data_option(places.data_dir), *(["--save-dir", save_dir] if save_dir else [])]
+        raise DataError(message, hint=f"`{shell_line('mmfw', 'repair', *(words or parts), *where)}`")
+
+
+def meant(
+    words: Sequence[str], data_dir: Path | None, save_dir: Path | None
+) -> tuple[Sequence[str], Sequence[str], Places]:
+    """The names and overrides among the words, and the folders.
+
+    Raises:
+        UsageError: a folder that was named is not there, so that nothing would be found in it.
+    """
+    names, overrides = split_words(words)
+    for folder in (data_dir, save_dir if "runs" in names else None):
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"{folder}: there is no such folder, so there is nothing to verify in it")
+    return names, overrides, Places.resolve(data_dir, save_dir)
+
+
+def to_json(finding: Finding) -> dict[str, Any]:
+    """Plain values, for scripts."""
+    named = ("part", "what", "folder", "state", "problems", "repaired", "verified")
+    return {
+        **{name: getattr(finding, name) for name in named},
+        "against": finding.against or None,
+        "bytes": finding.size,
+        "error": str(finding.error) if finding.error else None,
+        "hint": finding.error.hint if finding.error else None,
+    }
+
+
+def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
+    """Print what was found, and what is wrong with each file."""
+    if as_json:
+        print_json([to_json(finding) for finding in findings])
+        return
+    if not findings:
+        say("there is nothing to verify yet")
+        return
+    rows = [
+        (f.what, f.state, size(f.size) if f.size else None, _verified(f), str(f.folder)) for f in findings
+    ]
+    print(aligned(("what", "state", "size", "verified against", "where"), rows), flush=True)
+    for finding in findings:
+        what = colour(finding.what, 31 if finding.state == "damaged" else 32)
+        _list(what, finding.problems if finding.state == "damaged" else ())
+        _list(f"{what}: repaired", finding.repaired)
+        if finding.error is not None:
+            said = str(finding.error).removeprefix(f"{finding.what}: ")
+            if said != "; ".join(finding.problems):
+                say(f"{what}: {without_control_characters(said)}")
+            if finding.error.hint:
+                say(f"{colour('hint:', 36)} {without_control_characters(finding.error.hint)}")
+
+
+def _list(title: str, problems: Sequence[str]) -> None:
+    for problem in problems[:_SHOWN]:
+        say(f"{title}: {without_control_characters(problem)}")
+    if len(problems) > _SHOWN:
+        say(f"{title}: and {len(problems) - _SHOWN} more")
+
+
+def _verified(finding: Finding) -> str | None:
+    when = f" ({moment(finding.verified)})" if finding.verified else ""
+    return f"{finding.against}{when}" if finding.against else None

@@ -6,7 +6,8 @@ import importlib.metadata
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,13 +15,7 @@ from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
 from mmf_win.dataset.annotations import where_to_get
 from mmf_win.doctor.system import survey_machine, survey_settings, survey_torch, unused_gpu
-from mmf_win.errors import (
-    DatasetError,
-    MmfError,
-    MmfwError,
-    ResourceError,
-    UsageError,
-)
+from mmf_win.errors import DatasetError, MmfError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
 from mmf_win.runs import fits, gpus
@@ -50,8 +45,8 @@ def survey(places: Places) -> dict[str, Any]:
     """Look at everything; nothing heavy is imported, and nothing is changed.
 
     Returns:
-        Plain values, but for ``mmf``, the :class:`MmfState`, and ``missing``: the errors that training would
-        end with, in the order in which to repair them.
+        Plain values, but for ``mmf``, the :class:`MmfState`, ``torch``, and ``missing``: the errors that
+        training would end with, in the order in which to repair them.
     """
     mmf, torch, cuda = survey_mmf(), survey_torch(), gpus.cuda()
     system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
@@ -63,7 +58,7 @@ def survey(places: Places) -> dict[str, Any]:
         "dataset": _dataset(places.dataset),
         "machine": survey_machine(),
         "settings": survey_settings(),
-        "torch": torch and asdict(torch),
+        "torch": torch,
         "cuda": cuda and asdict(cuda),
         "decryption": engine(),
         "fits": fits.load(),
@@ -74,10 +69,9 @@ def survey(places: Places) -> dict[str, Any]:
 def required_packages(extra: str = "") -> list[str]:
     """The packages that mmfw requires, or those that an extra adds; none where mmfw is not installed."""
     found = []
-    try:
+    requirements: Iterable[str] = ()
+    with suppress(importlib.metadata.PackageNotFoundError):  # it runs from a checkout
         requirements = importlib.metadata.requires("mmf-win") or ()
-    except importlib.metadata.PackageNotFoundError:  # it runs from a checkout
-        return []
     for requirement in requirements:
         name, of_extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"](\w+)", requirement)
         if name and extra == (of_extra[1] if of_extra else ""):
@@ -115,13 +109,12 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
         "dataset": places.dataset.root,
         "presets": presets_dir(),
         "tool home": tool_home(),
+        "decoded images": places.images,
+        "mmf": mmf.installed.root if mmf.installed else None,
     }
-    if places.images is not None:
-        named["decoded images"] = places.images
-    if mmf.installed is not None:
-        named["mmf"] = mmf.installed.root
     for name, path in named.items():
-        yield {"name": name, "path": path, "exists": path.is_dir(), "free": free_space(path)}
+        if path is not None:
+            yield {"name": name, "path": path, "exists": path.is_dir(), "free": free_space(path)}
 
 
 def _dataset(paths: DatasetPaths) -> dict[str, Any]:

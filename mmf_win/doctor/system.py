@@ -1,4 +1,4 @@
-"""The machine and the settings of Windows that matter here, and which CUDA torch was built for."""
+"""The machine, the settings of Windows that matter here, and which build of torch is there and suits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from mmf_win.doctor import torch_build
 from mmf_win.errors import MmfError
+from mmf_win.paths import constraints_file
 from mmf_win.runs import gpus
 from mmf_win.threads import processors
 from mmf_win.upstream.install import text_in_package
@@ -19,6 +19,7 @@ if sys.platform == "win32":
     import ctypes
     import winreg
 
+_INDEX = "https://download.pytorch.org/whl/"
 _BUILT_FOR = re.compile(r"^(cuda|hip)\b[^=\n]*= *(?:['\"]([^'\"]+)['\"]|None)", re.MULTILINE)
 # https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation
 _LONG_PATHS = (r"SYSTEM\CurrentControlSet\Control\FileSystem", "LongPathsEnabled")
@@ -26,6 +27,32 @@ _LONG_PATHS = (r"SYSTEM\CurrentControlSet\Control\FileSystem", "LongPathsEnabled
 _DEVELOPER = (
     r"SOFTWARE\Microsoft\Windows\CurrentVersion\AppModelUnlock",
     "AllowDevelopmentWithoutDevLicense",
+)
+
+
+class _CudaBuild(NamedTuple):
+    """A build of PyTorch for CUDA.
+
+    Attributes:
+        cuda: its version.
+        needs: the CUDA that the driver has to run at least.
+        oldest, newest: the compute capabilities that it has code for.
+    """
+
+    cuda: str
+    needs: tuple[int, int]
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+
+    def knows(self, cuda: gpus.Cuda) -> bool:
+        """Whether it has code for one of the GPUs."""
+        return any(self.oldest <= capability <= self.newest for capability in cuda.capabilities)
+
+
+# The newest first. What they have code for: https://github.com/pytorch/pytorch/issues/178665
+_CUDA_BUILDS = (
+    _CudaBuild("13.0", (13, 0), oldest=(7, 5), newest=(12, 9)),
+    _CudaBuild("12.6", (12, 0), oldest=(5, 0), newest=(9, 0)),
 )
 
 
@@ -80,10 +107,10 @@ def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> MmfError | None:
     if torch is None or cuda is None:
         return None
     if torch.cuda is None:
-        if torch_build.choice(cuda) == "cpu":
+        if _best_build(cuda) == "cpu":
             return None
         return MmfError(f"there is a GPU, and torch is built for {torch.target}", hint=_INSTALL)
-    if not torch_build.has_code(torch.cuda, cuda):
+    if not all(build.knows(cuda) for build in _CUDA_BUILDS if build.cuda == torch.cuda):
         message = f"torch is built for CUDA {torch.cuda}, which has no code for the GPU"
         return MmfError(message, hint=_INSTALL)
     if int(torch.cuda.partition(".")[0]) > cuda.newest[0]:
@@ -93,13 +120,28 @@ def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> MmfError | None:
     return None
 
 
-def survey_settings(root: Any = None) -> list[dict[str, str | None]]:
+def pip_line() -> tuple[str, ...]:
+    """The words of the command that gets the build for this machine, at the tested version."""
+    pins = constraints_file().read_text(encoding="utf-8")
+    wanted = re.findall(r"^(?:torch|torchvision)==\S+$", pins, re.MULTILINE)
+    index: list[str] = []
+    if sys.platform != "darwin":  # which has one build, on PyPI
+        name = _best_build(gpus.cuda())
+        # A local version is above the same without one, and named it is sure to come from PyTorch's index.
+        index, wanted = ["--extra-index-url", _INDEX + name], [f"{package}+{name}" for package in wanted]
+    return ("pip", "install", "-c", str(constraints_file()), *index, *wanted)
+
+
+def _best_build(cuda: gpus.Cuda | None) -> str:
+    """The build that suits, as PyTorch's index calls it: the newest that can use one of the GPUs."""
+    usable = (build for build in _CUDA_BUILDS if cuda and build.knows(cuda) and cuda.newest >= build.needs)
+    return next((f"cu{build.cuda.replace('.', '')}" for build in usable), "cpu")
+
+
+def survey_settings() -> list[dict[str, str | None]]:
     """The settings of Windows that matter here; none on other systems.
 
     ``hint`` is what a setting costs as it is, and what changes it; None where it costs nothing.
-
-    Args:
-        root: the part of the registry that has them; None for ``HKEY_LOCAL_MACHINE``.
     """
     found: list[dict[str, str | None]] = []
     if sys.platform == "win32":
@@ -108,7 +150,7 @@ def survey_settings(root: Any = None) -> list[dict[str, str | None]]:
             ("developer mode", _DEVELOPER, "without links, Hugging Face's cache may take more space"),
         ):
             is_on = False
-            with suppress(OSError), winreg.OpenKey(root or winreg.HKEY_LOCAL_MACHINE, key) as opened:
+            with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as opened:
                 is_on = winreg.QueryValueEx(opened, value)[0] == 1
             command = f"reg add HKLM\\{key} /v {value} /t REG_DWORD /d 1 /f"
             hint = None if is_on else f"{cost}; as administrator, `{command}` turns it on"

@@ -8,7 +8,6 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from mmf_win.archives import Ask
 from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.errors import (
@@ -37,7 +36,6 @@ from mmf_win.runs.outcomes import use_intact
 from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
-"""What can be named beside presets and runs."""
 
 _NOTHING = "nothing"
 
@@ -104,44 +102,27 @@ def verify(
     return [finding for finding in found if finding is not None]
 
 
-def repair(
-    names: Sequence[str],
-    places: Places,
-    overrides: Sequence[str] = (),
-    *,
-    source: str | None = None,
-    keep_archives: bool = True,
-    ask: Ask | None = None,
-) -> list[Finding]:
+def repair(names: Sequence[str], places: Places, overrides: Sequence[str], mirror: Mirror) -> list[Finding]:
     """Repair what is damaged, and nothing else; the findings are those afterwards.
 
     What cannot be repaired stays as it is, and its finding has the error.
 
     Args:
         names, places, overrides: as for :func:`verify`.
-        source: where to look for archives first: a file, a folder or a URL.
-        keep_archives: keep a downloaded archive to repair from.
-        ask: answers with the password of an encrypted archive.
+        mirror: where to look for archives first.
 
     Raises:
         ResourceError: there is not enough room.
-        UsageError: there is no such source, or a name stands for nothing.
-        MmfError: as for :func:`verify`.
+        UsageError, MmfError: as for :func:`verify`.
     """
     parts, inputs, runs = _meant(names, places, overrides)
-    mirror = Mirror.of(source, keep_archives=keep_archives, ask=ask)
-    found = [
-        _repaired(_mmf, install.set_up) if "mmf" in parts else None,  # knows where the others come from
-        _repaired(
-            lambda: _dataset(places),
-            lambda: _repair_dataset(places, _archive(mirror, places), ask),
-            also="not verified" if source else None,
-        )
-        if "dataset" in parts
-        else None,
-        *_repaired_inputs(inputs, places, mirror),
-        *(_checkpoints(run) for run in runs),
-    ]
+    found = []
+    if "mmf" in parts:  # first, for it knows where the others come from
+        found.append(_repaired(_mmf, install.set_up))
+    if "dataset" in parts:
+        also: State | None = "not verified" if mirror.url or mirror.path else None
+        found.append(_repaired(lambda: _dataset(places), lambda: _repair_dataset(places, mirror), also))
+    found += [*_repaired_inputs(inputs, places, mirror), *map(_checkpoints, runs)]
     return [finding for finding in found if finding is not None]
 
 
@@ -185,16 +166,17 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
     return replace(finding, state=state, against=manifest.verified_against, problems=tuple(map(str, wrong)))
 
 
-def _repair_dataset(places: Places, archive: Path | None, ask: Ask | None) -> None:
+def _repair_dataset(places: Places, mirror: Mirror) -> None:
+    root, archive = places.dataset.root, _archive(mirror, places)
     try:
-        repair_dataset(places, archive, ask=ask)
+        repair_dataset(places, archive, ask=mirror.ask)
+        return
     except UnfinishedInstallation:  # and what tells how to finish it is damaged
-        archive = archive or archive_of(noted(places.dataset.root))
-        convert(archive, places, ask=ask, allow_missing=True)
+        other_way = None
     except DamagedManifest:  # so nothing tells which of the files are intact
-        root = places.dataset.root
-        archive = archive or archive_of(noted(root), f"delete {root / SUMS} to take the files as they are")
-        convert(archive, places, ask=ask, allow_missing=True)
+        other_way = f"delete {root / SUMS} to take the files as they are"
+    archive = archive or archive_of(noted(root), other_way)
+    convert(archive, places, ask=mirror.ask, allow_missing=True)
 
 
 def _archive(mirror: Mirror, places: Places) -> Path | None:
@@ -224,30 +206,27 @@ def _checkpoints(run: Run) -> Finding | None:
     if not found:
         return None
     finding = Finding("runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote")
-    damaged = [checkpoint for checkpoint in found if checkpoint.problem]
+    damaged = [each for each in found if each.problem]
     if not damaged:
         return finding
-    newest = newest_intact(found)
-    message = "a damaged checkpoint cannot be repaired"
     hint = "there is no intact checkpoint to resume from: train again, and delete the damaged files"
-    if newest:
+    if newest := newest_intact(found):
         use = use_intact(run, newest.update)
         hint = f"the newest intact one is {newest.name}; {use}; delete the damaged files when you like"
-    error = CheckpointError(message, hint=hint)
-    problems = tuple(f"{checkpoint.name}: {checkpoint.problem}" for checkpoint in damaged)
+    error = CheckpointError("a damaged checkpoint cannot be repaired", hint=hint)
+    problems = tuple(f"{each.name}: {each.problem}" for each in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)
 
 
 def _mmf(full: bool = False) -> Finding | None:
-    finding = Finding("mmf", "MMF", tool_home() / "mmf", "damaged", _NOTHING)
-    state = survey_mmf(full=full)
-    installed, problems = state.installed, state.problems
+    mmf = survey_mmf(full=full)
+    installed, problems = mmf.installed, mmf.problems
     if installed is None:
-        return replace(finding, problems=problems) if problems else None
-    finding = replace(finding, what=f"MMF {installed.version}", folder=installed.root)
+        return Finding("mmf", "MMF", tool_home() / "mmf", "damaged", _NOTHING, problems) if problems else None
+    finding = Finding("mmf", f"MMF {installed.version}", installed.root, "intact", _NOTHING)
     if problems is None:
         return replace(finding, state="not verified", against="nothing: it is a copy of your own")
     with suppress(DataError):  # which is the problem then
         manifest = Manifest.load(installed.root)
         finding = replace(finding, against=manifest.verified_against if manifest else _NOTHING)
-    return replace(finding, state="damaged" if problems else "intact", problems=problems)
+    return replace(finding, state="damaged", problems=problems) if problems else finding

@@ -184,6 +184,7 @@ NOT_RUN = {
     "commands/predict: --source": _CHOICE,
     "commands/predict: --text": _CHOICE,
     "commands/runs: --yes": _CHOICE,
+    "commands/train: --init": _CHOICE,
     "commands/train: --name": _CHOICE,
     "commands/train: --source": _CHOICE,
     "commands/demo: mmfw ?": "it shows a command that it runs itself",

@@ -15,7 +15,7 @@ from tests.worlds.fake_nvml import FakeNvml
 
 STARTED: Event = {
     **{"kind": "train_started", "update": 0, "max_updates": 30, "device": "cpu"},
-    **{"parameters": 1, "batch": 4, "seed": 1},
+    **{"parameters": 1, "batch": 4, "seed": 1, "precision": "fp32"},
 }
 
 

@@ -16,7 +16,7 @@ from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import DamagedManifest
-from mmf_win.integrity.manifest import Manifest
+from mmf_win.integrity.manifest import Manifest, manifest_files
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.upstream.install import find_mmf, use_checkout
@@ -43,6 +43,7 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
     "weights changed": lambda p: hostile.flip_byte(p.data_dir / "models/visual_bert/model.pth", 100),
     "a file of MMF is missing": lambda p: (find_mmf().root / "mmf.txt").unlink(),
     "a file of MMF changed": lambda p: hostile.flip_byte(find_mmf().root / "mmf_cli/run.py", 3),
+    "all hashes of MMF are gone": lambda p: [file.unlink() for file in manifest_files(find_mmf().root)],
     "MMF is gone": lambda p: shutil.rmtree(find_mmf().root),
 }
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from mmf_win.doctor.scrub import scrubber
+from mmf_win.doctor.bug_report import scrubber
 
 
 @pytest.mark.parametrize(

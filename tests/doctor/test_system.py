@@ -9,7 +9,8 @@ from uuid import uuid4
 import pytest
 
 from mmf_win.doctor import system
-from mmf_win.doctor.system import Torch, survey_settings, survey_torch, unused_gpu
+from mmf_win.doctor.system import Torch, pip_line, survey_settings, survey_torch, unused_gpu
+from mmf_win.paths import constraints_file
 from mmf_win.runs import gpus
 from tests.worlds.fake_nvml import FakeNvml
 
@@ -27,17 +28,20 @@ def test_the_machine_has_processors_memory_and_gpus_fake_nvml(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("name", "where"), [("long paths", system._LONG_PATHS), ("developer mode", system._DEVELOPER)]
 )
-def test_what_is_off_is_told_with_what_turns_it_on(name: str, where: tuple[str, str]) -> None:
+def test_what_is_off_is_told_with_what_turns_it_on(
+    monkeypatch: pytest.MonkeyPatch, name: str, where: tuple[str, str]
+) -> None:
     assert sys.platform == "win32"
     import winreg
 
     own = rf"Software\mmfw-tests-{uuid4().hex}"  # in place of HKEY_LOCAL_MACHINE, which others read
     with winreg.CreateKey(winreg.HKEY_CURRENT_USER, own) as root:
+        monkeypatch.setattr(winreg, "HKEY_LOCAL_MACHINE", root)
         try:
             for number, value in ((0, "off"), (1, "on")):
                 with winreg.CreateKey(root, where[0]) as key:
                     winreg.SetValueEx(key, where[1], 0, winreg.REG_DWORD, number)
-                found = {setting["name"]: setting for setting in survey_settings(root)}
+                found = {setting["name"]: setting for setting in survey_settings()}
                 assert found[name]["value"] == value
                 hint = found[name]["hint"]
                 assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
@@ -118,3 +122,37 @@ def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
 
 def test_without_a_gpu_any_torch_will_do() -> None:
     assert unused_gpu(Torch(None), None) is None and unused_gpu(Torch("13.0"), None) is None
+
+
+@pytest.mark.parametrize(
+    ("cuda", "best", "build"),
+    [
+        (13020, (9, 0), "cu130"),
+        (13000, (7, 5), "cu130"),
+        (13000, (12, 0), "cu130"),
+        (13000, (6, 1), "cu126"),
+        (12020, (8, 6), "cu126"),
+        (12080, (12, 0), "cpu"),
+        (11080, (8, 6), "cpu"),
+        (12080, (3, 7), "cpu"),
+        (None, (9, 0), "cpu"),
+    ],
+)
+def test_the_build_is_the_newest_that_the_driver_and_the_best_gpu_run_fake_nvml(
+    monkeypatch: pytest.MonkeyPatch, cuda: int | None, best: tuple[int, int], build: str
+) -> None:
+    nvml = FakeNvml()
+    if cuda is None:
+        nvml.free = []  # no GPU
+    else:
+        nvml.cuda, nvml.capability = cuda, [(3, 5), best]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(sys, "platform", "linux")
+    line = pip_line()
+    assert line[:4] == ("pip", "install", "-c", str(constraints_file()))
+    assert line[-4:-2] == ("--extra-index-url", f"https://download.pytorch.org/whl/{build}")
+    assert all(wanted.endswith(f"+{build}") for wanted in line[-2:])
+    pins = constraints_file().read_text(encoding="utf-8").splitlines()
+    assert {wanted.partition("+")[0] for wanted in line[-2:]} <= set(pins)
+    monkeypatch.setattr(sys, "platform", "darwin")  # which has one build, on PyPI
+    assert pip_line() == (*line[:4], *(wanted.partition("+")[0] for wanted in line[-2:]))

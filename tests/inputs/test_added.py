@@ -239,7 +239,7 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
     content = npy.raw_records(lmdb)
     for damage in (lambda: hostile.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
         damage()
-        (finding,) = repair(["features"], places)
+        (finding,) = repair(["features"], places, (), Mirror())
         assert finding.state == "damaged" and isinstance(finding.error, DamagedFeatures)
         advice = finding.error.hint
         assert advice and str(one) in advice and str(two) in advice

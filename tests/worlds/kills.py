@@ -15,6 +15,7 @@ from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.verify import repair, verify
 from mmf_win.errors import DatasetError
+from mmf_win.inputs.mirror import Mirror
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from tests.worlds import hostile
@@ -116,7 +117,7 @@ class Installation:
         found = [finding for finding in verify(parts, self.places) if finding.folder == self.folder]
         assert not unfinished or [finding.state for finding in found] == ["damaged"]
         if last % 2:
-            repair(parts, self.places)
+            repair(parts, self.places, (), Mirror())
             mended = self.files()
             if unfinished:
                 assert mended == self.new
