@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmf_win import errors
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
 from mmf_win.errors import DamagedManifest, DatasetError, UsageError
@@ -48,11 +47,7 @@ def add_features(
     given = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with staging(lmdb.parent, wait=True) as here:
         _require_free(lmdb, force)
-        found, code = answer_of("mmf_win.worker.build_features", str(here.new / lmdb.name), *given)
-        if found is None:
-            raise DatasetError(f"{lmdb}: it could not be built (exit code {code})")
-        if "error" in found:
-            raise getattr(errors, found["kind"])(found["error"], hint=found["hint"])
+        found = answer_of("build_features", str(here.new / lmdb.name), *given)
         data = here.new / lmdb.name / _DATA
         with Progress("Hashing", data.stat().st_size) as bar:
             entry = Entry(file_digest(data, progress=bar.advance).hex(), data.stat().st_size)

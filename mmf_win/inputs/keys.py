@@ -10,9 +10,10 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from mmf_win import errors
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import DamagedFeatures, DataError, HostileFeatures, Interrupted
+from mmf_win.errors import DamagedFeatures, DataError, Interrupted
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Check, Manifest
 from mmf_win.paths import DatasetPaths, data_option, module_command
@@ -47,41 +48,39 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
             if (noted["lmdb"], noted["checked"]) == (folder.name, state):
                 return frozenset(noted["keys"])
     require_packages("lmdb")
-    found, code = answer_of(
-        "mmf_win.worker.feature_lmdb", str(folder.absolute()), "records" if walk else "keys"
-    )
-    if found is None:  # reading what is not there ends the process
-        found = {"problem": f"it cannot be read to its end (exit code {code})", "refused": False}
-    if found.get("refused"):
-        raise HostileFeatures(f"{folder}: not used, since what is in it would run code: {found['problem']}")
-    if "problem" in found:
-        raise DamagedFeatures(f"{folder}: damaged: {found['problem']}", hint=remake_features(folder))
+    try:
+        keys = answer_of("feature_lmdb", str(folder.absolute()), "records" if walk else "keys")
+    except DamagedFeatures as error:
+        error.hint = remake_features(folder)
+        raise
     with suppress(OSError):
-        write_json(note, {"lmdb": folder.name, "checked": state, "keys": found["keys"]})
-    return frozenset(found["keys"])
+        write_json(note, {"lmdb": folder.name, "checked": state, "keys": keys})
+    return frozenset(keys)
 
 
-def answer_of(module: str, *words: str) -> tuple[Any, int]:
-    """Ask a module of the worker that imports what the parent must not, in a process of its own.
+def answer_of(module: str, lmdb: str, *words: str) -> Any:
+    """Ask a module of the worker about an LMDB; it imports what the parent must not.
 
-    It runs ``python -m MODULE WORDS OUTPUT``, which writes JSON to ``OUTPUT``.
-
-    Returns:
-        the JSON, None where it ended before it wrote any; and its exit code.
+    ``python -m mmf_win.worker.MODULE LMDB WORDS OUTPUT`` writes JSON to ``OUTPUT``, in a process of its own.
 
     Raises:
         Interrupted: the user pressed Ctrl+C.
+        MmfwError: what the answer is instead.
+        DamagedFeatures: there is none; to read what is cut off ends the process.
     """
     with tempfile.TemporaryDirectory(prefix="mmfw-answer-", ignore_cleanup_errors=True) as scratch:
         output = Path(scratch, "answer.json")
-        command = module_command(module, *words, str(output))
+        command = module_command(f"mmf_win.worker.{module}", lmdb, *words, str(output))
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
         if code == Interrupted.exit_code:
             raise Interrupted("interrupted")
         try:
-            return read_json(output), code
+            found = read_json(output)
         except OSError:
-            return None, code
+            raise DamagedFeatures(f"{lmdb}: damaged: not done to its end (exit code {code})") from None
+    if "error" in found:
+        raise getattr(errors, found["kind"])(found["error"], hint=found["hint"])
+    return found["answer"]
 
 
 def without_features(rows: Iterable[Row], keys: Collection[str]) -> list[Row]:

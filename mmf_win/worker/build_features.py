@@ -4,9 +4,8 @@ The first holds an array of regions × numbers, the second a pickled dictionary 
 seen in them (``tools/scripts/features`` of MMF's repository).
 
 For ``mmfw features add``, in a process of its own:
-``python -m mmf_win.worker.build_features TARGET FOLDER ... OUTPUT``. The file ``OUTPUT`` is JSON: what
-:func:`build` returns, or under ``error`` what is wrong, with its ``hint`` and its ``kind``, a class of
-:mod:`mmf_win.errors`.
+``python -m mmf_win.worker.build_features TARGET FOLDER ... OUTPUT``, where
+:func:`~mmf_win.worker.feature_lmdb.answer` writes what :func:`build` returns.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from glob import glob
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import lmdb
 import numpy as np
 
 from mmf_win.console import Progress
-from mmf_win.errors import DatasetError, Interrupted, MmfwError, ResourceError
-from mmf_win.files import write_json
+from mmf_win.errors import DatasetError
 from mmf_win.unpacking.staging import require_space
 from mmf_win.worker import feature_lmdb
 from mmf_win.worker.numpy_only import NumpyOnly
@@ -35,18 +32,9 @@ _LONGEST_KEY = 511  # of LMDB, in bytes
 
 
 def main(target: str, *folders_and_output: str) -> int:
-    """Do it, write what was done, and return the exit code."""
+    """Build an LMDB for the parent."""
     *folders, output = map(Path, folders_and_output)
-    try:
-        built = build(Path(target), folders)
-    except MmfwError as error:
-        built = {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
-    except (OSError, lmdb.Error) as error:
-        built = {"error": f"{target}: {error}", "hint": None, "kind": ResourceError.__name__}
-    except KeyboardInterrupt:
-        return Interrupted.exit_code
-    write_json(output, built)
-    return 0
+    return feature_lmdb.answer(Path(target), output, lambda: build(Path(target), folders))
 
 
 def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:

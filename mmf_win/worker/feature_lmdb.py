@@ -6,9 +6,8 @@ file name without its suffix, ``feature_path``, ``features`` (regions × 2048, f
 in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
 
 The parent reads one in a process of its own, since a truncated file kills whoever maps it:
-``python -m mmf_win.worker.feature_lmdb FOLDER keys|records OUTPUT``. ``OUTPUT`` is JSON: under ``keys`` the
-images that it has features of, or under ``problem`` what is wrong with it, and under ``refused`` whether what
-is in it would run code. With ``records``, every record is read to find that out.
+``python -m mmf_win.worker.feature_lmdb FOLDER keys|records OUTPUT``. To ``OUTPUT``, :func:`answer` writes the
+keys of the images that it has features of. With ``records``, every record is read, too.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from __future__ import annotations
 import mmap
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
 from mmf_win.console import Progress
+from mmf_win.errors import Interrupted, MmfwError, ResourceError
 from mmf_win.files import write_json
-from mmf_win.worker.numpy_only import Refused, loads
+from mmf_win.worker.numpy_only import Refused, loads, told_of
 
 
 def least_map(count: int, total: int) -> int:
@@ -69,13 +69,15 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
         records: read every record, too.
 
     Raises:
-        lmdb.Error: this is no LMDB, or its pages are inconsistent.
-        ValueError: it is truncated, lacks the list of its keys, or holds what cannot be read.
-        Refused: what is in it would run code.
+        DamagedFeatures: it is no LMDB, is truncated, or lacks or holds what it should not.
+        HostileFeatures: what is in it would run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
     options = {"readonly": True, "lock": False, "subdir": folder.is_dir()}
-    with lmdb.open(str(folder), **options) as environment:
+    with (
+        told_of(folder, (lmdb.Error, OSError, ValueError)),
+        lmdb.open(str(folder), **options) as environment,
+    ):
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if (there := data.stat().st_size) < needed:
             raise ValueError(f"{there} of {needed} bytes are there")
@@ -105,16 +107,27 @@ def _loaded(what: str, pickled: memoryview) -> Any:
         raise type(error)(f"{what}: {error}") from error
 
 
-def main(folder: Path, what: str, output: Path) -> int:
-    """Write what was found, and return the exit code."""
+def answer(target: Path, output: Path, make: Callable[[], object]) -> int:
+    """Write JSON, and return the exit code of this process.
+
+    It has under ``answer`` what ``make`` returns of the LMDB, or under ``error`` what is wrong, with
+    its ``hint`` and its ``kind``, a class of :mod:`mmf_win.errors`.
+    """
     try:
-        found: dict[str, Any] = {"keys": read_keys(folder, records=what == "records")}
-    except Refused as error:
-        found = {"problem": str(error), "refused": True}
-    except (lmdb.Error, ValueError) as error:
-        found = {"problem": f"{type(error).__name__}: {error}", "refused": False}
+        found = {"answer": make()}
+    except MmfwError as error:
+        found = {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
+    except (OSError, lmdb.Error) as error:
+        found = {"error": f"{target}: {error}", "hint": None, "kind": ResourceError.__name__}
+    except KeyboardInterrupt:
+        return Interrupted.exit_code
     write_json(output, found)
     return 0
+
+
+def main(folder: Path, what: str, output: Path) -> int:
+    """Read the keys for the parent."""
+    return answer(folder, output, lambda: read_keys(folder, records=what == "records"))
 
 
 if __name__ == "__main__":

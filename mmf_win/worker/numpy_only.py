@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
+
+from mmf_win.errors import DamagedFeatures, HostileFeatures
 
 _Unpickler: Any = pickle._Unpickler  # that of C shows no states
 _NUMPY = {("numpy.core.multiarray", "scalar"), ("numpy.core.numeric", "_frombuffer")}
@@ -97,3 +101,14 @@ def loads(pickled: bytes | memoryview) -> Any:
         raise
     except Exception as error:  # whatever a damaged pickle leads to
         raise ValueError(f"it cannot be read: {error}") from error
+
+
+@contextmanager
+def told_of(lmdb: Path, damage: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """Say of which LMDB errors are: that it was refused, or else that it is damaged."""
+    try:
+        yield
+    except Refused as error:
+        raise HostileFeatures(f"{lmdb}: not used, since what is in it would run code: {error}") from None
+    except damage as error:
+        raise DamagedFeatures(f"{lmdb}: damaged: {error}") from None

@@ -9,9 +9,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from mmf_win.dataset.annotations import objects_for_mmf
-from mmf_win.errors import DamagedFeatures, HostileFeatures, UnreadableImage
+from mmf_win.errors import UnreadableImage
 from mmf_win.worker.compat.patch import Edit, Patch
-from mmf_win.worker.numpy_only import Refused, loads
+from mmf_win.worker.numpy_only import Refused, loads, told_of
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
@@ -84,15 +84,11 @@ def _unpickle_only_arrays(module: ModuleType) -> None:
 
     @wraps(load)
     def named(self: Any, image_file_path: str) -> Any:
-        try:
-            return load(self, image_file_path)
-        except (Refused, ValueError) as error:
-            record = f"the record of {Path(image_file_path).stem}: {error}"
-            if isinstance(error, Refused):
-                raise HostileFeatures(
-                    f"{self.db_path}: not used, since what is in it would run code: {record}"
-                ) from None
-            raise DamagedFeatures(f"{self.db_path}: damaged: {record}") from None
+        with told_of(self.db_path):
+            try:
+                return load(self, image_file_path)
+            except (Refused, ValueError) as error:
+                raise type(error)(f"the record of {Path(image_file_path).stem}: {error}") from None
 
     module.pickle, reader._load = SimpleNamespace(loads=loads), named  # type: ignore[attr-defined]
 

@@ -14,7 +14,7 @@ from mmf_win.upstream.versions import has_key
 from mmf_win.worker.hooks import fast
 from mmf_win.worker.hooks.clock import ASIDE
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.waiting import LOADING
+from mmf_win.worker.hooks.profiler import LOADING
 from mmf_win.worker.image_cache import ImageCache, use
 from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop

@@ -17,7 +17,6 @@ from mmf.utils.general import get_batch_size
 
 from mmf_win.worker.hooks import checkpoints, fast, precision, splitting
 from mmf_win.worker.hooks.clock import Timed
-from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
 
@@ -42,7 +41,7 @@ class Watch(Callback):  # type: ignore[misc]
     def __init__(self, config: Any, trainer: Any, **_: Any) -> None:
         super().__init__(config, trainer)
         self._observer = Observer.current
-        require_all_weights(trainer.model)
+        checkpoints.require_all_weights(trainer.model)
         self._precision, scaler = precision.choose(self._observer, trainer)
         if self._observer.request.precision is not None:
             trainer.load_fp16_scaler = partial(setattr, trainer, "scaler", scaler)  # MMF makes its own
@@ -52,18 +51,27 @@ class Watch(Callback):  # type: ignore[misc]
         self._micro: MicroBatch
         self._mmf_step = trainer.run_training_batch
         trainer.run_training_batch = self._in_parts
-        # MMF's own check does not know the update.
-        trainer._check_nan_losses = lambda report: check_losses(report.losses, trainer.num_updates + 1)
+        trainer._check_nan_losses = self._check  # MMF's own does not know the update
 
     def on_init_end(self, **kwargs: Any) -> None:
         """The model is spread over the GPUs; it may have to score a batch in parts."""
         splitting.evaluate_in_parts(self.trainer.model, self._observer.request.eval_batch)
 
     def on_train_start(self, **kwargs: Any) -> None:
-        """Say that training begins."""
-        self._micro = MicroBatch(self._observer.request, self.trainer, self._precision)
+        """Say that training begins, mark its validations, and let it begin with one that was interrupted."""
+        self._micro = MicroBatch(self._observer, self.trainer, self._precision)
         self._observer.training_started(self.trainer, self._checkpoint, self._micro, self._precision)
-        self._continue()
+        trainer, resume_state = self.trainer, self._checkpoint.resume_state
+        train = trainer.run_training_epoch
+
+        def run_training_epoch() -> None:
+            if not resume_state.validate_if_due(self._validate):
+                train()
+                self._observer.require_update()
+
+        trainer.evaluation_loop = resume_state.validating()(trainer.evaluation_loop)
+        trainer.run_training_epoch = run_training_epoch
+        trainer.batches_left = resume_state.batches_left
 
     def on_prediction_start(self, **kwargs: Any) -> None:
         """Say that prediction begins."""
@@ -75,8 +83,7 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_update_end(self, **kwargs: Any) -> None:
         """Report the figures that MMF collected, and leave when the parent asked for it."""
-        if self._micro.update_ends():
-            self._observer.micro_batch_changed(self._micro)
+        self._micro.update_ends()
         if kwargs["should_log"]:
             self._observer.trained(kwargs["meter"].get_scalar_dict())
         self._observer.updated()
@@ -97,23 +104,6 @@ class Watch(Callback):  # type: ignore[misc]
         if kwargs["report"].dataset_type == "val":
             self._observer.validated(self._checkpoint.resume_state.validated, kwargs["meter"], final=True)
 
-    def _continue(self) -> None:
-        """Mark the trainer's validations, and let it begin with one that was interrupted."""
-        trainer, resume_state = self.trainer, self._checkpoint.resume_state
-        evaluate, train = trainer.evaluation_loop, trainer.run_training_epoch
-
-        def evaluation_loop(dataset_type: str, *args: Any, **kwargs: Any) -> Any:
-            with resume_state.validating():
-                return evaluate(dataset_type, *args, **kwargs)
-
-        def run_training_epoch() -> None:
-            if not resume_state.validate_if_due(self._validate):
-                train()
-                self._observer.require_update()
-
-        trainer.evaluation_loop, trainer.run_training_epoch = evaluation_loop, run_training_epoch
-        trainer.batches_left = resume_state.batches_left
-
     def _validate(self) -> bool:
         """A validation as MMF's training loop has it; True when it stops early."""
         self.trainer.on_validation_start()
@@ -121,6 +111,9 @@ class Watch(Callback):  # type: ignore[misc]
         stop = self.trainer.early_stop_callback.on_validation_end(report=report, meter=meter)
         self.trainer.on_validation_end(report=report, meter=meter)
         return bool(stop)
+
+    def _check(self, report: Any) -> None:
+        splitting.check_losses(report.losses, self.trainer.num_updates + 1)
 
     def _in_parts(self, batch: Any, divisor: float) -> Any:
         """MMF's own step for each part of the batch; it divides each loss by the part's divisor."""

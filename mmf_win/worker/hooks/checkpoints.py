@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from mmf.utils import checkpoint
 from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
+from torch import nn
 
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.integrity import torch_file
 from mmf_win.upstream.checkpoint_files import counts, numbered
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
-from mmf_win.worker.hooks.guards import check_weights
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.resume import ResumeState
-from mmf_win.worker.outcome import WeightsMissing
+from mmf_win.worker.outcome import Diverged, WeightsMissing
 
 _KEY = "mmfw"
 _SCALER = "fp16_scaler"  # of MMF 1.0.0rc12
@@ -154,3 +154,33 @@ def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
     opened = replaced(checkpoint, "open_if_main", lambda path, mode: nullcontext(path))
     with saved, opened if hasattr(checkpoint, "open_if_main") else nullcontext():
         yield
+
+
+def check_weights(model: nn.Module, update: int) -> None:
+    """Refuse to save weights that are not finite; a gradient may overflow where the loss does not.
+
+    Raises:
+        Diverged: they are NaN or infinite.
+    """
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight.detach()).all():
+            raise Diverged(f"after update {update} the weights are not finite any more ({name}); not saved")
+
+
+def require_all_weights(model: nn.Module) -> None:
+    """Make ``model.load_state_dict`` raise :class:`WeightsMissing` when it leaves a parameter unset.
+
+    MMF loads with ``strict=False``, and would evaluate a model with a random head as if it had been trained.
+    """
+    model.register_load_state_dict_post_hook(_refuse_missing)  # type: ignore[no-untyped-call]
+
+
+def _refuse_missing(model: nn.Module, keys: Any) -> None:
+    parameters = dict(model.named_parameters())
+    missing = [key for key in keys.missing_keys if key in parameters]
+    if missing:
+        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise WeightsMissing(
+            f"the checkpoint lacks {len(missing)} of the model's {len(parameters)} parameters ({some})",
+            hint="name a checkpoint of this very model and configuration",
+        )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, TypeAlias
 
 Timed: TypeAlias = tuple[Any, str, str]
@@ -18,11 +18,11 @@ ASIDE = frozenset({"validation", "checkpoint"})
 
 @dataclass(frozen=True)
 class Lap:
-    """What was spent between two readings.
+    """What was spent between two readings, by phase; ``other`` is outside of all phases.
 
     Attributes:
-        seconds: of each phase; ``other`` is outside of all of them.
-        cpu: seconds in which this thread ran, by phase.
+        seconds: of each phase.
+        cpu: seconds in which this thread ran.
         begun: how often each phase began.
         waits: for data, on a GPU: two of :attr:`Clock.gpu_event` around each.
     """
@@ -41,42 +41,35 @@ class Lap:
 class Clock:
     """Charges each second to the innermost phase that is open.
 
-    Args:
-        now: the time in seconds.
-        cpu: how long this thread has run, in seconds.
-
     Attributes:
+        now: the time in seconds.
+        phase: the innermost one that is open.
         gpu_event: makes what a GPU notes its own time in, when it has done what it was given before. It works
             on while its process waits for data, so the process's clock would count time in which nothing is
             lost. None where that is not to be known.
     """
 
-    def __init__(
-        self, now: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.thread_time
-    ) -> None:
-        self.now, self._cpu = now, cpu
-        self._open = ["other"]
+    def __init__(self) -> None:
+        self.now: Callable[[], float] = time.perf_counter
+        self.phase = "other"
         self._lap = Lap()
-        self._last, self._last_cpu = now(), cpu()
+        self._last, self._last_cpu = self.now(), time.thread_time()
         self.gpu_event: Callable[[], Any] | None = None
         self._last_event: Any = None
 
-    @property
-    def phase(self) -> str:
-        """The innermost one that is open."""
-        return self._open[-1]
-
-    def enter(self, phase: str) -> None:
-        """A phase begins."""
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Around a phase, or as a decorator of what is one each time that it is called."""
         self._charge()
         outer = self.phase
-        self._open.append(outer if outer in ASIDE else phase)
-        self._lap.begun[phase] += outer not in ASIDE
-
-    def leave(self) -> None:
-        """The innermost phase ends."""
-        self._charge()
-        self._open.pop()
+        if outer not in ASIDE:
+            self.phase = phase
+            self._lap.begun[phase] += 1
+        try:
+            yield
+        finally:
+            self._charge()
+            self.phase = outer
 
     def lap(self) -> Lap:
         """What was spent since this was called last."""
@@ -85,7 +78,7 @@ class Clock:
         return lap
 
     def _charge(self) -> None:
-        now, cpu = self.now(), self._cpu()
+        now, cpu = self.now(), time.thread_time()
         self._lap.seconds[self.phase] += now - self._last
         self._lap.cpu[self.phase] += cpu - self._last_cpu
         self._last, self._last_cpu = now, cpu
@@ -99,15 +92,4 @@ class Clock:
     def time(self, methods: Iterable[Timed]) -> None:
         """Make each call of some methods the phase that stands beside it, from now on."""
         for owner, name, phase in methods:
-            setattr(owner, name, self._timed(getattr(owner, name), phase))
-
-    def _timed(self, method: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        @wraps(method)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self.enter(phase)
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self.leave()
-
-        return timed
+            setattr(owner, name, self.during(phase)(getattr(owner, name)))

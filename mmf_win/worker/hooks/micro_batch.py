@@ -1,20 +1,20 @@
-"""The micro-batch: how many rows go through the model in one pass."""
+"""The micro-batch: how many rows go through the model in one pass, and the most that a GPU has room for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from mmf.utils.distributed import get_world_size
-from mmf.utils.general import get_batch_size
-from mmf.version import __version__ as mmf_version
 from omegaconf import OmegaConf
 
-from mmf_win.protocol import Attempt
-from mmf_win.worker.hooks.largest_fit import LargestFit, meter_of
+from mmf_win.worker.hooks.observer import Observer, ranks
 
+# The allocator cannot use the last bit, as what is free lies in pieces.
+_USABLE = 0.9
 # What the memory of a pass depends on, beside the model; paths and learning rates are not among it.
 _KEYS = (
     "dataset_config.hateful_memes.processors",
@@ -30,9 +30,8 @@ class MicroBatch:
     """The rows of a forward and backward pass.
 
     Args:
-        request: what the worker is to do.
-        trainer: MMF's, with its configuration and device, and a scaler whose factor falls when an update
-            overflows.
+        observer: knows the request, and is told of another micro-batch.
+        trainer: MMF's, with a scaler whose factor falls when an update overflows.
         precision: what the model calculates with.
 
     Attributes:
@@ -43,23 +42,26 @@ class MicroBatch:
         finder: looks for the largest micro-batch that fits; None when that is not wanted, or is found.
     """
 
-    def __init__(self, request: Attempt, trainer: Any, precision: str) -> None:
-        self.batch: int = get_batch_size() * get_world_size()
+    def __init__(self, observer: Observer, trainer: Any, precision: str) -> None:
+        from mmf.utils.general import get_batch_size
+
+        request, own = observer.request, get_batch_size()
+        self._observer, self._scaler, self._scale = observer, trainer.scaler, 0.0
+        self.batch: int = own * ranks()
         self.fit = _dependencies(trainer, self.batch, f"{precision}, fast" if request.fast else precision)
         known = request.fits.get(self.fit)
         self.is_known_fit = request.micro_batch is None and known is not None
         self.rows: int = min(request.micro_batch or known or self.batch, self.batch)
         self.finder: LargestFit | None = None
-        self._scaler, self._scale = trainer.scaler, 0.0
-        meter = meter_of(trainer.device)
-        if request.find_micro_batch and not (request.micro_batch or known) and meter is not None:
-            self.finder = LargestFit(get_batch_size(), meter)
-            self.rows = self.finder.rows * get_world_size()
+        # The memory of a CPU has no limit that could be measured.
+        if request.find_micro_batch and not (request.micro_batch or known) and trainer.device.type == "cuda":
+            self.finder = LargestFit(own, Meter(trainer.device))
+            self.rows = self.finder.rows * ranks()
 
     @property
     def limit(self) -> int:
         """The rows that this process puts through its model in one pass."""
-        return max(1, self.rows // int(get_world_size()))
+        return max(1, self.rows // ranks())
 
     def update_begins(self) -> None:
         """The gradients of an update are about to be computed."""
@@ -67,32 +69,91 @@ class MicroBatch:
             self._scale = self._scaler.get_scale()
             self.finder.update_begins()
 
-    def update_ends(self) -> bool:
-        """An update is done; True when the next one has another micro-batch, or the search has ended."""
+    def update_ends(self) -> None:
+        """An update is done; the next one may have another micro-batch, or the search has ended."""
         if self.finder is None or self._scaler.get_scale() < self._scale:
-            return False  # in fp16, an update that overflowed: the optimizer may not have made its state yet
+            return  # in fp16, an update that overflowed: the optimizer may not have made its state yet
         found, before = self.finder.update_ends(), self.rows
-        self.rows = self.finder.rows * int(get_world_size())
+        self.rows = self.finder.rows * ranks()
         if found:
             self.finder = None
-        return found or self.rows != before
+        if found or self.rows != before:
+            self._observer.event("micro_batch", rows=self.rows, found=found)
 
 
 def _dependencies(trainer: Any, batch: int, ways: str) -> str:
-    config = trainer.config
-    model = config.model_config[config.model]
-    values = [_plain(model), *(_plain(OmegaConf.select(config, key)) for key in _KEYS)]
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    from mmf.version import __version__ as mmf_version
+
+    config, device = trainer.config, trainer.device.type
+    values = [config.model_config[config.model], *(OmegaConf.select(config, key) for key in _KEYS)]
+    digest = hashlib.sha256(json.dumps([*map(_plain, values)], sort_keys=True, default=str).encode())
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(trainer.device)
+        device = f"{properties.name} {properties.total_memory / 2**30:.0f} GiB"
     software = f"torch {torch.__version__}, MMF {mmf_version}"
-    return f"{config.model}, batch {batch}, {ways}, {_device(trainer.device)}, {software}, {digest[:12]}"
+    return f"{config.model}, batch {batch}, {ways}, {device}, {software}, {digest.hexdigest()[:12]}"
 
 
 def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
 
 
-def _device(device: torch.device) -> str:
-    if device.type != "cuda":
-        return device.type
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name} {properties.total_memory / 2**30:.0f} GiB"
+@dataclass(frozen=True)
+class Meter:
+    """Measures this process's memory on a GPU, in bytes, by torch's own figures."""
+
+    device: torch.device
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """The most that was allocated since."""
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def limit(self) -> int:
+        """What is free, and what torch holds already."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device)
+
+
+class LargestFit:
+    """Finds the most rows that fit, from the peaks of two ordinary updates.
+
+    Memory grows linearly with the rows. The first update, during which the optimizer makes its
+    state, is not measured. The next update uses the result; if it does not fit, a retry has a smaller one.
+
+    Args:
+        batch: rows of the batch.
+        meter: of the GPU.
+
+    Attributes:
+        rows: micro-batch of the next update.
+    """
+
+    def __init__(self, batch: int, meter: Meter) -> None:
+        self.rows = max(1, batch // 8)
+        self._batch, self._meter, self._warm = batch, meter, False
+        self._peaks: dict[int, int] = {}  # bytes, by rows
+
+    def update_begins(self) -> None:
+        """Measure from here."""
+        self._meter.restart()
+
+    def update_ends(self) -> bool:
+        """Measure to here; True when it is found."""
+        if not self._warm:
+            self._warm = True
+            return self._batch == 1
+        self._peaks[self.rows] = self._meter.peak()
+        self.rows = self.rows * 2 if len(self._peaks) == 1 else self._most()
+        return len(self._peaks) == 2
+
+    def _most(self) -> int:
+        (few, low), (many, high) = self._peaks.items()
+        a_row = (high - low) / (many - few)
+        usable = self._meter.limit() * _USABLE
+        # A batch is cut into parts that are as equal as can be, and the largest has to fit.
+        largest = {math.ceil(self._batch / parts) for parts in range(1, self._batch + 1)}
+        return max((rows for rows in largest if low + (rows - few) * a_row <= usable), default=1)

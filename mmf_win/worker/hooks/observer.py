@@ -15,8 +15,7 @@ from mmf_win.errors import UsageError
 from mmf_win.phases import Waiting
 from mmf_win.protocol import Attempt, EventLog, read_events
 from mmf_win.worker.hooks.clock import Clock
-from mmf_win.worker.hooks.profiler import Profiler
-from mmf_win.worker.hooks.waiting import WaitWatch, decodes_once
+from mmf_win.worker.hooks.profiler import Profiler, WaitWatch, decodes_once
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
 
@@ -88,7 +87,7 @@ class Observer:
             data=self.request.data.get("train"),
         )
         if self.request.find_micro_batch and micro.finder is None:
-            self.micro_batch_changed(micro)
+            self.event("micro_batch", rows=micro.rows, found=True)
         if self.request.profile and self.is_main:
             self._measured = Profiler(self.request, trainer, self.clock, micro.batch)
         else:
@@ -116,10 +115,6 @@ class Observer:
         if isinstance(self._measured, Profiler):
             self.event("profiled", **self._measured.ended())
         self._stop.release()
-
-    def micro_batch_changed(self, micro: MicroBatch) -> None:
-        """From the next update on, there is another micro-batch."""
-        self.event("micro_batch", rows=micro.rows, found=micro.finder is None)
 
     def prediction_started(self, trainer: Any, batch: int, precision: str) -> None:
         """The model is loaded, and predicting starts, with ``batch`` rows in one pass unless set lower."""

@@ -1,25 +1,68 @@
-"""Profiles a short training: the time of each phase, and a trace of a few updates.
+"""Measures where the time of training goes: what its first updates wait for, or all of a short one::
 
-::
-
-    warm-up │ measured │ traced │ the last update, a checkpoint, a validation
+warm-up │ measured │ traced │ the last update, a checkpoint, a validation
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
+from torch.utils.data import dataloader
 
 from mmf_win.errors import UsageError
+from mmf_win.phases import Waiting
 from mmf_win.protocol import Attempt
-from mmf_win.worker.hooks.clock import ASIDE, Clock, Lap
-from mmf_win.worker.hooks.waiting import WARM_UP, decodes_once, waiting_in
+from mmf_win.threads import processors
+from mmf_win.worker.hooks.clock import ASIDE, Clock, Lap, Timed
+
+_WARM_UP = 5  # updates that are not measured, as they begin what the others find ready
+_MEASURED = 20
+
+LOADING: tuple[Timed, ...] = (
+    (dataloader._BaseDataLoaderIter, "__next__", "data"),
+    (dataloader.DataLoader, "__iter__", "data"),  # where it has workers, they are started here
+)
+"""Where MMF waits for a batch."""
+
+
+class WaitWatch:
+    """Measures the updates after the first few, once.
+
+    Args:
+        trainer: MMF's.
+        clock: of the training; it times :data:`LOADING`.
+        ranks: processes that train together and share the processors.
+    """
+
+    def __init__(self, trainer: Any, clock: Clock, ranks: int) -> None:
+        self._trainer, self._clock, self._ranks = trainer, clock, ranks
+        if trainer.device.type == "cuda":
+            clock.gpu_event = partial(torch.cuda.Event, enable_timing=True)
+        self._laps: list[Lap] = []
+
+    def updated(self, lap: Lap) -> Waiting | None:
+        """An update is done; what was found out, after the last one that is measured."""
+        if len(self._laps) >= _WARM_UP + _MEASURED:
+            return None
+        self._laps.append(lap)
+        if len(self._laps) < _WARM_UP + _MEASURED:
+            return None
+        measured = self._laps[_WARM_UP:]
+        found = waiting_in(measured, self._trainer, self._ranks)
+        if self._clock.gpu_event is None:
+            return found
+        self._clock.gpu_event = None
+        torch.cuda.synchronize()
+        idle = sum(begin.elapsed_time(end) for lap in measured for begin, end in lap.waits)  # milliseconds
+        return replace(found, waited=idle / 1000 / _MEASURED)
 
 
 class Profiler:
@@ -34,7 +77,7 @@ class Profiler:
 
     def __init__(self, request: Attempt, trainer: Any, clock: Clock, batch: int) -> None:
         self._request, self._trainer, self._clock, self._batch = request, trainer, clock, batch
-        self._few = min(WARM_UP, request.profile // 6)
+        self._few = min(_WARM_UP, request.profile // 6)
         self._traced = request.profile - 1 - self._few
         self._on_gpu = trainer.device.type == "cuda"
         self._laps: list[Lap] = []
@@ -114,3 +157,30 @@ def _busy(events: Iterable[Any], seconds: float) -> float | None:
         if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
     ]
     return min(1.0, sum(spans) / seconds) if spans else None
+
+
+def waiting_in(laps: Sequence[Lap], trainer: Any, ranks: int) -> Waiting:
+    """How long updates waited for their rows, by the clock of the process that trains.
+
+    Args:
+        laps: one an update.
+        trainer: MMF's.
+        ranks: processes that train together and share the processors.
+    """
+    workers = int(trainer.config.training.num_workers)
+    making = fmean(lap.seconds["data"] for lap in laps)
+    return Waiting(
+        waited=making,
+        update=fmean(sum(lap.of_update.values()) for lap in laps),
+        workers=workers,
+        threads=1 if trainer.device.type == "cuda" else torch.get_num_threads(),
+        processors=max(1, processors() // ranks),
+        making=making,
+        cpu=None if workers else fmean(lap.cpu["data"] for lap in laps),
+    )
+
+
+def decodes_once(request: Attempt, trainer: Any) -> bool:
+    """Whether images are decoded in the first epoch and kept for the others."""
+    uses = OmegaConf.select(trainer.config, "dataset_config.hateful_memes.use_images")
+    return request.images is not None and bool(uses)

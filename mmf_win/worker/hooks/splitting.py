@@ -18,6 +18,8 @@ import torch
 from mmf.common.sample import SampleList
 from torch import nn
 
+from mmf_win.worker.outcome import Diverged
+
 
 def split(batch: SampleList, limit: int) -> list[tuple[float, SampleList]]:
     """The parts of a batch, each with its share of the rows; tensors are views, nothing is copied.
@@ -43,6 +45,24 @@ def _rows_of(value: Any, wanted: slice, rows: int) -> Any:
     if torch.is_tensor(value):
         return value[wanted] if value.dim() and len(value) == rows else value
     return value[wanted] if isinstance(value, (list, tuple)) and len(value) == rows else value
+
+
+def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
+    """Stop before the optimizer's step of an update whose loss is not finite.
+
+    Autograd's anomaly detection looks for the operation itself, so a NaN is left to it where it is on.
+
+    Args:
+        losses: by name, of one batch or a part of one.
+        update: the update that is being made.
+
+    Raises:
+        Diverged: a loss is NaN or infinite.
+    """
+    total = float(sum(loss.detach().float().mean() for loss in losses.values()))
+    if math.isfinite(total) or (math.isnan(total) and torch.is_anomaly_enabled()):
+        return
+    raise Diverged(f"the loss of update {update} is {'not a number' if math.isnan(total) else 'infinite'}")
 
 
 def step_through(

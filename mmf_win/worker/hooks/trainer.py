@@ -15,7 +15,6 @@ from mmf.utils.timer import Timer
 
 from mmf_win.worker.hooks import checkpoints, fast, precision, splitting
 from mmf_win.worker.hooks.clock import Timed
-from mmf_win.worker.hooks.guards import check_losses, require_all_weights
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
 
@@ -48,7 +47,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
         MMF restarts the schedule, and so makes one update at its first rate.
         """
-        require_all_weights(self.model)
+        checkpoints.require_all_weights(self.model)
         self._precision, self.scaler = precision.choose(self._observer, self)
         if self._observer.request.fast:
             fast.prepare(self.model, self._observer)
@@ -59,7 +58,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def train(self) -> None:
         """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
-            self._micro = MicroBatch(self._observer.request, self, self._precision)
+            self._micro = MicroBatch(self._observer, self, self._precision)
             self._observer.training_started(self, self.checkpoint, self._micro, self._precision)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
@@ -85,11 +84,16 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _forward_pass(self, batch: Any) -> Any:
         if self.model.training:
-            return self._forward_and_backward(splitting.split(batch, self._micro.limit))
+            parts = splitting.split(batch, self._micro.limit)
+            self._micro.update_begins()
+            self.optimizer.zero_grad()
+            return splitting.step_through(self.model, parts, self._step, self.metrics.required_params)
         self._observer.heartbeat()
         report = super()._forward_pass(batch)
-        # The scores of all rows are kept until its end.
-        return report if self._observer.request.eval_batch is None else _on_cpu(report)
+        if self._observer.request.eval_batch is not None:  # the scores of all rows are kept until its end
+            for key, value in report.items():
+                report[key] = value.to("cpu") if hasattr(value, "to") else value
+        return report
 
     def _update_meter(self, report: Any, meter: Any = None, eval_mode: bool = False) -> None:
         if self._observer.request.eval_batch is not None and hasattr(report, "metrics"):
@@ -97,15 +101,9 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
             report.metrics = {key: value.to(self.device) for key, value in report.metrics.items()}
         super()._update_meter(report, meter, eval_mode)
 
-    def _forward_and_backward(self, parts: list[tuple[float, Any]]) -> Any:
-        """The report of an update whose gradients are made."""
-        self._micro.update_begins()
-        self.optimizer.zero_grad()
-        return splitting.step_through(self.model, parts, self._step, self.metrics.required_params)
-
     def _step(self, share: float, rows: Any) -> Any:
         report = super()._forward_pass(rows)
-        check_losses(report.losses, self.num_updates + 1)
+        splitting.check_losses(report.losses, self.num_updates + 1)
         self.scaler.scale(self._extract_loss(report) * share).backward()
         for key in self.metrics.required_params:
             if torch.is_tensor(report.get(key)):
@@ -123,8 +121,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         self._run_scheduler()
         self.num_updates += 1
         self.profile("Backward time")
-        if self._micro.update_ends():
-            self._observer.micro_batch_changed(self._micro)
+        self._micro.update_ends()
 
     def _logistics(self, report: Any) -> bool:
         should_break = bool(super()._logistics(report))
@@ -156,9 +153,3 @@ TIMED: tuple[Timed, ...] = (
     (BaseTrainer, "_logistics", "logging"),
 )
 """What belongs to which phase of training, beside the wait for data."""
-
-
-def _on_cpu(report: Any) -> Any:
-    for key, value in report.items():
-        report[key] = value.to("cpu") if hasattr(value, "to") else value
-    return report
