@@ -1,8 +1,6 @@
 """Patches: what an unmodified MMF needs to import and run on today's Python, torch and transformers.
 
-Each module has the patches for one thing that changed, in its ``PATCHES``: ``transformers``, ``torch`` (with
-torchvision, torchaudio, torchtext and Lightning), ``dataloader``, ``omegaconf``, ``python`` (with Windows).
-Patches for mistakes of MMF's own are in ``mmf_data``, ``mmf_imports`` and ``mmf_models``. Classes that
+Each module has the patches for one thing that changed, or is wrong in MMF, in its ``PATCHES``. Classes that
 replace those of packages that are gone are in ``stand_ins``. ``patch`` says what a patch consists of and how
 it changes a module. :func:`install` applies those that are needed, before MMF is imported; MMF's files stay
 as they are.
@@ -21,7 +19,6 @@ from mmf_win.worker.compat import (
     mmf_imports,
     mmf_models,
     omegaconf,
-    python,
     torch,
     transformers,
 )
@@ -33,7 +30,6 @@ PATCHES: tuple[Patch, ...] = (
     *dataloader.PATCHES,
     *transformers.PATCHES,
     *omegaconf.PATCHES,
-    *python.PATCHES,
     *mmf_imports.PATCHES,
     *mmf_models.PATCHES,
     *mmf_data.PATCHES,

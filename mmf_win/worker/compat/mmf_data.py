@@ -1,4 +1,4 @@
-"""Patches for how MMF reads annotations, pictures and region features."""
+"""Patches for how MMF reads annotations, pictures and region features, and writes logs and reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
-from mmf_win.worker.compat.patch import Edit, Patch
+from mmf_win.worker.compat.patch import RC10, Edit, Patch
 from mmf_win.worker.numpy_only import Refused, loads, told_of
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
@@ -24,12 +24,10 @@ _NAMED = "PathManager.exists(os.path.join(config.data_dir, config.annotations.tr
 _OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
-def load_jsonl(self: Any, path: str) -> None:
-    """In the place of ``AnnotationDatabase._load_jsonl``."""
-    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
-
-
 def _replace_load_jsonl(module: ModuleType) -> None:
+    def load_jsonl(self: Any, path: str) -> None:
+        self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
+
     module.AnnotationDatabase._load_jsonl = load_jsonl
 
 
@@ -160,5 +158,36 @@ PATCHES = (
         problem="generate_prediction: waits for the GPU three times for each meme, by .item()",
         after_import={_MEMES: _replace_generate_prediction},
         speed=True,
+    ),
+    Patch(
+        name="logger-mapping",
+        problem="Logger.log_progress: collections.Mapping moved to collections.abc",
+        mmf=RC10,
+        library="Python >= 3.10",
+        edits=(Edit("mmf.utils.logger", "collections.Mapping", "collections.abc.Mapping"),),
+    ),
+    Patch(
+        name="timer",
+        problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders have colons",
+        library="Windows",
+        edits=(
+            Edit(
+                "mmf.utils.timer",
+                "return time.strftime(format)",
+                'return time.strftime(format).replace(":", "-")',
+            ),
+        ),
+    ),
+    Patch(
+        name="csv-report",
+        problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
+        library="Windows",
+        edits=(
+            Edit(
+                "mmf.common.test_reporter",
+                'PathManager.open(filepath, "w")',
+                'open(filepath, "w", encoding="utf-8", newline="")',
+            ),
+        ),
     ),
 )

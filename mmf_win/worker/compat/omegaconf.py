@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from mmf_win.upstream.versions import follow_text_links
 from mmf_win.worker.compat.patch import RC10, Edit, Patch
 
 _CONFIGURATION = "mmf.utils.configuration"
@@ -28,6 +30,12 @@ def _allow_missing_keys() -> None:
             return None
 
     DictConfig.__getattr__ = lenient  # type: ignore[method-assign]
+
+
+def follow(path: str) -> str:
+    """The file that ``path`` refers to, so that its includes are looked for beside the real one."""
+    real = follow_text_links(Path(path))
+    return path if real == Path(path) else str(real)  # MMF also passes URLs, which are no paths
 
 
 PATCHES = (
@@ -80,5 +88,18 @@ PATCHES = (
         mmf=RC10,
         library="demjson",
         edits=(Edit(_CONFIGURATION, "import demjson", "pass"),),
+    ),
+    Patch(
+        name="text-symlinks",
+        problem="load_yaml: fifteen configurations of Hateful Memes are symlinks, or text where git has none",
+        library="Windows",
+        edits=tuple(
+            Edit(_CONFIGURATION, f"{name} = {path}", f"{name} = follow({path})", {"follow": follow})
+            for name, path in (
+                ("abs_f", "get_absolute_path(f)"),
+                ("relative", "os.path.abspath(os.path.join(get_mmf_root(), f))"),
+                ("include", "os.path.join(mmf_root_dir, include)"),
+            )
+        ),
     ),
 )

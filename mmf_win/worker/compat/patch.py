@@ -106,11 +106,6 @@ def _root_of(module: str, mmf_root: Path) -> Path:
     return Path(spec.origin).parents[1] if spec is not None and spec.origin else mmf_root
 
 
-def missing(package: str) -> Callable[[], bool]:
-    """Needed where ``package`` is not installed."""
-    return lambda: find_spec(package) is None
-
-
 def lacks(module: str, text: str) -> Callable[[], bool]:
     """Needed where the source of a library's ``module`` no longer contains ``text``."""
     return lambda: text not in source(module, _root_of(module, Path()))

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, missing
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
 
 _OPERATORS = "torchvision._meta_registrations"
 _CUDA_CALLERS = ("mmf.models.visual_bert", "mmf.models.vilbert", "mmf.modules.embeddings")
@@ -39,24 +39,20 @@ def _operators_fail() -> bool:
     return False
 
 
-def _leave_out_operators() -> None:
-    # Only tells torch.compile the shapes of operators that are not there. Models and transforms need none.
-    sys.modules[_OPERATORS] = ModuleType(_OPERATORS)
-
-
 PATCHES = (
     Patch(
         name="torchvision-operators",
         problem="import torchvision: operator torchvision::nms does not exist",
         library="torchvision for another torch",
-        before_import=_leave_out_operators,
+        # It only tells torch.compile shapes of operators that are not there. Models and transforms need none.
+        before_import=lambda: sys.modules.update({_OPERATORS: ModuleType(_OPERATORS)}),
         needed=_operators_fail,
     ),
     Patch(
         name="torchaudio",
         problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
         mmf=RC12,
-        library="torchaudio not installed",
+        library="torchaudio",
         edits=(
             Edit(
                 "mmf.datasets.processors.image_processors",
@@ -64,7 +60,6 @@ PATCHES = (
                 "torchaudio_transforms = None",
             ),
         ),
-        needed=missing("torchaudio"),
     ),
     Patch(
         name="torchtext",
@@ -82,7 +77,7 @@ PATCHES = (
         name="lightning",
         problem="base_model, base_dataset_builder, ...: import pytorch_lightning to inherit from two classes",
         mmf=RC12,
-        library="pytorch_lightning not installed",
+        library="pytorch_lightning",
         edits=tuple(
             Edit(
                 module,
@@ -91,7 +86,6 @@ PATCHES = (
             )
             for module in _LIGHTNING_USERS
         ),
-        needed=missing("pytorch_lightning"),
     ),
     Patch(
         name="anomaly",

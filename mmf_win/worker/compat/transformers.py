@@ -37,14 +37,10 @@ class _OldNames(MetaPathFinder, Loader):
         sys.modules[module.__name__] = import_module(name)
 
 
-def _give_old_names() -> None:
-    sys.meta_path.append(_OldNames())
-
-
 def _add_layer_norm(module: ModuleType) -> None:
     from torch.nn import LayerNorm
 
-    vars(module).setdefault("BertLayerNorm", LayerNorm)
+    module.BertLayerNorm = LayerNorm  # type: ignore[attr-defined]
 
 
 def _add_transpose_for_scores(module: ModuleType) -> None:
@@ -77,7 +73,7 @@ PATCHES = (
         name="transformers-names",
         problem="encoders, embeddings and every BERT model: transformers.modeling_bert and its like moved",
         library="transformers >= 4.0",
-        before_import=_give_old_names,
+        before_import=lambda: sys.meta_path.append(_OldNames()),
     ),
     Patch(
         name="transformers-import",
@@ -105,7 +101,6 @@ PATCHES = (
         mmf=RC10,
         library="transformers >= 3.1",
         after_import={_BERT: _add_layer_norm},
-        needed=lacks(_BERT, "BertLayerNorm"),
     ),
     Patch(
         name="transpose-for-scores",

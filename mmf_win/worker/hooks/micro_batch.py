@@ -53,9 +53,9 @@ class MicroBatch:
         self.is_known_fit = request.micro_batch is None and known is not None
         self.rows: int = min(request.micro_batch or known or self.batch, self.batch)
         self.finder: LargestFit | None = None
-        # The memory of a CPU has no limit that could be measured.
-        if request.find_micro_batch and not (request.micro_batch or known) and trainer.device.type == "cuda":
-            self.finder = LargestFit(own, Meter(trainer.device))
+        meter = meter_of(trainer.device)
+        if request.find_micro_batch and not (request.micro_batch or known) and meter is not None:
+            self.finder = LargestFit(own, meter)
             self.rows = self.finder.rows * ranks()
 
     @property
@@ -116,6 +116,11 @@ class Meter:
         """What is free, and what torch holds already."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + torch.cuda.memory_reserved(self.device)
+
+
+def meter_of(device: torch.device) -> Meter | None:
+    """What measures a device; None for a CPU, whose memory has no limit that could be measured."""
+    return Meter(device) if device.type == "cuda" else None
 
 
 class LargestFit:

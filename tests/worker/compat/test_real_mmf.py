@@ -56,11 +56,10 @@ def answers(root: Path, world: TinyWorld) -> dict[str, Any]:
 
 def test_no_patch_waits_for_words_that_mmf_does_not_have(root: Path) -> None:
     version = read_version(root)
-    by_the_environment = {"torchvision-operators", "lightning", "torchaudio"}
     patches = [patch for patch in compat.PATCHES if version in patch.mmf]
     idle = {patch.name for patch in patches if not patch.active(root, version)}
     for_later = {patch.name for patch in patches if _is_for_a_later_transformers(patch)}
-    assert for_later <= idle <= for_later | by_the_environment
+    assert for_later <= idle <= for_later | {"torchvision-operators"}
 
 
 def _is_for_a_later_transformers(patch: Patch) -> bool:
