@@ -34,14 +34,7 @@ _TENSOR_PARALLEL = """from .integrations.tensor_parallel import (
     shard_and_distribute_module,
     verify_tp_plan,
 )"""
-_DISABLED = """                import torch._dynamo
-
-                # We can safely turn off functools.wraps here because the inner
-"""
-_UNLESS_LOADED = """                if "torch._dynamo" not in sys.modules: return fn(*args, **kwargs)
-
-                import torch._dynamo
-"""
+_DISABLE = "    import torch._dynamo\n\n    return torch._dynamo.disable(fn, recursive, reason=reason)"
 
 
 class Late:
@@ -120,24 +113,19 @@ PATCHES = (
         problem="optimizers and torchvision bring torch's compiler, which takes 1.5 s and compiles nothing",
         library="torch >= 2.0",
         edits=(
-            Edit("torch._compile", _DISABLED, _UNLESS_LOADED, {"sys": sys}),
             Edit(
-                "torch.compiler",
-                "torch._dynamo.disable(fn, recursive, reason=reason)",
-                # A class or a model is more than a function; torch._dynamo is imported as it is asked for.
-                "torch._disable_dynamo(fn, recursive) if fn is None or type(fn).__name__ == 'function' "
-                "else torch._dynamo.disable(fn, recursive, reason=reason)",
+                "torch._compile",
+                "import torch._dynamo\n\n",
+                'if "torch._dynamo" not in sys.modules: return fn(*args, **kwargs)\n'
+                "                import torch._dynamo\n",
+                {"sys": sys},
             ),
+            # A class or a model is more than a function; torch._dynamo is imported as it is asked for.
             Edit(
                 "torch.compiler",
-                """reason for disabling the function.
-    \"\"\"
-    import torch._dynamo
-""",
-                """reason for disabling the function.
-    \"\"\"
-    pass
-""",
+                _DISABLE,
+                "    if fn is None or type(fn).__name__ == 'function':\n"
+                "        return torch._disable_dynamo(fn, recursive)\n" + _DISABLE.splitlines()[-1],
             ),
             Edit("torch.optim.optimizer", "        import torch._dynamo\n", "        pass\n"),
             Edit(
@@ -157,7 +145,8 @@ PATCHES = (
     ),
     Patch(
         name="late-shards",
-        problem="transformers: imports what spreads a tensor over GPUs, with SymPy, in 1 s; MMF spreads none",
+        # The last one makes room for weights that are new, such as a head's.
+        problem="transformers: what spreads a tensor over GPUs, and SymPy, take 1.6 s; MMF spreads none",
         library="transformers >= 4.50",
         edits=(
             later("transformers.modeling_utils", "    from torch.distributed.tensor import DTensor"),
@@ -166,14 +155,6 @@ PATCHES = (
                 "transformers.utils.generic",
                 "    from ..model_debugging_utils import model_addition_debugger_context",
             ),
-        ),
-        speed=True,
-    ),
-    Patch(
-        name="late-symbols",
-        problem="from_pretrained: SymPy, 0.6 s, to make room for weights that are new, such as a head's",
-        library="transformers >= 4.50",
-        edits=(
             Edit(
                 "transformers.modeling_utils",
                 'torch.empty_like(param, dtype=dtype, device="cpu")',

@@ -32,7 +32,6 @@ _MODULES = (
     "mmf.trainers.callbacks.lr_scheduler",
 )
 _FOLDERS = ("common", "modules", "datasets", "models", "trainers")
-_LOOKUPS = ("get_model_class", "get_builder_class", "get_trainer_class")
 
 
 def setup_imports() -> None:
@@ -63,25 +62,21 @@ def import_everything() -> None:
                 _log.warning("%s cannot be imported: %s", name, error)
 
 
-def _replace(module: ModuleType) -> None:
-    module.setup_imports = setup_imports  # type: ignore[attr-defined]
-
-
 def _look_further(module: ModuleType) -> None:
     """Where the registry lacks a model, dataset or trainer, import everything and look again."""
-    for lookup in _LOOKUPS:
-        setattr(module.Registry, lookup, classmethod(_retrying(getattr(module.Registry, lookup))))
 
-
-def _retrying(find: Any) -> Any:
-    def find_or_import(cls: Any, name: str) -> Any:
-        found = find(name)
-        if found is None and name and cls.get("imports_setup", no_warning=True):
-            import_everything()
+    def retrying(find: Any) -> Any:
+        def find_or_import(cls: Any, name: str) -> Any:
             found = find(name)
-        return found
+            if found is None and name and cls.get("imports_setup", no_warning=True):
+                import_everything()
+                found = find(name)
+            return found
 
-    return find_or_import
+        return classmethod(find_or_import)
+
+    for lookup in ("get_model_class", "get_builder_class", "get_trainer_class"):
+        setattr(module.Registry, lookup, retrying(getattr(module.Registry, lookup)))
 
 
 def _stay_importable(module: ModuleType) -> None:
@@ -100,7 +95,10 @@ PATCHES = (
     Patch(
         name="setup-imports",
         problem="setup_imports: imports pandas and Lightning (rc12); fails in a folder named models (rc10)",
-        after_import={"mmf.utils.env": _replace, "mmf.common.registry": _look_further},
+        after_import={
+            "mmf.utils.env": lambda module: setattr(module, "setup_imports", setup_imports),
+            "mmf.common.registry": _look_further,
+        },
     ),
     Patch(
         name="own-code-in-workers",
