@@ -26,16 +26,16 @@ from typing import NoReturn
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
 from mmf_win.protocol import Attempt, EventLog, Exit
+from mmf_win.upstream.versions import config_path, read_version
+from mmf_win.worker.outcome import classify
+from mmf_win.worker.predictions import collect
 from mmf_win.worker.stopping import Stop
 
 _REQUEST = "MMFW_REQUEST"
 
 
 def main(request_file: Path) -> int:
-    """Do what the request says and write its outcome; 0 when that is ``ok``.
-
-    As a rule, the process ends here.
-    """
+    """Do what the request says and write its outcome; 0 when that is ``ok``."""
     os.environ[_REQUEST] = str(request_file)
     request = Attempt.load(request_file)
     raise_file_limit()
@@ -58,11 +58,8 @@ def main(request_file: Path) -> int:
 
 
 def raise_file_limit() -> None:
-    """Let this process and its helpers have as many files open as the system allows; Windows has no limit.
-
-    A DataLoader's workers hand each batch over as several open files.
-    """
-    if sys.platform != "win32":
+    """Let this process and its helpers, which hand batches over as open files, have as many as may be."""
+    if sys.platform != "win32":  # which has no limit
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -100,8 +97,6 @@ def perform(request: Attempt, stop: Stop) -> Exit:
         prepared = True
         run(request, stop)
     except BaseException as error:
-        from mmf_win.worker.outcome import classify
-
         traceback.print_exc()
         end = classify(error, prepared=prepared)
         if end.outcome != "interrupted":
@@ -115,7 +110,6 @@ def perform(request: Attempt, stop: Stop) -> Exit:
 
 def prepare(request: Attempt, stop: Stop) -> None:
     """Make MMF importable and put the hooks in place, in this process."""
-    from mmf_win.upstream.versions import read_version
     from mmf_win.worker import compat
     from mmf_win.worker.compat.transformers import refuse_code_of_models
 
@@ -146,8 +140,6 @@ def run(request: Attempt, stop: Stop) -> None:
             _require_model(request.model, error)
             raise
     if predicting:
-        from mmf_win.worker.predictions import collect
-
         stop.defer_stop()
         collect(request)
 
@@ -155,10 +147,7 @@ def run(request: Attempt, stop: Stop) -> None:
 def _require_model(model: str, error: Exception) -> None:
     """Say so where the error is MMF's way to tell that no class is registered for the model.
 
-    That of 1.0.0rc10 is to call None.
-
-    Raises:
-        UsageError: none is.
+    1.0.0rc10 calls None then.
     """
     from mmf.common.registry import registry
 
@@ -170,8 +159,6 @@ def _require_model(model: str, error: Exception) -> None:
 
 def mmf_options(request: Attempt) -> list[str]:
     """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
-    from mmf_win.upstream.versions import config_path
-
     config = request.attempt.config
     base = config_path(Path(request.mmf), request.base_config) if request.base_config else None
     # JSON is YAML; an absolute include is taken as it is by every MMF.
@@ -198,7 +185,5 @@ if __name__ == "__mp_main__" and _REQUEST in os.environ:
     try:
         prepare(_request, Stop(_request.attempt.stop))
     except Exception as _error:
-        from mmf_win.worker.outcome import classify
-
         classify(_error, prepared=False).save(_request.attempt.helper_exit)
         raise

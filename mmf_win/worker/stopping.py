@@ -16,15 +16,11 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 
 
 class Stop:
-    """The parent's stop request.
+    """The parent's stop request: a file that exists.
 
     In the worker a thread looks for it, so that it is honoured at any time: during imports, in a batch that
-    never comes, while predicting. Work that must not be interrupted holds it off.
-
-    Processes that MMF starts do not listen; they check for it when ``asked`` is read.
-
-    Args:
-        file: the request; whether it exists is all that matters.
+    never comes, while predicting. Work that must not be interrupted holds it off. Processes that MMF starts
+    do not listen; they check for it when ``asked`` is read.
     """
 
     def __init__(self, file: Path) -> None:

@@ -1,9 +1,7 @@
 """Patches: what an unmodified MMF needs to import and run on today's Python, torch and transformers.
 
-Each module has the patches for one thing that changed, or is wrong in MMF, in its ``PATCHES``. Classes that
-replace those of packages that are gone are in ``stand_ins``. ``patch`` says what a patch consists of and how
-it changes a module. :func:`install` applies those that are needed, before MMF is imported; MMF's files stay
-as they are.
+Each module has the patches for one thing that changed, or is wrong in MMF, in its ``PATCHES``; ``stand_ins``
+has classes in the place of those of packages that are gone. MMF's files stay as they are.
 """
 
 from __future__ import annotations
@@ -41,9 +39,7 @@ NEEDED = tuple(patch for patch in PATCHES if not patch.speed)
 
 
 def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES) -> None:
-    """Make ``import mmf`` find the MMF in ``mmf_root`` and work.
-
-    Call it once in every process that imports MMF, children of a ``spawn`` among them, before it does.
+    """Make ``import mmf`` find the MMF in ``mmf_root`` and work, in this process.
 
     Args:
         mmf_root: the folder that holds the packages ``mmf`` and ``mmf_cli``.

@@ -1,13 +1,7 @@
 """What a patch is, and how it changes what a module becomes when it is imported, without touching its file.
 
-There are two means, both queued before the module is imported:
-
-* :class:`Edit` replaces text in a module's source as it is compiled. Line numbers stay, so that
-  tracebacks still point at the right line of the file. This is the means of choice inside MMF: the change
-  reads as what it is, and it does not apply where somebody has already changed that text.
-* :func:`after_import` calls a function with the module once it is there.
-
-Both use a finder on ``sys.meta_path``, which ignores modules that nobody queued anything for.
+An :class:`Edit` is the means of choice inside MMF: the change reads as what it is, and it does not apply
+where somebody has already changed that text. :func:`after_import` calls a function with the module.
 """
 
 from __future__ import annotations
@@ -38,12 +32,12 @@ Callback = Callable[[ModuleType], None]
 
 @dataclass(frozen=True)
 class Edit:
-    """Text to replace in a module's source, wherever it occurs.
+    """Text to replace in a module's source as it is compiled, wherever it occurs.
 
     Attributes:
         module: dotted name.
         old: what the file holds.
-        new: what is compiled instead; it must have as many lines.
+        new: what is compiled instead; it has as many lines, so that tracebacks point at the right ones.
         names: objects that ``new`` refers to, put among the module's globals before it runs.
     """
 
@@ -60,10 +54,9 @@ class Patch:
     Attributes:
         name: short, for a table.
         problem: what goes wrong without it, and where, in one sentence.
-        mmf: the versions of MMF that it is for; by default, all of them.
+        mmf: the versions of MMF that it is for.
         library: the other side of the matter, such as ``transformers >= 4.0``.
-        edits: replacements in MMF's source, or in a library's. Where there is none of the text, the patch is
-            not needed.
+        edits: in MMF's source, or in a library's; where there is none of the text, it is not needed.
         after_import: by the name of a module, a function that changes it once it is imported.
         before_import: makes a change before MMF is imported.
         needed: whether the libraries that are installed need it.
@@ -96,19 +89,12 @@ class Patch:
             after_import(module, change)
 
     def _edits_for(self, mmf_root: Path) -> list[Edit]:
-        return [e for e in self.edits if e.old in source(e.module, _root_of(e.module, mmf_root))]
-
-
-def _root_of(module: str, mmf_root: Path) -> Path:
-    """The folder that holds a module's top package: MMF's, or a library's."""
-    top = module.partition(".")[0]
-    spec = None if top.startswith("mmf") else find_spec(top)
-    return Path(spec.origin).parents[1] if spec is not None and spec.origin else mmf_root
+        return [edit for edit in self.edits if edit.old in source(edit.module, mmf_root)]
 
 
 def lacks(module: str, text: str) -> Callable[[], bool]:
     """Needed where the source of a library's ``module`` no longer contains ``text``."""
-    return lambda: text not in source(module, _root_of(module, Path()))
+    return lambda: text not in source(module, Path())
 
 
 def after_import(module: str, callback: Callback) -> None:
@@ -120,12 +106,12 @@ def after_import(module: str, callback: Callback) -> None:
 
 
 def kept(kind: str, of: object, make: Callable[[], Any]) -> Any:
-    """What ``make`` returned when it was called last with the same ``of``, by this Python; else it is called.
+    """What ``make`` returns, a plain value or code; it is called once for all that it depends on, ``of``.
 
     Args:
         kind: the folder that keeps it, in mmfw's own.
-        of: all that it depends on.
-        make: returns code, or a plain value that ``marshal`` can store.
+        of: what this Python can tell by ``repr``.
+        make: what it returns can be stored by ``marshal``.
     """
     depends = repr((MAGIC_NUMBER, sys.flags.optimize, of)).encode()
     path = tool_home() / kind / hashlib.sha256(depends).hexdigest()[:32]
@@ -143,20 +129,17 @@ def kept(kind: str, of: object, make: Callable[[], Any]) -> Any:
 
 
 def source_path(module: str, root: Path) -> Path | None:
-    """The source file of a module, found without importing anything; None where there is none.
-
-    Args:
-        module: dotted name.
-        root: the folder that holds its top package.
-    """
+    """The source file of a module, whose top package is in ``root``; None where there is none."""
     inside = root.joinpath(*module.split("."))
     candidates = (inside / "__init__.py", inside.with_suffix(".py"))
     return next((path for path in candidates if path.is_file()), None)
 
 
-def source(module: str, root: Path) -> str:
-    """The source of a module as text, without importing anything; empty where there is none."""
-    path = source_path(module, root)
+def source(module: str, mmf_root: Path) -> str:
+    """The source of a module of MMF or a library, without importing it; empty where there is none."""
+    top = module.partition(".")[0]
+    spec = None if top.startswith("mmf") else find_spec(top)
+    path = source_path(module, Path(spec.origin).parents[1] if spec and spec.origin else mmf_root)
     return path.read_text(encoding="utf-8") if path else ""
 
 

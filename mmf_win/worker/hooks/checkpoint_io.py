@@ -4,7 +4,6 @@ MMF writes each checkpoint up to three times, straight to its final names. Here 
 under a temporary name at first, and the others become hard links to it, or copies where there are none.
 
 A pickle can run any code, so files are read as tensors and plain values only, unless the user trusts a file.
-Newer versions of torch refuse unknown classes by default, older ones do not; here all of them refuse.
 """
 
 from __future__ import annotations

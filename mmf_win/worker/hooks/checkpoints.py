@@ -1,9 +1,8 @@
 """MMF's checkpoint object, with safe writes, and with more of what a run needs to resume.
 
 MMF decides when to save and what of the model is in a file. Added are: one write instead of three, each file
-intact at every moment, the removal of old ones, and under the key ``mmfw`` what a
-:class:`~mmf_win.worker.hooks.resume.ResumeState` holds. After resuming, the best validation is what it
-was, of which MMF forgets the update.
+intact at every moment, the removal of old ones, and what a
+:class:`~mmf_win.worker.hooks.resume.ResumeState` holds. After resuming, the best validation is what it was.
 """
 
 from __future__ import annotations
@@ -146,10 +145,8 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
 @contextmanager
 def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
-    """Let MMF hand what it would save to ``write`` instead, with the name it would save it under.
-
-    1.0.0rc12 opens the file before it saves, which would truncate an existing file of that name.
-    """
+    """Let MMF hand what it would save to ``write`` instead, with the name it would save it under."""
+    # 1.0.0rc12 opens the file before it saves, which would truncate an existing file of that name.
     saved = replaced(torch, "save", lambda value, target: write(value, Path(target)))
     opened = replaced(checkpoint, "open_if_main", lambda path, mode: nullcontext(path))
     with saved, opened if hasattr(checkpoint, "open_if_main") else nullcontext():
@@ -172,15 +169,15 @@ def require_all_weights(model: nn.Module) -> None:
 
     MMF loads with ``strict=False``, and would evaluate a model with a random head as if it had been trained.
     """
-    model.register_load_state_dict_post_hook(_refuse_missing)  # type: ignore[no-untyped-call]
 
+    def refuse_missing(module: nn.Module, keys: Any) -> None:
+        parameters = dict(module.named_parameters())
+        missing = [key for key in keys.missing_keys if key in parameters]
+        if missing:
+            some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+            raise WeightsMissing(
+                f"the checkpoint lacks {len(missing)} of the model's {len(parameters)} parameters ({some})",
+                hint="name a checkpoint of this very model and configuration",
+            )
 
-def _refuse_missing(model: nn.Module, keys: Any) -> None:
-    parameters = dict(model.named_parameters())
-    missing = [key for key in keys.missing_keys if key in parameters]
-    if missing:
-        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        raise WeightsMissing(
-            f"the checkpoint lacks {len(missing)} of the model's {len(parameters)} parameters ({some})",
-            hint="name a checkpoint of this very model and configuration",
-        )
+    model.register_load_state_dict_post_hook(refuse_missing)  # type: ignore[no-untyped-call]

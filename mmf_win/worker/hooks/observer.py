@@ -29,10 +29,6 @@ _CURVES = ("loss", "lr", "updates_per_s", "max_mem_mib")
 class Observer:
     """The worker's side of the protocol.
 
-    Args:
-        request: what the worker is to do; it names the file that gets the events.
-        stop: asks this process to leave.
-
     Attributes:
         current: the one of this process, which the objects that MMF makes tell what they do.
         clock: knows where the time of training goes.
@@ -97,12 +93,10 @@ class Observer:
     def require_update(self) -> None:
         """Refuse to call a training done that has done nothing.
 
-        A checkpoint that mmfw named was checked before; from that of the last update, training may have to
-        repeat an interrupted validation, and nothing else.
-
         Raises:
             UsageError: there was no update.
         """
+        # A checkpoint that mmfw named was checked before; there may have been a validation to repeat.
         if self._trainer.num_updates == self._first_update and self.request.checkpoint is None:
             raise UsageError(
                 f"no update was made: training began and ended at update {self._first_update}",
@@ -197,9 +191,6 @@ class Curves:
     """The numbers in the events of training, for TensorBoard; nothing where tensorboard is not installed.
 
     MMF's own ``training.tensorboard`` writes the loss alone, into folders whose names Windows refuses.
-
-    Args:
-        folder: the run's, so that TensorBoard shows the run's id.
     """
 
     def __init__(self, folder: Path) -> None:

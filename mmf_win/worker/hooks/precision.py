@@ -21,11 +21,10 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose(observer: Observer, trainer: Any) -> tuple[str, Scaler]:
-    """Let the model of MMF's trainer calculate with what the request wants.
+    """Let the model of MMF's trainer calculate with what the request wants, or if the device cannot, in fp32.
 
     Returns:
-        what it calculates with; ``fp32`` on a device that cannot do what is wanted, which the observer is
-        told. And the scaler: it keeps small gradients of fp16 from becoming zero, and does nothing otherwise.
+        what it calculates with; and what keeps small gradients of fp16 from becoming zero.
     """
     wanted, device = observer.request.precision, trainer.device
     if wanted is None:

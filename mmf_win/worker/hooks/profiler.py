@@ -34,13 +34,7 @@ LOADING: tuple[Timed, ...] = (
 
 
 class WaitWatch:
-    """Measures the updates after the first few, once.
-
-    Args:
-        trainer: MMF's.
-        clock: of the training; it times :data:`LOADING`.
-        ranks: processes that train together and share the processors.
-    """
+    """Measures the updates after the first few, once; ``ranks`` processes share the processors."""
 
     def __init__(self, trainer: Any, clock: Clock, ranks: int) -> None:
         self._trainer, self._clock, self._ranks = trainer, clock, ranks
@@ -66,14 +60,7 @@ class WaitWatch:
 
 
 class Profiler:
-    """Measures a training of ``request.profile`` updates, and traces a few of them.
-
-    Args:
-        request: what the worker is to do.
-        trainer: MMF's.
-        clock: of the training; it times all phases.
-        batch: rows an update.
-    """
+    """Measures a training of ``request.profile`` updates of ``batch`` rows, and traces a few of them."""
 
     def __init__(self, request: Attempt, trainer: Any, clock: Clock, batch: int) -> None:
         self._request, self._trainer, self._clock, self._batch = request, trainer, clock, batch
@@ -160,13 +147,7 @@ def _busy(events: Iterable[Any], seconds: float) -> float | None:
 
 
 def waiting_in(laps: Sequence[Lap], trainer: Any, ranks: int) -> Waiting:
-    """How long updates waited for their rows, by the clock of the process that trains.
-
-    Args:
-        laps: one an update.
-        trainer: MMF's.
-        ranks: processes that train together and share the processors.
-    """
+    """How long updates, of a lap each, waited for their rows, by the clock of the process that trains."""
     workers = int(trainer.config.training.num_workers)
     making = fmean(lap.seconds["data"] for lap in laps)
     return Waiting(

@@ -1,8 +1,4 @@
-"""What a run needs beyond MMF's checkpoint to resume as if it had not been interrupted.
-
-That is: the state of every random generator, the position among the training rows, the last validation, and
-the scale of losses in fp16, which 1.0.0rc10 does not know.
-"""
+"""What a run needs beyond MMF's checkpoint to resume as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -24,15 +20,12 @@ Saved = dict[str, Any]
 
 
 class ResumeState:
-    """The random generators, the position among the training rows, and the last validation of a training.
-
-    Args:
-        trainer: MMF's.
+    """The random generators, the position among the training rows, the last validation, and the scaler.
 
     Attributes:
         validated: the update that was validated last. The trainer's own is that of the best checkpoint
             once early stopping has put it back.
-        batches_left: how many batches the next pass over the rows has.
+        batches_left: says how many batches the next pass over the rows has.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -47,21 +40,16 @@ class ResumeState:
     def state(self) -> Saved | None:
         """What a checkpoint stores; None before the first row."""
         position = self._order.position()
-        random = self._before_validation or random_state()
-        scaler = self._trainer.scaler.state_dict()
         return position and {
             "position": position,
-            "random": random,
+            "random": self._before_validation or random_state(),
             "validated": self.validated,
-            "scaler": scaler,
+            "scaler": self._trainer.scaler.state_dict(),
         }
 
     def resume(self, state: Saved) -> bool:
-        """Resume from ``state``; False where the number of rows has changed; their order is then drawn again.
-
-        Each of several ranks has random generators of its own, and a checkpoint holds only those of the
-        first: there, all ranks keep theirs.
-        """
+        """Resume; False where the number of rows has changed: then their order is drawn again."""
+        # Each of several ranks has generators of its own, and a checkpoint holds only those of the first.
         self._order.random = random_state() if ranks() > 1 else state["random"]
         self.validated = state["validated"]
         if scaler := state["scaler"]:  # none is in a checkpoint of another precision
@@ -79,14 +67,7 @@ class ResumeState:
             self._before_validation = None
 
     def validate_if_due(self, validate: Callable[[], bool]) -> bool:
-        """Do the validation that the interrupted run did not finish, before training resumes.
-
-        Args:
-            validate: does it; True when it ends training.
-
-        Returns:
-            Whether training has ended.
-        """
+        """Repeat a validation that was interrupted, before training resumes; True when that ends it."""
         update = self._trainer.num_updates
         due = update % self._trainer.config.training.evaluation_interval == 0
         if self._order.random is None or not due or self.validated == update:
@@ -98,14 +79,10 @@ class ResumeState:
 
 
 class RowOrder(Sampler[int]):
-    """Wraps the sampler of a DataLoader, and knows how far training has come in its pass over the rows.
+    """In the place of a DataLoader's sampler, it knows how far training is in its pass over the rows.
 
     A sampler draws the order of a pass when it begins, from torch's generator. So that generator's state at
     that moment and the number of rows since then are the position.
-
-    Args:
-        loader: gets this in the place of its sampler.
-        trainer: counts ``current_iteration``, the batches of all passes, and ``current_epoch``.
 
     Attributes:
         random: the state of the generators with which the first row is loaded after resuming.
@@ -150,11 +127,7 @@ class RowOrder(Sampler[int]):
         return {**self._began, "rows": min(rows, len(self))}
 
     def resume(self, position: Saved) -> bool:
-        """Start the next pass at ``position``, which is one of :meth:`position`.
-
-        Returns:
-            False where it is a position among another number of rows, so that training cannot resume there.
-        """
+        """Start the next pass at ``position``; False where that is one among another number of rows."""
         if position["of"] != len(self):
             return False
         self._next = position
@@ -180,10 +153,7 @@ def random_state() -> Saved:
 
 
 def set_random_state(state: Saved) -> None:
-    """Put the generators back into a state of :func:`random_state`.
-
-    Those of GPUs are left as they are where there are more or fewer of them now.
-    """
+    """Put the generators back; those of GPUs stay as they are where there are more or fewer of them now."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, key, *rest = state["numpy"]

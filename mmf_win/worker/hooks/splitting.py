@@ -42,9 +42,8 @@ def _rows_of(value: Any, wanted: slice, rows: int) -> Any:
         for key, entry in value.items():
             part.add_field(key, _rows_of(entry, wanted, rows))
         return part
-    if torch.is_tensor(value):
-        return value[wanted] if value.dim() and len(value) == rows else value
-    return value[wanted] if isinstance(value, (list, tuple)) and len(value) == rows else value
+    has_rows = bool(value.dim()) if torch.is_tensor(value) else isinstance(value, (list, tuple))
+    return value[wanted] if has_rows and len(value) == rows else value
 
 
 def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
@@ -52,17 +51,13 @@ def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
 
     Autograd's anomaly detection looks for the operation itself, so a NaN is left to it where it is on.
 
-    Args:
-        losses: by name, of one batch or a part of one.
-        update: the update that is being made.
-
     Raises:
         Diverged: a loss is NaN or infinite.
     """
     total = float(sum(loss.detach().float().mean() for loss in losses.values()))
-    if math.isfinite(total) or (math.isnan(total) and torch.is_anomaly_enabled()):
-        return
-    raise Diverged(f"the loss of update {update} is {'not a number' if math.isnan(total) else 'infinite'}")
+    if math.isinf(total) or (math.isnan(total) and not torch.is_anomaly_enabled()):
+        what = "infinite" if math.isinf(total) else "not a number"
+        raise Diverged(f"the loss of update {update} is {what}")
 
 
 def step_through(
@@ -99,12 +94,7 @@ def step_through(
 
 
 def evaluate_in_parts(model: nn.Module, limit: int | None) -> None:
-    """Let ``model`` score at most ``limit`` rows in one pass when it is not in training.
-
-    Args:
-        model: the outermost module, so that one that spreads its rows over GPUs gets parts to spread.
-        limit: rows; None for the whole batch.
-    """
+    """Let the outermost module score at most ``limit`` rows in one pass; None for the whole batch."""
     if limit is None:
         return
     forward = model.forward
@@ -120,12 +110,7 @@ def evaluate_in_parts(model: nn.Module, limit: int | None) -> None:
 
 
 def _joined(values: Sequence[Any], rows: Sequence[int]) -> Any:
-    """One output from those of the parts; what has no entry a row is the first part's.
-
-    Args:
-        values: what each part has in the same place.
-        rows: how many rows each part has.
-    """
+    """One output from those of the parts, which have ``rows``; what has no entry a row is the first's."""
     first = values[0]
     if isinstance(first, Mapping):
         return {key: _joined([value[key] for value in values], rows) for key in first}
