@@ -66,7 +66,7 @@ def command(
     found = profile(next(iter(names), None), once, updates, output, data_dir, save_dir, display=RunDisplay)
     page, verdict = results.write_page(found), results.verdict(found)
     if as_json:
-        print_json({"verdict": [asdict(advice) for advice in verdict], **asdict(found)})
+        print_json({"verdict": [advice._asdict() for advice in verdict], **asdict(found)})
         return
     spent = results.seconds_of_update(found)
     total = sum(spent.values())

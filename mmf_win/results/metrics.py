@@ -2,10 +2,9 @@
 
 Two metrics have intervals of 95 %. That of the accuracy is Wilson's score interval (E. B. Wilson, *Probable
 Inference*, JASA 22, 1927). That of the AUROC, and the paired comparison of two, are by the method of DeLong
-(E. DeLong, D. DeLong and D. Clarke-Pearson, *Comparing the Areas under Two or More Correlated Receiver
-Operating Characteristic Curves: A Nonparametric Approach*, Biometrics 44, 1988), with the pairs counted by
-sorting, as X. Sun and W. Xu do (*Fast Implementation of DeLong's Algorithm*, IEEE Signal Processing Letters
-21, 2014).
+(E. DeLong et al., *Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
+Curves*, Biometrics 44, 1988), with the pairs counted by sorting, as X. Sun and W. Xu do (*Fast Implementation
+of DeLong's Algorithm*, IEEE Signal Processing Letters 21, 2014).
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-CALIBRATION_BINS = 15
-"""Bins of the expected calibration error, as in Guo et al. 2017."""
-
+_BINS = 15
 _Z = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
 class Score:
-    """One metric.
+    """One metric, or the difference of two.
 
     Attributes:
         value: None where the labels leave it undefined.
         low, high: the ends of its interval of 95 %; None with the value, for a metric that has none, and
             where the variance of the AUROC is 0 or, with one meme of a class, cannot be estimated.
+        p: of a difference that has an interval, the two-sided p-value of no difference.
     """
 
     value: float | None
     low: float | None = None
     high: float | None = None
+    p: float | None = None
 
 
 def measure(
@@ -61,55 +60,41 @@ def measure(
         - ``average_precision``: of the hateful class; undefined without any.
         - ``f1``: of the hateful class; undefined where it is neither there nor predicted.
         - ``brier``: mean squared error of the probability; undefined for what is none, such as ranks.
-        - ``calibration_error``: expected calibration error, see :func:`calibration_error`; undefined as well.
+        - ``calibration_error``: the expected one (M. Naeini et al., *Obtaining Well Calibrated Probabilities
+          Using Bayesian Binning*, AAAI 2015); undefined as well.
     """
     y, p = np.asarray(labels), np.asarray(probas)
     chosen = p > threshold
     hateful = int(y.sum())
     right = float((chosen == y).mean())
     both, either = int((chosen & (y == 1)).sum()), int(chosen.sum()) + hateful
+    # Σ over bins of |Σ (y − p)| / rows, which is that of the definition with the bins' counts cancelled.
+    calibration_error = float(np.abs(np.bincount(calibration_bins(p), y - p)).sum() / len(y))
     return {
         "auroc": _auroc(y, p) if 0 < hateful < len(y) else Score(None),
         "accuracy": Score(right, *_wilson(right, len(y))),
         "average_precision": Score(_average_precision(y, p) if hateful else None),
         "f1": Score(2 * both / either if either else None),
         "brier": Score(float(((p - y) ** 2).mean()) if calibrated else None),
-        "calibration_error": Score(calibration_error(y, p) if calibrated else None),
+        "calibration_error": Score(calibration_error if calibrated else None),
     }
 
 
-@dataclass(frozen=True)
-class AurocDifference(Score):
-    """The AUROC of one prediction less that of another one of the same rows.
-
-    Attributes:
-        p: two-sided p-value of no difference; None without an interval.
-    """
-
-    p: float | None = None
-
-
-def auroc_difference(
-    labels: Sequence[int], first: Sequence[float], second: Sequence[float]
-) -> AurocDifference | None:
-    """Compare the AUROC of two predictions by DeLong's test.
+def auroc_difference(labels: Sequence[int], first: Sequence[float], second: Sequence[float]) -> Score | None:
+    """The first prediction's AUROC less the second's, by DeLong's test; None where there is one class only.
 
     Args:
         labels: 0 or 1 for each row.
-        first: the probability of 1 for each row.
-        second: the same, by another model.
-
-    Returns:
-        None where there is one class only.
+        first, second: the probability of 1 for each row, by two models.
     """
     y, p, q = np.asarray(labels), np.asarray(first), np.asarray(second)
     if not 0 < y.sum() < len(y):
         return None
     value, error = _delong(*(ours - theirs for ours, theirs in zip(_pairs(y, p), _pairs(y, q), strict=True)))
     if not error:
-        return AurocDifference(value)
+        return Score(value)
     low, high = max(-1.0, value - _Z * error), min(1.0, value + _Z * error)
-    return AurocDifference(value, low, high, p=math.erfc(abs(value) / error / math.sqrt(2)))
+    return Score(value, low, high, p=math.erfc(abs(value) / error / math.sqrt(2)))
 
 
 def found_above(y: Integers, p: Floats) -> tuple[Integers, Integers]:
@@ -119,21 +104,12 @@ def found_above(y: Integers, p: Floats) -> tuple[Integers, Integers]:
     return np.cumsum(y[order])[last_of_equal_ones], last_of_equal_ones + 1
 
 
-def calibration_error(y: Integers, p: Floats) -> float:
-    """The expected calibration error of the probability of the hateful class.
-
-    The rows are put into bins of equal width by their probability; in each, the mean probability is compared
-    with the share of hateful rows, and the differences are averaged, weighted by the rows in a bin
-    (M. Naeini et al., *Obtaining Well Calibrated Probabilities Using Bayesian Binning*, AAAI 2015; 15 bins as
-    in C. Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017). That is Σ over bins of
-    |Σ (y − p)| / rows, with the bins' counts cancelled.
-    """
-    return float(np.abs(np.bincount(calibration_bins(p), y - p)).sum() / len(y))
-
-
 def calibration_bins(p: Floats) -> Integers:
-    """The bin of each probability, which holds its upper edge, as in Guo et al."""
-    return np.clip(np.ceil(p * CALIBRATION_BINS).astype(np.int64) - 1, 0, CALIBRATION_BINS - 1)
+    """Which of 15 bins of equal width each probability is in; a bin holds its upper edge.
+
+    As in C. Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017.
+    """
+    return np.clip(np.ceil(p * _BINS).astype(np.int64) - 1, 0, _BINS - 1)
 
 
 def _auroc(y: Integers, p: Floats) -> Score:

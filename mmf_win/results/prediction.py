@@ -36,12 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """The checkpoint that predicts.
-
-    Attributes:
-        run: knows the model's configuration.
-        checkpoint: the weights, which may be another run's.
-    """
+    """The checkpoint that predicts, which may be another run's, and the run that knows the configuration."""
 
     run: Run
     checkpoint: Path
@@ -57,11 +52,10 @@ class Result:
     """A prediction file, with its record beside it.
 
     Attributes:
-        csv: the file.
         run: whose checkpoint predicted; None for an ensemble.
-        title: whose prediction it is.
+        title: whose prediction it is, in words.
         memes: what was predicted, as the user calls it.
-        metrics: see :mod:`mmf_win.results.saved_metrics`.
+        metrics: the record, see :mod:`mmf_win.results.saved_metrics`.
     """
 
     csv: Path
@@ -134,10 +128,7 @@ def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
 def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions) -> Iterator[Result]:
     """The results for each split, or for own memes: of every member, then of the ensemble.
 
-    Args:
-        members: at least one.
-        save_dir: where the predictions of an ensemble are kept, unless the options name a folder.
-        options: what the user chose.
+    Predictions of an ensemble are kept in ``save_dir``, unless the options name a folder.
 
     Raises:
         MmfwError: the class says what went wrong.
@@ -189,10 +180,8 @@ class _Team:
 
     def __post_init__(self) -> None:
         if self.options.kind is not None and len(self.members) < 2:
-            raise UsageError(
-                "an ensemble needs two members or more",
-                hint="name several runs, or several checkpoints of one",
-            )
+            hint = "name several runs, or several checkpoints of one"
+            raise UsageError("an ensemble needs two members or more", hint=hint)
 
     def checked_target(self, split: str) -> Target:
         """The split, once it is sure that every member has it, and the same one where they are blended.
@@ -245,7 +234,9 @@ class _Team:
             write_predictions(csv, labelled)
         target = self.target_for(members[0], target)
         kind = self.options.kind if len(members) > 1 else None
-        dataset = self._places(members[0]).dataset
+        dataset, began = self._places(members[0]).dataset, self._began_with(members[0], target)
+        versions = {"mmfw": __version__, "mmf": usable_mmf().version}  # the same for all members
+        versions |= {key: str(began[key]) for key in ("python", "torch", "transformers") if key in began}
         facts = saved_metrics.scores(target.rows, labelled, threshold, kind) | {
             "threshold_from": origin,
             "split": target.name,
@@ -262,22 +253,21 @@ class _Team:
                 }
                 for member in members
             ],
-            "versions": _versions(self._began_with(members[0], target)),
+            "versions": versions,
             "created": round(time.time(), 3),
         }
         if len({self._sha256(member.checkpoint) for member in members}) < len(members):
             _log.warning("some of the members have the same weights, and count as often as they are named")
         write_json(saved_metrics.path_beside(csv), facts)
-        names = members[0].name if len(members) == 1 else f"{self.options.kind} of {len(members)}"
-        return Result(csv, members[0].run if len(members) == 1 else None, names, target.title, facts)
+        if kind is None:
+            return Result(csv, members[0].run, members[0].name, target.title, facts)
+        return Result(csv, None, f"{kind} of {len(members)}", target.title, facts)
 
     def predicted(
         self, member: RunCheckpoint, target: Target, report: Path | None = None
     ) -> tuple[Path, list[Event]]:
-        """The member's predictions, made when they are first asked for, as ``report`` or in its run.
-
-        Returns:
-            the file, and what the worker said while it made it.
+        """The member's predictions, made when they are first asked for, as ``report`` or in its run, and what
+        the worker said while it made them.
         """
         if (member, target.name) not in self._made:
             _log.info("predicting %s with %s", target.title, member.name)
@@ -330,9 +320,3 @@ class _Team:
             with Progress(f"hashing {path.name}", path.stat().st_size) as progress:
                 self._digests[path] = file_digest(path, progress=progress.advance).hex()
         return self._digests[path]
-
-
-def _versions(began: Event) -> dict[str, str]:
-    """What predicted; the members are all predicted with the same."""
-    known = {str(key): str(began[key]) for key in ("python", "torch", "transformers") if key in began}
-    return {"mmfw": __version__, "mmf": usable_mmf().version, **known}

@@ -18,11 +18,7 @@ _EDGE = 1e-7  # a logit of 0 or 1 is infinite; 32-bit probabilities come no near
 
 
 def blend(kind: str, members: Sequence[Column]) -> list[float]:
-    """The blended probability of each meme.
-
-    Args:
-        kind: a key of :data:`KINDS`.
-        members: of each member, the probabilities of the same memes in the same order, 0 to 1.
+    """The blended probability of each meme, from those of each member for the same memes, in one order.
 
     Raises:
         ValueError: the members do not have the same length.
@@ -46,14 +42,10 @@ def logits(column: Column) -> list[float]:
     return [math.log(p / (1 - p)) for p in held]
 
 
-def _sigmoid(value: float) -> float:
-    return 1 / (1 + math.exp(-value))
-
-
 KINDS: dict[str, tuple[Callable[[Column], Column], Callable[[float], float]]] = {
     "mean": (list, float),
     "rank": (ranks, float),
-    "logit": (logits, _sigmoid),
+    "logit": (logits, lambda value: 1 / (1 + math.exp(-value))),
 }
 """name → what is done to a member before the mean is taken, and what to the mean.
 
@@ -71,14 +63,10 @@ def label(proba: float, threshold: float = DEFAULT_THRESHOLD) -> int:
 
 
 def best_accuracy(labels: Sequence[int], probas: Sequence[float]) -> float:
-    """The threshold that labels most rows correctly.
+    """The threshold that labels most of the rows, of which there is at least one, correctly.
 
     Candidates are 0.5, the ends, and the middle between neighbouring probabilities; of equally good ones, the
     one nearest to 0.5 is taken.
-
-    Args:
-        labels: 0 or 1 for each row; at least one row.
-        probas: the probability of 1 for each row, 0 to 1.
     """
     benign, hateful = (
         sorted(proba for proba, truth in zip(probas, labels, strict=True) if truth == side) for side in (0, 1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mmf_win.runs.profiling import Profile
 
@@ -29,15 +29,8 @@ _LEAST_TIMES = 5  # a training saves and validates, whatever that costs
 _IDLE_GPU = 0.5
 
 
-@dataclass(frozen=True)
-class Advice:
-    """Something that takes much of the time.
-
-    Attributes:
-        text: what it is, in words.
-        share: of the time, from 0 to 1.
-        setting: the ``KEY=VALUE`` that helps; None where none is known.
-    """
+class Advice(NamedTuple):
+    """What takes much of the time, its share from 0 to 1, and the ``KEY=VALUE`` that helps, if any."""
 
     text: str
     share: float

@@ -64,16 +64,9 @@ def read(csv: Path) -> dict[str, Any]:
 
 
 def scores(
-    rows: Sequence[Row], predictions: Sequence[Prediction], threshold: float, kind: str | None = None
+    rows: Sequence[Row], predictions: Sequence[Prediction], threshold: float, kind: str | None
 ) -> dict[str, Any]:
-    """The part of a record that the labels decide.
-
-    Args:
-        rows: the annotations.
-        predictions: one for each row, in the same order.
-        threshold: a probability above it counts as hateful.
-        kind: how they were blended.
-    """
+    """The part of a record that the labels decide; predictions are in the order of the annotations."""
     labels = labels_of(rows)
     found: dict[str, Score] = {}
     if labels is not None:

@@ -20,7 +20,7 @@ def scored(labels: Sequence[int | None]) -> dict[str, object]:
     """The scores of predictions that rise from row to row."""
     rows = [Row(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
     predictions = [Prediction(str(n), (n + 1) / (len(labels) + 1), 0) for n in range(len(labels))]
-    found = saved_metrics.scores(rows, predictions, 0.5)
+    found = saved_metrics.scores(rows, predictions, 0.5, None)
     assert json.loads(json.dumps(found, allow_nan=False)) == found, "a NaN is no JSON"
     return found
 
