@@ -23,27 +23,18 @@ NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 def rename(old: Path, new: Path) -> None:
     """Rename a folder to a name that is free, or a file; a reader of a name that is taken sees either file.
 
-    Raises:
-        OSError: it cannot be renamed; on Windows also where somebody has ``new`` open.
+    On Windows, an OSError where somebody has ``new`` open.
     """
     _patiently(lambda: old.replace(new))
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or nothing where there is none.
-
-    Raises:
-        OSError: it cannot be removed; on Windows also where somebody has it open.
-    """
+    """Remove a file, if it is there. On Windows, an OSError where somebody has it open."""
     _patiently(lambda: path.unlink(missing_ok=True))
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it.
-
-    Raises:
-        OSError: as for :func:`remove`; what is left can be removed later.
-    """
+    """Remove a folder with all that is in it; after an OSError, what is left can be removed later."""
     _patiently(lambda: shutil.rmtree(folder))
 
 
@@ -152,11 +143,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def require_end(path: Path) -> None:
-    """See to it that reading ``path`` comes to an end, as that of a pipe or a device may not.
-
-    Raises:
-        OSError: it is such a thing.
-    """
+    """Raise OSError where reading ``path`` might never end, as that of a pipe or a device."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "not a file", str(path))
 

@@ -37,13 +37,9 @@ def is_portable(name: str) -> bool:
 
 
 def portable_name(name: str, longest: int = LONGEST_NAME) -> str:
-    """``name`` with every character that Windows refuses replaced by ``-``, and cut where it is too long.
+    """``name`` with ``-`` for every character that Windows refuses, cut to ``longest`` bytes of UTF-8.
 
     What was cut ends in a few digits of the name's hash, so that names that begin alike stay different.
-
-    Args:
-        name: any text.
-        longest: bytes in UTF-8 that it may have.
     """
     name = _ILLEGAL.sub("-", _cut(name, longest)).rstrip(". ") or "-"
     return _cut(f"_{name}", longest) if _RESERVED.match(name) else name
@@ -52,9 +48,7 @@ def portable_name(name: str, longest: int = LONGEST_NAME) -> str:
 def name_part(name: str, suffix: str = "") -> str:
     """As :func:`portable_name`, and so short that the names of files may hold it beside another such part.
 
-    Args:
-        name: any text.
-        suffix: follows the name, and is never cut.
+    ``suffix`` follows the name, and is never cut.
     """
     return portable_name(name, _LONGEST_PART - len(suffix)) + suffix
 
@@ -101,11 +95,7 @@ def make_portable(folder: Path) -> list[tuple[Path, Path]]:
 
 
 def new_folder(parent: Path) -> Path:
-    """A new, empty folder named by the time; a second one within the same second gets a number.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """A new, empty folder named by the time; a second one within the same second gets a number."""
     parent.mkdir(parents=True, exist_ok=True)
     return first_free((parent / name for name in numbered(timestamp())), Path.mkdir)
 
@@ -114,16 +104,8 @@ def new_folder(parent: Path) -> Path:
 def new_file(folder: Path, start: str, suffix: str) -> Iterator[Path]:
     """The name of a file that is not there yet, and that no other process gets while the block makes it.
 
-    Within the same second, later ones get a number. What reserves it lies beside it under another name, so
-    that nobody takes it for the file.
-
-    Args:
-        folder: where it goes.
-        start: of the name; the time follows.
-        suffix: of the name, with the dot.
-
-    Raises:
-        OSError: nothing can be made in the folder.
+    Its name is ``start``, the time, for later ones within the same second a number, and ``suffix`` with its
+    dot. What reserves it lies beside it under another name, so that nobody takes it for the file.
     """
 
     def reserve(marker: Path) -> None:
@@ -143,11 +125,9 @@ def new_file(folder: Path, start: str, suffix: str) -> Iterator[Path]:
 
 
 def first_free(paths: Iterator[Path], make: Callable[[Path], None]) -> Path:
-    """The first of the paths that ``make`` could make; another process may be making the same at this moment.
+    """The first of endlessly many paths that ``make``, which raises FileExistsError where one is taken, made.
 
-    Args:
-        paths: without an end.
-        make: raises FileExistsError where the path is taken.
+    Another process may be making the same at this moment.
     """
     for path in paths:
         with suppress(FileExistsError):
@@ -167,12 +147,7 @@ def timestamp() -> str:
 
 
 class Inside:
-    """What lies in a folder, as an attribute of the class that knows the folder.
-
-    Args:
-        name: its name there.
-        of: the attribute that is the folder.
-    """
+    """What lies in a folder, as an attribute of the class whose attribute ``of`` is the folder."""
 
     def __init__(self, name: str, of: str = "path") -> None:
         self._name, self._of = name, of
@@ -213,11 +188,7 @@ class Places:
 
     @property
     def images(self) -> Path | None:
-        """Where decoded images are kept; None where ``MMFW_IMAGE_CACHE`` is ``off``.
-
-        Raises:
-            UsageError: it is neither ``on`` nor ``off``.
-        """
+        """Where decoded images are kept; None where ``MMFW_IMAGE_CACHE`` is ``off``."""
         wanted = os.environ.get("MMFW_IMAGE_CACHE") or "on"
         if wanted not in ("on", "off"):
             raise UsageError(f"MMFW_IMAGE_CACHE={wanted}: it can be on or off")
@@ -231,11 +202,7 @@ def data_option(data_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class DatasetPaths:
-    """MMF's layout of the Hateful Memes dataset.
-
-    Attributes:
-        root: ``<data dir>/datasets/hateful_memes/defaults``.
-    """
+    """MMF's layout of the Hateful Memes dataset; see :meth:`below` for the root."""
 
     root: Path
 

@@ -98,9 +98,9 @@ class RunFolder:
     path: Path
 
     events = Inside("events.jsonl")
-    """What happened, in all attempts to train."""
+    """Of all attempts to train."""
     exit_file = Inside("exit.json")
-    """How the last attempt to train ended; not there while it runs, nor where it was killed."""
+    """That of the last attempt to train; not there while it runs, nor where it was killed."""
     lock = Inside("lock")
     """Held while the run is being trained."""
     log = Inside("log.txt")
@@ -114,13 +114,10 @@ class AttemptFolder:
     path: Path
 
     request = Inside("request.json")
-    """What to do."""
-    config = Inside("mmf.yaml")
-    """The MMF configuration made from it."""
     stop = Inside("stop")
-    """Asks the worker to leave."""
     exit = Inside("exit.json")
-    """How it ended."""
+    config = Inside("mmf.yaml")
+    """The MMF configuration made from the request."""
     helper_exit = Inside("helper_exit.json")
     """Why a process that the worker started – of a DataLoader, or for another GPU – could not begin."""
     events = Inside("events.jsonl")
@@ -130,7 +127,6 @@ class AttemptFolder:
     log = Inside("log.txt")
     """The whole output of a worker that predicted."""
     logs = Inside("logs")
-    """MMF's own logs of a prediction."""
     trace = Inside("trace.json")
     """What torch saw of a few updates of a profiled training, for Chrome."""
 
@@ -247,11 +243,7 @@ class Exit:
 
     @classmethod
     def load(cls, path: Path) -> Exit | None:
-        """Read an exit, skipping fields of later versions; None where there is none.
-
-        Raises:
-            DataError: it does not say how the attempt ended.
-        """
+        """Read an exit, skipping fields of later versions; None without a file, DataError of another one."""
         try:
             return cls(**known_fields(cls, read_json(path)))
         except FileNotFoundError:
@@ -292,12 +284,7 @@ def is_a(value: Any, hint: Any) -> bool:
 
 
 class EventLog:
-    """Appends events to a file, each in one write.
-
-    Args:
-        path: the ``events.jsonl`` of a run or a prediction.
-        attempt: the attempt whose events these are.
-    """
+    """Appends events of an attempt to the ``events.jsonl`` of a run or a prediction, each in one write."""
 
     def __init__(self, path: Path, attempt: str) -> None:
         self.path = path

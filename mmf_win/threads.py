@@ -45,13 +45,8 @@ class ThreadGroup(Generic[T]):
         self._advanced.append(amount)
 
     def report(self, result: T) -> None:
-        """Called by a job: this is done.
-
-        Raises:
-            Stopped: the job is to end.
-        """
-        if self._stopped:
-            raise Stopped
+        """Called by a job: this is done. Raises as :meth:`advance`."""
+        self.advance(0)
         self._results.append(result)
 
     def run(self, jobs: Sequence[Callable[[], object]], progress: Advance) -> Generator[T, None, None]:
