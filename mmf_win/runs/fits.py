@@ -48,10 +48,7 @@ def remember(fit: str, rows: int | None) -> None:
 
 
 def remember_training(events: list[Event]) -> None:
-    """Keep the micro-batch that training succeeded with, or that none is needed.
-
-    A search that was stopped leaves nothing: what it measured with is not what fits.
-    """
+    """Keep what training succeeded with, also the whole batch; a search that was stopped leaves nothing."""
     started = attempt_started(events)
     if started is None or started["searching"] or not any(event["kind"] == "train" for event in events):
         return

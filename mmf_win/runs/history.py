@@ -88,16 +88,16 @@ class Summary:
     @property
     def validated_on(self) -> str | None:
         """The validation split, and how many of its rows where some are left out."""
-        if self.val_split is None or self.val_rows is None:
-            return self.val_split
-        return Coverage(self.val_split, self.val_rows, self.val_full_rows).brief
+        return _brief(self.val_split, self.val_rows, self.val_full_rows)
 
     @property
     def tested_on(self) -> str | None:
         """The same of the predicted split."""
-        if self.test_split is None or self.test_rows is None:
-            return self.test_split
-        return Coverage(self.test_split, self.test_rows, self.test_full_rows).brief
+        return _brief(self.test_split, self.test_rows, self.test_full_rows)
+
+
+def _brief(split: str | None, rows: int | None, full_rows: int | None) -> str | None:
+    return split if split is None or rows is None else Coverage(split, rows, full_rows).brief
 
 
 def summarize(run: Run, request: Request | None = None) -> Summary:
@@ -193,8 +193,7 @@ def tested(run: Run) -> dict[str, Any]:
     if not scored:
         return {}
     _, auroc, on = max(scored, key=lambda entry: entry[0])
-    of = {"test_split": on.split, "test_rows": on.rows, "test_full_rows": on.full_rows}
-    return {"test_auroc": auroc, **of}
+    return {"test_auroc": auroc, **{f"test_{key}": value for key, value in asdict(on).items()}}
 
 
 def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
@@ -220,8 +219,7 @@ def details(run: Run) -> dict[str, Any]:
     """All that a run's files say about it: its summary, what was asked for, attempts, scores and predictions.
 
     Raises:
-        DataError: its request, its events or its exit cannot be read.
-        OSError: the system refuses that.
+        DataError, OSError: as for :func:`summarize`.
     """
     request = run.request()
     asked = asdict(request)
@@ -252,10 +250,7 @@ def differences(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
     """What two runs were asked for differently: key → both values; None stands for a key that is not there.
 
     ``request.`` keys are what mmfw was asked for, ``mmf.`` keys the configuration that MMF made of it, where
-    both runs came so far.
-
-    Raises:
-        DataError: a request or a configuration cannot be read.
+    both runs came so far. Raises as :func:`configuration`.
     """
     one, other = configuration(first), configuration(second)
     resolved = all(any(key.startswith("mmf.") for key in known) for known in (one, other))
@@ -314,12 +309,7 @@ def changed_splits(run: Run, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def events_of(run: Run) -> list[Event]:
-    """What happened in a run.
-
-    Raises:
-        DataError: nothing that can be read, though the file is not empty.
-        OSError: the system refuses to read it.
-    """
+    """What happened in a run. Raises DataError where nothing can be read, though the file is not empty."""
     events = read_events(run.events)
     if not events and run.events.exists() and run.events.stat().st_size:
         raise DataError(f"{run.events}: there is no event in it")

@@ -41,12 +41,9 @@ class Published:
 
 
 def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published | None:
-    """What the paper reports of a preset for a split.
+    """What the paper reports of a preset for a split, as ``auroc`` or ``accuracy``.
 
-    Args:
-        numbers: a preset's ``published``, in percent; what cannot be one is as if it were not there.
-        split: the annotation file's stem.
-        metric: ``auroc`` or ``accuracy``.
+    ``numbers`` is a preset's ``published``, in percent; what cannot be one is as if it were not there.
     """
     with suppress(KeyError, TypeError, ValueError):
         name = _NAMES[split]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mmf_win.errors import DataError
 from mmf_win.paths import Places
-from mmf_win.protocol import Attempt, Event, Exit
+from mmf_win.protocol import Event
 from mmf_win.runs import needs, plan
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run
@@ -54,14 +55,12 @@ def predict(
     inputs = needs.check_prediction(first, job, config, target, features)
     first = replace(first, asks_hub=inputs.asks_hub or once.trust)
 
-    def attempt(first: Attempt) -> Exit:
-        return run_worker(run, first, job, display)
-
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
         csv = report or stack.enter_context(run.new_report(target.name, folder))
         try:
-            done = until_it_fits(run, replace(first, report=str(csv)), attempt, retry=once.retry)
+            worker = partial(run_worker, run, job=job, display=display)
+            done = until_it_fits(run, replace(first, report=str(csv)), worker, retry=once.retry)
         except DataError as error:
             if target.is_own:  # MMF read annotations that were made of the user's file
                 error.args = (str(error).replace(str(target.annotations), str(target.source)),)

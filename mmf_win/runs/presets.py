@@ -83,13 +83,7 @@ def load(name: str) -> Preset:
 
 
 def request(preset: Preset, splits: dict[str, str], places: Places) -> Request:
-    """What a run of a preset is asked for, before any option.
-
-    Args:
-        preset: the preset.
-        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
-        places: MMF's folders. Of a set of the user's own nothing is published.
-    """
+    """What a run of a preset is asked for, before any option; ``splits`` as in :class:`Request`."""
     return Request(
         preset=preset.name,
         preset_file=preset.file,
@@ -100,7 +94,7 @@ def request(preset: Preset, splits: dict[str, str], places: Places) -> Request:
         splits=splits,
         data_dir=str(places.data_dir),
         offline=preset.offline,
-        published={} if is_own_set(places.dataset) else preset.published,
+        published={} if is_own_set(places.dataset) else preset.published,  # of such a set, nothing is
     )
 
 

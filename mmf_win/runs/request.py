@@ -78,11 +78,7 @@ class Request(ConfigParts):
 
     @property
     def ours(self) -> Ours:
-        """What MMF has no key for.
-
-        Raises:
-            ValueError: a value is not of its type.
-        """
+        """What MMF has no key for. Raises ValueError where a value is not of its type."""
         return Ours(**known_fields(Ours, self.settings.get(OURS, {})))
 
     @property
@@ -110,10 +106,7 @@ class Request(ConfigParts):
         }
 
     def over(self, changes: Tree) -> Request:
-        """This request with options or overrides merged over its settings.
-
-        What says the same in another way gives way.
-        """
+        """This request with changes over its settings; what says the same in another way gives way."""
         training, settings = changes.get("training") or {}, self.settings
         if "fp16" in training:
             settings = merge(settings, {OURS: {"precision": None}})
@@ -183,13 +176,9 @@ def options(
     keep: int | None = None,
     allow_missing: bool = False,
 ) -> Tree:
-    """The settings that options choose; those that are not given are not in them.
+    """The settings that options choose, most as in :class:`Ours`; those that are not given are not in them.
 
-    Args:
-        seed: the random seed.
-        batch_size: rows an update, over all GPUs; ``auto`` leaves them, and looks for the micro-batch.
-        updates: the run's total, also when it resumes.
-        epochs, precision, fast, keep, allow_missing: as in :class:`Ours`.
+    ``batch_size`` is in rows an update, over all GPUs; ``auto`` leaves them, and looks for the micro-batch.
     """
     auto = None if batch_size is None else batch_size == "auto"
     training = {"seed": seed, "batch_size": None if auto else batch_size, "max_updates": updates}

@@ -30,11 +30,7 @@ class Target:
 
     @classmethod
     def of_split(cls, places: Places, split: str) -> Target:
-        """A split on disk.
-
-        Raises:
-            DatasetError: it is not there, or without memes.
-        """
+        """A split on disk. Raises DatasetError where it is not there, or without memes."""
         annotations = require_split(places.dataset, split)
         if not count_rows(annotations):
             raise DatasetError(f"{annotations}: there are no memes in it")
@@ -86,11 +82,7 @@ class Target:
 
     @property
     def rows(self) -> list[Row]:
-        """The memes.
-
-        Raises:
-            DatasetError: the annotations cannot be read.
-        """
+        """The memes. Raises DatasetError where the annotations cannot be read."""
         return read_rows(self.annotations, shown=str(self.source))
 
     @property
