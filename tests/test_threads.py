@@ -9,16 +9,8 @@ import pytest
 from mmf_win.threads import result_of
 
 
-def test_the_result_of_a_future_is_returned() -> None:
-    future: Future[int] = Future()
-    future.set_result(7)
-
-    assert result_of(future) == 7
-
-
 def test_a_timeout_that_the_job_itself_has_raised_is_no_reason_to_wait() -> None:
     future: Future[int] = Future()
     future.set_exception(TimeoutError("the drive does not answer"))
-
     with pytest.raises(TimeoutError, match="drive"):
         result_of(future)

@@ -67,6 +67,7 @@ def test_each_shortage_has_its_own_remedy(
     if failed.action == "predict":
         started = {"kind": "predict_started", "batch": 32, "workers": 4}
     assert limit_to_lower(failed, end, started) == less
+    assert limit_to_lower(failed, end, None) is None, "not even the model fitted"
 
 
 def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
@@ -98,10 +99,6 @@ def test_what_the_next_attempt_needs_wins_over_the_users_settings(
     failed = asked(mmf=mmf, settings={group: {key: chosen, "other": 1}})
     settings = following(failed, name, 2, STARTED, None).settings
     assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
-
-
-def test_nothing_smaller_helps_where_the_model_itself_does_not_fit() -> None:
-    assert limit_to_lower(asked(), Exit("cuda_oom"), None) is None
 
 
 @pytest.fixture

@@ -43,12 +43,9 @@ def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
     assert str(broken) in note and newest.name in note
 
 
-def test_a_run_without_checkpoints_is_an_error_that_names_it(run: Run) -> None:
+def test_without_an_intact_checkpoint_the_error_names_the_run_or_the_first_broken_one(run: Run) -> None:
     with pytest.raises(CheckpointError, match="mmbt/2026-01-01T00-00-00 has no checkpoint"):
         checkpoints.choose(run, "last")
-
-
-def test_a_run_whose_checkpoints_are_all_broken_names_the_first(run: Run) -> None:
     hostile.cut(checkpoint(run.checkpoints / "current.ckpt", 11))
     with pytest.raises(CheckpointError, match=r"current\.ckpt: it is cut off"):
         checkpoints.choose(run, "last")
@@ -69,12 +66,9 @@ def test_a_checkpoint_with_a_damaged_directory_is_told_apart(tmp_path: Path) -> 
     assert checkpoints.problem(path) == "it is cut off or not a checkpoint"
 
 
-def test_another_zip_file_is_no_checkpoint(tmp_path: Path) -> None:
+def test_another_zip_file_is_no_checkpoint_and_one_of_torch_before_1_6_passes(tmp_path: Path) -> None:
     path = hostile.plain_zip(tmp_path / "photos.zip", {"a.png": b""})
     assert checkpoints.problem(path) == "it is a zip file but not a checkpoint"
-
-
-def test_a_checkpoint_of_torch_before_1_6_passes(tmp_path: Path) -> None:
     path = tmp_path / "old.pth"
     path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.")
     assert checkpoints.problem(path) is None

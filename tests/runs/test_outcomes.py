@@ -46,12 +46,7 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
     assert "log.txt" in hint or "--resume last" in hint
 
 
-def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path: Path) -> None:
-    hint = str(as_error(Exit("interrupted", "stopped"), training(Run(tmp_path))).hint)
-    assert "the same command" in hint and "--resume" not in hint
-
-
-@pytest.mark.parametrize("outcome", ["disk", "nan", "killed"])
+@pytest.mark.parametrize("outcome", ["disk", "nan", "killed", "interrupted"])
 def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: Outcome) -> None:
     hint = str(as_error(Exit(outcome, "why"), training(Run(tmp_path))).hint)
     assert "the same command" in hint
@@ -62,10 +57,7 @@ def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome:
 def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
     tmp_path: Path, outcome: Outcome
 ) -> None:
-    older, newest = (
-        Run(tmp_path / "mmbt" / "2026-01-01T00-00-00"),
-        Run(tmp_path / "mmbt" / "2026-01-02T00-00-00"),
-    )
+    older, newest = (Run(tmp_path / "mmbt" / f"2026-01-0{day}T00-00-00") for day in (1, 2))
     for run in (older, newest):
         checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
@@ -74,12 +66,11 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
     assert "--resume last " in hints[1]
 
 
-def test_braces_in_a_workers_hint_are_no_placeholders(tmp_path: Path) -> None:
+def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_names_its_place(
+    tmp_path: Path,
+) -> None:
     error = as_error(Exit("data", "why", "see {folder}"), training(Run(tmp_path)))
     assert error.hint is not None and error.hint.startswith("see {folder}; ")
-
-
-def test_an_error_of_no_known_class_names_its_place(tmp_path: Path) -> None:
     end = Exit("internal", "ValueError: x", where="base_trainer.py:253")
     assert str(as_error(end, training(Run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
 

@@ -16,10 +16,6 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_there_is_a_preset_for_each_published_baseline() -> None:
-    assert set(presets.names()) >= PUBLISHED
-
-
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_a_published_preset_is_complete(name: str) -> None:
     preset = presets.load(name)
@@ -31,25 +27,20 @@ def test_a_published_preset_is_complete(name: str) -> None:
             assert 50 < (number[0] if isinstance(number, list) else number) < 100
 
 
-def test_a_preset_of_the_users_own_works_the_same_way(tmp_path: Path) -> None:
+def test_a_preset_of_the_users_own_extends_one_of_mmfws_or_a_file_beside_it(tmp_path: Path) -> None:
     path = write(tmp_path / "моё 实验.yaml", "extends: mmbt_grid\nsettings: {training: {batch_size: 8}}\n")
     preset = presets.load(str(path))
-    assert preset.name == "моё 实验"
-    assert preset.model == "mmbt"
+    assert (preset.name, preset.model) == ("моё 实验", "mmbt")
     assert preset.config == presets.load("mmbt_grid").config
     assert preset.settings == {"training": {"batch_size": 8}}
-
-
-def test_a_preset_can_extend_a_file_beside_it(tmp_path: Path) -> None:
-    write(tmp_path / "base.yaml", "model: mmbt\nsettings: {training: {batch_size: 8, seed: 1}}\n")
-    own = write(tmp_path / "own.yaml", "extends: base.yaml\nsettings: {training: {seed: 2}}\n")
+    own = write(tmp_path / "own.yaml", "extends: моё 实验.yaml\nsettings: {training: {seed: 2}}\n")
     assert presets.load(str(own)).settings == {"training": {"batch_size": 8, "seed": 2}}
 
 
-def test_a_config_beside_the_preset_is_found(tmp_path: Path) -> None:
+def test_a_config_beside_the_preset_is_found_and_an_empty_settings_key_is_no_settings(tmp_path: Path) -> None:
     config = write(tmp_path / "mmf.yaml", "training: {batch_size: 4}\n")
-    own = write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\n")
-    assert presets.load(str(own)).config == str(config)
+    own = presets.load(str(write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\nsettings:\n")))
+    assert (own.config, own.settings) == (str(config), {})
 
 
 @pytest.mark.parametrize(
@@ -80,11 +71,6 @@ def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, text: str, messa
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(UsageError, match=r"nowhere\.yaml: there is no such file"):
         presets.load("nowhere.yaml")
-
-
-def test_an_empty_settings_key_is_no_settings(tmp_path: Path) -> None:
-    path = write(tmp_path / "empty.yaml", "model: mmbt\nsettings:\n")
-    assert presets.load(str(path)).settings == {}
 
 
 def test_a_configuration_of_mmfs_own_is_named_by_the_lines_that_the_hint_says(

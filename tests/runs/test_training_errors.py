@@ -9,6 +9,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.errors import MmfError
 from mmf_win.locking import locked
+from mmf_win.paths import Places
 from mmf_win.protocol import Exit
 from mmf_win.runs import needs, training
 from mmf_win.runs.folder import Run, training_alone
@@ -21,12 +22,11 @@ from tests.worlds.torch_files import checkpoint
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data folder with annotation files and nothing else."""
-    folder = tmp_path / "данные" / "datasets" / "hateful_memes" / "defaults" / "annotations"
-    folder.mkdir(parents=True)
+    annotations = Places.resolve(tmp_path / "данные").dataset.annotations
+    annotations.mkdir(parents=True)
     for split in ("train", "dev", "test"):
-        (folder / f"{split}.jsonl").write_text(
-            '{"id": 1, "img": "img/00001.png", "text": ""}\n', encoding="utf-8"
-        )
+        line = '{"id": 1, "img": "img/00001.png", "text": ""}\n'
+        (annotations / f"{split}.jsonl").write_text(line, encoding="utf-8")
     return tmp_path / "данные"
 
 
@@ -34,14 +34,8 @@ def data(tmp_path: Path) -> Path:
 def run(tmp_path: Path, data: Path) -> Run:
     """A run that was asked for and never saved a checkpoint."""
     run = Run.create(tmp_path / "save", "mmbt_grid")
-    run.save_request(
-        Request(
-            preset="mmbt_grid",
-            model="mmbt",
-            splits={"train": "train", "val": "dev", "test": "test"},
-            data_dir=str(data),
-        )
-    )
+    splits = {"train": "train", "val": "dev", "test": "test"}
+    run.save_request(Request(preset="mmbt_grid", model="mmbt", splits=splits, data_dir=str(data)))
     return run
 
 
@@ -50,27 +44,27 @@ def said(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
     return capsys.readouterr().err
 
 
-def test_no_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "mmfw train --list" in said(capsys, 2, "train")
-
-
-def test_an_unknown_preset_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean vilbert?" in said(capsys, 2, "train", "vilbret")
-
-
-def test_no_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = said(capsys, 3, "train", "mmbt_grid", "--data-dir", str(tmp_path))
-    assert "no Hateful Memes dataset" in error and "mmfw convert --zip" in error
-
-
-def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = said(capsys, 2, "train", "--resume", "best", "--save-dir", str(tmp_path / "nothing"))
-    assert "no run yet" in error and f"--save-dir {tmp_path / 'nothing'}" in error
-
-
-def test_a_preset_that_was_not_trained_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = said(capsys, 2, "predict", "mmbt_grid", "--save-dir", str(tmp_path / "nothing"))
-    assert "mmfw train mmbt_grid --save-dir" in error
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["train"], 2, ["mmfw train --list"]),
+        (["train", "vilbret"], 2, ["did you mean vilbert?"]),
+        (["train", "mmbt_grid", "--data-dir", "."], 3, ["no Hateful Memes dataset", "mmfw convert --zip"]),
+        (["train", "--resume", "best", "--save-dir", "nothing"], 2, ["no run yet", "--save-dir "]),
+        (["predict", "mmbt_grid", "--save-dir", "nothing"], 2, ["mmfw train mmbt_grid --save-dir"]),
+    ],
+)
+def test_what_is_not_there_is_told_with_the_next_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    told: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = said(capsys, code, *words)
+    assert all(word in error for word in told), error
 
 
 def test_a_run_without_a_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,17 +73,15 @@ def test_a_run_without_a_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]
         assert f"run {run.id} has no checkpoint" in said(capsys, 3, *words, "--save-dir", save)
 
 
-def test_an_unreadable_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run.checkpoints.mkdir()
-    (run.checkpoints / "best.ckpt").write_bytes(b"half a fi")
-    error = said(capsys, 3, "predict", "--save-dir", str(run.path.parent.parent))
-    assert "best.ckpt: it is cut off" in error
-
-
-def test_no_such_split(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_checkpoint_and_a_split_that_is_not_there(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = str(run.path.parent.parent)
     checkpoint(run.checkpoints / "best.ckpt", 3)
-    error = said(capsys, 3, "predict", "--split", "test_seen", "--save-dir", str(run.path.parent.parent))
+    error = said(capsys, 3, "predict", "--split", "test_seen", "--save-dir", save)
     assert "there is no such split" in error and "train, dev, test" in error
+    (run.checkpoints / "best.ckpt").write_bytes(b"half a fi")
+    assert "best.ckpt: it is cut off" in said(capsys, 3, "predict", "--save-dir", save)
 
 
 def test_mmf_is_missing(
@@ -105,9 +97,7 @@ def test_mmf_is_missing(
     assert not save.exists(), "no run folder for a run that never began"
 
 
-def test_a_run_that_is_being_trained_is_left_alone(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_being_trained_is_left_alone(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint(run.checkpoints / "current.ckpt", 3)
     with locked(run.lock):
         error = said(capsys, 2, "train", "--resume", "last", "--save-dir", str(run.path.parent.parent))
