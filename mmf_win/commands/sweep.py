@@ -25,12 +25,12 @@ from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.request import Once
-from mmf_win.sweeps import grid, on_ray, slots, specification, templates
+from mmf_win.sweeps import grid, on_ray, specification, templates
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.found import SWEEPS, cost
 from mmf_win.sweeps.planning import plan
-from mmf_win.sweeps.running import Runner
+from mmf_win.sweeps.running import Runner, slots_here
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.table import flat, lines
@@ -175,14 +175,14 @@ def run(
     _note(asked, planned.orphans, title)
     if dry_run:
         with suppress(UsageError):  # it is shown on another machine
-            count = len(slots.local(given, count))
+            count = len(slots_here(given, count))
         expected = cost(folder, before, _preset_of(asked), save_dir)
         places_of_plan = count or len(given or "x")
         print_plan(runner, entered, more, planned.orphans, places_of_plan, expected, as_json)
         return
     on_cluster = click.get_current_context().with_resource(on_ray.connected()) if cluster else None
     if on_cluster is None:
-        places = slots.local(given, count)
+        places = slots_here(given, count)
     else:
         places = on_cluster.slots(given, count, folder, Places.resolve(data_dir, save_dir).data_dir)
     if searches:

@@ -12,9 +12,8 @@ from queue import Empty, SimpleQueue
 from mmf_win.locking import is_locked
 from mmf_win.supervise import stop_requests
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.running import Asked, News, Tell
+from mmf_win.sweeps.running import Asked, News, Slot, Tell
 from mmf_win.sweeps.search import OptunaSearch
-from mmf_win.sweeps.slots import Slot
 from mmf_win.sweeps.task import Task
 
 _TICK = 0.2

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.threads import result_of
@@ -37,24 +37,11 @@ class Experiment(NamedTuple):
 Parser: TypeAlias = Callable[[Path, Experiment, dict[str, Any]], object]
 """Reads a task's folder into its experiment; the last argument is for what all experiments share."""
 
-_P = TypeVar("_P", bound=Parser)
-
 
 class Examiner:
     """Runs parsers over the folders of tasks, and makes a table of what they found.
 
-    A task's folder has a file ``param``, a YAML mapping::
-
-        examiner = Examiner()
-
-        @examiner.add
-        def accuracy(path, experiment, caches):
-            log = latest_log("train", path)
-            if log is not None:
-                experiment.metric["accuracy"] = float(log.read_text().split()[-1])
-
-        examiner.exam("output", regex="lr_0.1")
-        examiner.table()
+    A task's folder has a file ``param``, a YAML mapping; docs/sweeps.md has an example.
 
     Attributes:
         experiments: by the names of their folders.
@@ -66,7 +53,7 @@ class Examiner:
         self.caches: dict[str, Any] = {}
         self._parsers: list[Parser] = []
 
-    def add(self, func: _P) -> _P:
+    def add(self, func: Parser) -> Parser:
         """Have a parser run after those that were added before; also a decorator. Adding it twice is once."""
         if func not in self._parsers:
             self._parsers.append(func)
@@ -134,6 +121,8 @@ class Examiner:
         return pandas.DataFrame(rows, columns=[*params, *metrics])
 
     def _found(self, output: Path, regex: str, verbose: bool) -> Iterator[tuple[Path, Experiment]]:
+        import yaml
+
         if not output.is_dir():
             raise UsageError(f"{output}: there is no such folder")
         try:
@@ -142,14 +131,21 @@ class Examiner:
             raise UsageError(f"the regular expression {regex!r} is invalid: {error}") from None
         folders = (path for path in output.iterdir() if path.is_dir() and pattern.search(path.name))
         for path in sorted(folders, key=lambda path: path.name):
-            params = _params(path / "param")
-            if params is None:
+            try:
+                params = yaml.safe_load((path / "param").read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                params = None
+            except (yaml.YAMLError, ValueError, RecursionError) as error:
+                raise DataError(f"{path / 'param'}: {' '.join(str(error).split())}") from None
+            if params is None:  # or the task has just begun, and none are written yet
                 _log.warning("%s: there is no task in it: no parameters in a file param", path)
                 continue
+            if not isinstance(params, dict):
+                raise DataError(f"{path / 'param'}: it has no parameters but {params!r:.60}")
             if verbose:
                 print(path.name, flush=True)
             experiment = self.experiments.setdefault(path.name, Experiment({}, {}, {}))
-            experiment.param.update(params)
+            experiment.param.update({str(name): value for name, value in params.items()})
             yield path, experiment
 
     def _parse(self, path: Path, experiment: Experiment, caches: dict[str, Any]) -> dict[str, Any]:
@@ -173,18 +169,3 @@ def latest_log(command: str, path: Path | str, index: int = -1) -> Path | None:
     """
     logs = sorted(Path(path).glob(f"log.{command}.*"))
     return logs[index] if -len(logs) <= index < len(logs) else None
-
-
-def _params(file: Path) -> dict[str, Any] | None:
-    """The parameters; None where there are none, or the task has just begun and none are written yet."""
-    import yaml
-
-    try:
-        params = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: {' '.join(str(error).split())}") from None
-    if params is not None and not isinstance(params, dict):
-        raise DataError(f"{file}: it has no parameters but {params!r:.60}")
-    return params if params is None else {str(name): value for name, value in params.items()}

@@ -27,8 +27,7 @@ from mmf_win import __version__
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import is_locked, locked
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
-from mmf_win.sweeps.running import Asked, News, Runner, Tell
-from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.running import Asked, News, Runner, Slot, Tell
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS
 from mmf_win.sweeps.task import Task
 from mmf_win.upstream.install import require_packages
@@ -112,8 +111,8 @@ class Cluster:
         """Slots in the cluster.
 
         Args:
-            resources: what each slot has, as for :func:`mmf_win.sweeps.slots.local`, but only the number of
-                GPUs counts. None for one GPU, or a CPU where the cluster has no GPUs.
+            resources: what each slot has, of which only the number of GPUs counts; None for one GPU, or a CPU
+                where the cluster has no GPUs.
             count: how many slots; None for as many as the cluster has room for.
             sweep: where the tasks are to lie.
             data: what they read.

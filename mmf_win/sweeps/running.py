@@ -1,4 +1,4 @@
-"""Runs the commands of one task in order, here or on another machine."""
+"""Runs the commands of one task in order, in a slot of this machine or of another one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from mmf_win.console import shell_line
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.locking import locked
 from mmf_win.paths import module_command
 from mmf_win.protocol import Event, EventReader
-from mmf_win.runs import checkpoints, history
+from mmf_win.runs import checkpoints, gpus, history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.supervise import Ended, run_child
 from mmf_win.sweeps import templates
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
-from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.specification import CPU, OTHER_GPUS
 from mmf_win.sweeps.task import State, Task, recorded
+from mmf_win.threads import processors
 
 _POLITE = 5.0  # seconds for a program that knows the stop file, before it gets SIGTERM
 _LOOKS = 5  # a look for a new run costs more than one for new events
@@ -32,12 +34,53 @@ _TAIL = 4096  # bytes of a log in which the error is looked for
 
 Resume = Callable[[Sequence[str], Run], list[str]]
 """Turns the words of ``mmfw train …`` into those that resume the run that they began."""
-
-
 News: TypeAlias = Task | Event | str
 """What is told of a task that runs: itself as it begins, an event of its training, or what it prints."""
-
 Tell: TypeAlias = Callable[[News], None]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one task at a time.
+
+    Attributes:
+        number: from 0 on.
+        resource: the GPUs that it has, as CUDA_VISIBLE_DEVICES names them, or ``cpu``.
+        environment: variables for its tasks.
+        gpus: how many of a cluster, which chooses them itself.
+    """
+
+    number: int
+    resource: str
+    environment: Mapping[str, str]
+    gpus: int = 0
+
+
+def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]:
+    """The slots of this machine.
+
+    Args:
+        resources: what each slot has; None for one slot a GPU, or one without where there is no GPU.
+        count: how many slots; they share the resources in turn. None for one slot a resource.
+
+    Raises:
+        UsageError: a resource is not there.
+    """
+    found = [str(number) for number in range(len(gpus.installed()))]
+    if resources is None:
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(found)).split(",")
+        resources = [name for name in named if name not in ("", "-1")] or [CPU]
+    for resource in resources:
+        for gpu in () if resource == CPU else map(str.strip, resource.split(",")):
+            if gpu not in found and not gpu.startswith(("GPU-", "MIG-")):
+                there = f"it has {', '.join(found)}" if found else "it has none that NVIDIA's driver knows"
+                raise UsageError(f"this machine has no GPU {gpu}; {there}", hint=OTHER_GPUS)
+    chosen = list(islice(cycle(resources), count or len(resources)))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, processors() // len(chosen))))
+    return [
+        Slot(n, name, {"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name, "OMP_NUM_THREADS": threads})
+        for n, name in enumerate(chosen)
+    ]
 
 
 class Asked(NamedTuple):
@@ -109,16 +152,12 @@ class Runner:
         folder.path.mkdir(parents=True, exist_ok=True)
         try:
             with locked(folder.lock, refused=_Taken()) as held:
-                known = recorded(folder)
+                known = recorded(folder) or task
                 if task.is_of(known):
-                    if (
-                        known is not None
-                        and known.starts > task.starts
-                        and known.state in ("failed", "pruned")
-                    ):
+                    if known.starts > task.starts and known.state in ("failed", "pruned"):
                         return known  # another driver was faster
-                    task = task if known is None else known.asked_for(task)
-                    return _Turn(self, task, slot, folder, held, tell, asked, read_yaml(folder.stat)).run()
+                    task, stat = known.asked_for(task), read_yaml(folder.stat)
+                    return _Turn(self, task, slot, folder, held, tell, asked, stat).run()
         except _Taken:
             return replace(task, state="running")
         # Another driver was asked for other values that are written alike.
@@ -145,14 +184,8 @@ class _Turn:
             return replace(self.task, state="success")
         began = time.monotonic()
         self.stat = {name: how for name, how in self.stat.items() if name not in left}
-        self.task = replace(
-            self.task,
-            state="running",
-            command=None,
-            message=None,
-            slot=self.slot.resource,
-            starts=self.task.starts + 1,
-        )
+        where, starts = self.slot.resource, self.task.starts + 1
+        self.task = replace(self.task, state="running", command=None, message=None, slot=where, starts=starts)
         self.tell(self.task)
         try:
             state, message = self._run_commands(left)
@@ -199,7 +232,6 @@ class _Turn:
         self._note_stat(name, "running")
         ours = not how.shell and words[0] == "mmfw"
         has_ours = ours or (how.shell and "mmfw " in words[0])
-        ended: Ended | None = None
         try:
             ended = run_child(
                 _program(words, how.shell),
@@ -216,17 +248,17 @@ class _Turn:
             )
         except FileNotFoundError as error:  # on Linux a process that mmfw starts first finds that out
             log.write_text(f"{words[0]}: {error.strerror}\n", encoding="utf-8")
+            ended = Ended(127, stop_requested=False, killed=False)
         # A program that was asked to leave may end with 0, too; of mmfw it is known that it had done all.
-        asked = ended is not None and ended.stop_requested
-        if ended is not None and ended.code == 0 and not ended.killed and (ours or not asked):
+        if ended.code == 0 and not ended.killed and (ours or not ended.stop_requested):
             self._note_stat(name, "finished")
             return "success", None
-        if asked:
+        if ended.stop_requested:
             self._note_stat(name, "stopped")
             return self._stopped(), None
         self._note_stat(name, "failed")
         why = _last_words(log)
-        told = why if why.isprintable() and why else f"exit code {ended and ended.code}"
+        told = why if why.isprintable() and why else f"exit code {ended.code}"
         return "failed", f"{name}: {told}"
 
     def _script(self, name: str) -> str:

@@ -99,9 +99,9 @@ class Task:
         ending = self._ending
         return replace(self, name=portable_name(self.name, LONGEST_NAME - len(ending)) + ending)
 
-    def is_of(self, known: Task | None) -> bool:
+    def is_of(self, known: Task) -> bool:
         """Whether a folder is this task's where its files know ``known``: of other values it is another's."""
-        return known is None or known.key == self.key or self.name.endswith(self._ending)
+        return known.key == self.key or self.name.endswith(self._ending)
 
     @property
     def _ending(self) -> str:

@@ -19,9 +19,8 @@ from mmf_win.runs.lookup import all_runs
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import plan
-from mmf_win.sweeps.running import Runner
+from mmf_win.sweeps.running import Runner, slots_here
 from mmf_win.sweeps.search import OptunaSearch
-from mmf_win.sweeps.slots import local
 from mmf_win.sweeps.task import State, Task
 from tests.endtoend.conftest import Faulty, Tool, starts
 from tests.worlds.sweeping import mmfw, tasks, yaml
@@ -128,7 +127,7 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
     search = _PrunesAtOnce()
     runner = Runner(sweep, asked.template, False, resumed, "now")
     with SweepDisplay(1) as display:
-        driver = Driver(sweep, local(["cpu"], 1, {}), runner.run, display, display.stopping, search)
+        driver = Driver(sweep, slots_here(["cpu"], 1), runner.run, display, display.stopping, search)
         assert driver.run(plan(asked).tasks) is False
     assert search.told == ["pruned"]
     assert [task.state for task in tasks(sweep.path).values()] == ["pruned"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mmf_win.sweeps.slots import local
+from mmf_win.sweeps.running import slots_here
 from mmf_win.threads import processors
 from tests.worlds.sweeping import gated, journal, mmfw, python, tasks
 
@@ -302,11 +302,13 @@ def test_values_reach_a_command_as_they_are(sweep: Sweep) -> None:
     assert sorted(printed) == sorted([*([value] for value in values), *(["--v", value] for value in values)])
 
 
-def test_slots_share_the_threads_of_the_machine() -> None:
-    slots = local(["cpu"], 2, {})
+def test_slots_share_the_threads_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    slots = slots_here(["cpu"], 2)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["-1", "-1"]
     assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {str(max(1, processors() // 2))}
-    assert "OMP_NUM_THREADS" not in local(["cpu"], 2, {"OMP_NUM_THREADS": "3"})[0].environment
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert slots_here(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
 
 
 def test_an_output_that_is_a_file_is_one_error(sweep: Sweep) -> None:

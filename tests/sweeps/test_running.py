@@ -10,8 +10,7 @@ import pytest
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.running import Runner
-from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.running import Runner, Slot
 from mmf_win.sweeps.task import Task
 from tests.worlds.sweeping import ended, never_resumed, trained
 

@@ -13,8 +13,7 @@ from mmf_win.errors import UsageError
 from mmf_win.locking import locked
 from mmf_win.sweeps.folder import SweepFolder, read_yaml, write_yaml
 from mmf_win.sweeps.planning import all_tasks, plan
-from mmf_win.sweeps.running import News, Runner
-from mmf_win.sweeps.slots import Slot
+from mmf_win.sweeps.running import News, Runner, Slot
 from mmf_win.sweeps.specification import Specification
 from mmf_win.sweeps.task import Task, begun, joined, recorded
 from tests.worlds.rivals import compete
