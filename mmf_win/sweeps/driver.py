@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from mmf_win.locking import is_locked
@@ -40,10 +41,7 @@ class Driver:
     """Runs tasks until none is left that nobody else runs.
 
     Attributes:
-        sweep: the folder.
-        slots: where tasks run, one at a time in each.
-        execute: runs one.
-        show: shows it.
+        slots: where they run, one at a time in each.
         on_stop: called when the user asks for an end.
         search: proposes more tasks; None where there is no search.
         tasks: all that were asked of it, by their keys, as they are.
@@ -63,11 +61,7 @@ class Driver:
     _ended: bool = False
 
     def run(self, wanted: Sequence[Task]) -> bool:
-        """Run tasks, in this order.
-
-        Returns:
-            Whether the user stopped it.
-        """
+        """Run tasks, in this order; return whether the user stopped it."""
         self._waiting.extend(wanted)
         self.tasks |= {task.key: task for task in wanted}
         with stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
@@ -98,9 +92,10 @@ class Driver:
             task = self._next()
             if task is None:
                 return
-            future = pool.submit(self.execute, task, slot, self._tell(slot), self._asked(slot, stops))
-            self._running[slot.number] = _Running(task)
-            future.add_done_callback(self._tell(slot))  # after all that the task has told
+            running = self._running[slot.number] = _Running(task)
+            tell = partial(self._tell, slot)
+            future = pool.submit(self.execute, task, slot, tell, partial(self._asked, running, stops))
+            future.add_done_callback(tell)  # after all that the task has told
 
     def _next(self) -> Task | None:
         """The next task that nobody runs at this moment."""
@@ -123,18 +118,12 @@ class Driver:
         self._elsewhere.append(task)
         self.tasks[task.key] = replace(task, state="running")
 
-    def _tell(self, slot: Slot) -> Callable[[News | Future[Task]], None]:
-        return lambda news: self._news.put((slot, news))
+    def _tell(self, slot: Slot, news: News | Future[Task]) -> None:
+        self._news.put((slot, news))
 
-    def _asked(self, slot: Slot, stops: Callable[[], int]) -> Callable[[], Asked]:
-        """What is asked of the task in a slot, by the user or for a reason of its own."""
-
-        def asked() -> Asked:
-            running = self._running.get(slot.number)
-            pruned = running is not None and running.pruned
-            return Asked(max(stops(), self._ended or pruned), pruned)
-
-        return asked
+    def _asked(self, running: _Running, stops: Callable[[], int]) -> Asked:
+        """What is asked of a task, by the user or for a reason of its own."""
+        return Asked(max(stops(), self._ended or running.pruned), running.pruned)
 
     def _listen(self) -> bool:
         """Wait a moment for news; return whether a slot has become free."""

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmf_win.console import shell_line
 from mmf_win.errors import DataError, UsageError
-from mmf_win.protocol import read_events
+from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import size_of, summaries, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
@@ -23,14 +23,8 @@ SWEEPS = "sweeps"
 """Where sweeps lie in the save dir."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a task takes, by earlier ones.
-
-    Attributes:
-        tasks: how many earlier ones.
-        seconds, size: their means, of time and of bytes on disk.
-    """
+class Cost(NamedTuple):
+    """What a task takes, by so many earlier ``tasks``: the means of their time and of their bytes on disk."""
 
     tasks: int
     seconds: float
@@ -39,13 +33,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a task's newest training is; None where that is not known.
+    """How far a task's newest training is, with the last loss, the best AUROC and the seconds that are left.
 
-    Attributes:
-        update, max_updates: of its training.
-        loss: the last one.
-        auroc: the best of its validations.
-        left: seconds to its end.
+    What is not known is None.
     """
 
     update: int | None = None
@@ -62,13 +52,12 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
         UsageError: there is none.
     """
     places = [Path(wanted).expanduser(), save_dir / SWEEPS / wanted] if wanted else []
-    found = [SweepFolder(path) for path in places or sorted((save_dir / SWEEPS).glob("*"))]
-    found = [sweep for sweep in found if sweep.specification.is_file()]
+    every = map(SweepFolder, places or sorted((save_dir / SWEEPS).glob("*")))
+    found = [sweep for sweep in every if sweep.specification.is_file()]
     if not found:
-        missing = (
-            f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
-        )
+        nothing = f"there is no sweep in {save_dir / SWEEPS}"
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
+        missing = f"{wanted}: there is no such sweep" if wanted else nothing
         raise UsageError(missing, hint=f"`{makes}` makes one")
     return found[0] if wanted else max(found, key=lambda sweep: sweep.specification.stat().st_mtime)
 
@@ -94,12 +83,9 @@ def position(folder: TaskFolder) -> Position:
         events = [] if run is None else read_events(run.events)
     except (DataError, OSError):
         return Position()
-    trained = [event for event in events if event["kind"] == "train"]
     scores = [score for event in events if (score := val_auroc(event)) is not None]
-    if not trained:
-        return Position(auroc=max(scores, default=None))
-    last = trained[-1]
-    update, total, speed = last["update"], last.get("max_updates"), last.get("updates_per_s")
+    last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
+    update, total, speed = last.get("update"), last.get("max_updates"), last.get("updates_per_s")
     left = (total - update) / speed if total and speed else None
     return Position(update, total, last.get("loss"), max(scores, default=None), left)
 

@@ -60,30 +60,28 @@ def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:
     Raises:
         UsageError: a list has an empty value.
     """
-    return {key: _values(key, text) for key, _, text in (word.partition("=") for word in overrides)}
+    found = {}
+    for key, _, text in (word.partition("=") for word in overrides):
+        values = [number(part) for part in _parts(text)]
+        if "" in values:
+            raise UsageError(f"{key}={text}: there is an empty value in the list", hint=f"{key}=VALUE,VALUE")
+        found[key] = list(dict.fromkeys(values))
+    return found
 
 
 def _short(keys: Sequence[str]) -> list[str]:
     """As few of each key's last fields as tell the keys apart, as a parameter's name."""
     plain = [re.sub(r"[^\w.]", "_", key) for key in keys]
-    names = []
-    for key in plain:
+
+    def short(key: str) -> str:
         fields = key.split(".")
-        endings = [".".join(fields[-n:]) for n in range(1, len(fields) + 1)]
-        alone = [
-            end
-            for end in endings
-            if end != SEED and sum(f".{other}".endswith(f".{end}") for other in plain) == 1
-        ]
-        names.append((alone or endings)[0 if alone else -1].replace(".", "_"))
-    return names
+        endings = (".".join(fields[-n:]) for n in range(1, len(fields) + 1))
+        for end in endings:
+            if end != SEED and sum(f".{other}".endswith(f".{end}") for other in plain) == 1:
+                return end
+        return key
 
-
-def _values(key: str, text: str) -> list[Any]:
-    values = [number(part) for part in _parts(text)]
-    if not all(value != "" for value in values):
-        raise UsageError(f"{key}={text}: there is an empty value in the list", hint=f"{key}=VALUE,VALUE")
-    return list(dict.fromkeys(values))
+    return [short(key).replace(".", "_") for key in plain]
 
 
 def _parts(text: str) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import is_locked, locked
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder
+from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.running import Asked, News, Runner, Slot, Tell
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS
 from mmf_win.sweeps.task import Task
@@ -122,7 +122,7 @@ class Cluster:
             MmfError: a node that would be used has another mmfw or none, or does not see what it needs.
         """
         wanted = [0 if name == CPU else len(name.split(",")) for name in resources or ()]
-        wanted = wanted or [1 if self._room(1) else 0]
+        wanted = wanted or [min(1, self._room(1))]
         for gpus in wanted:
             if not self._room(gpus):
                 message = f"no node of the cluster has {_told(gpus)}; {self._inventory()}"
@@ -133,9 +133,7 @@ class Cluster:
         hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
         return [Slot(n, _told(gpus), {} if gpus else hidden, gpus) for n, gpus in enumerate(chosen)]
 
-    def run(
-        self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked] = Asked
-    ) -> Task:
+    def run(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
         """Run a task on a node, and on another one when that is lost; as ``runner`` does on this machine.
 
         Raises:
@@ -143,6 +141,7 @@ class Cluster:
             OSError: the folder cannot be written.
         """
         runner = replace(runner, sweep=SweepFolder(runner.sweep.path.absolute()))
+        folder = runner.sweep.task(task.name)
         exceptions = self._ray.exceptions
         for _ in range(_TRIES):
             try:
@@ -156,7 +155,9 @@ class Cluster:
                 _log.warning("%s: %s", task.name, _line(error))
             if asked().stops:
                 return replace(task, state="queued")
-            self._wait_for_the_lost(runner.sweep.task(task.name), asked)
+            freed_by = time.monotonic() + _AFTER_A_LOSS
+            while is_locked(folder.lock) and not asked().stops and time.monotonic() < freed_by:
+                time.sleep(_TICK)
         raise MmfError(f"Ray could not run it, tried {_TRIES} times: {_line(lost)}")
 
     def _try(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
@@ -193,12 +194,6 @@ class Cluster:
             with suppress(Exception):  # it is gone already, or the whole cluster is
                 self._ray.kill(node)
 
-    def _wait_for_the_lost(self, folder: TaskFolder, asked: Callable[[], Asked]) -> None:
-        """Wait until the storage has freed what a lost node had locked."""
-        deadline = time.monotonic() + _AFTER_A_LOSS
-        while is_locked(folder.lock) and not asked().stops and time.monotonic() < deadline:
-            time.sleep(_TICK)
-
     def _answer(self, answer: Any, check: Callable[[], None]) -> Any:
         while not self._ray.wait([answer], timeout=_TICK)[0]:
             check()
@@ -230,10 +225,7 @@ class Cluster:
         return f"it has {nodes}" if nodes else "it has no nodes"
 
     def _require_shared(self, nodes: Sequence[dict[str, Any]], sweep: Path, folders: Sequence[Path]) -> None:
-        """See to it that nodes have this mmfw, and see the sweep with its locks and the other folders.
-
-        That is one error now instead of one a task.
-        """
+        """See to it that nodes have this mmfw, and see the sweep with its locks and the other folders."""
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         asked = self._ray.remote(num_cpus=0, max_retries=0)(seen)
         place = next(folder for folder in (sweep, *sweep.parents) if folder.is_dir())
@@ -244,28 +236,23 @@ class Cluster:
                 for node in nodes
             ]
             for node, answer in zip(nodes, answers, strict=True):
-                host = node["NodeManagerHostname"]
+                there = f"node {node['NodeManagerHostname']} of the cluster"
                 hint = f"install mmfw {__version__} there, for the Python that runs Ray"
                 try:
                     version, missing, locks = self._ray.get(answer)
                 except self._ray.exceptions.RayError as error:
                     if "No module named 'mmf_win" in str(error):
-                        raise MmfError(f"node {host} of the cluster has no mmfw", hint=hint) from None
-                    raise MmfError(f"node {host} of the cluster: {_line(error)}") from None
+                        raise MmfError(f"{there} has no mmfw", hint=hint) from None
+                    raise MmfError(f"{there}: {_line(error)}") from None
                 if version != __version__:
-                    message = f"node {host} has mmfw {version}, and this machine {__version__}"
-                    raise MmfError(message, hint=hint)
-                hint = "the sweep, the data and the environment must lie on storage that all nodes see"
+                    raise MmfError(f"{there} has mmfw {version}, and this machine {__version__}", hint=hint)
                 if missing:
                     what = place if missing[0] == Path(ours) else missing[0]
-                    raise MmfError(
-                        f"node {host} of the cluster does not see {what} of this machine", hint=hint
-                    )
+                    hint = "the sweep, the data and the environment must lie on storage that all nodes see"
+                    raise MmfError(f"{there} does not see {what} of this machine", hint=hint)
                 if not locks:
-                    message = f"node {host} of the cluster does not see who has locked a file in {place}"
-                    raise MmfError(
-                        message, hint="mount it so that locks work on all nodes, or use other storage"
-                    )
+                    hint = "mount it so that locks work on all nodes, or use other storage"
+                    raise MmfError(f"{there} does not see who has locked a file in {place}", hint=hint)
 
 
 def seen(place: str, folders: Sequence[Path]) -> tuple[str, list[Path], bool]:

@@ -25,11 +25,9 @@ from mmf_win.upstream.install import require_packages
 if TYPE_CHECKING:
     import pandas
 
-AUROC = "auroc"
-TEST = "test_"
-"""How the metrics of predicted splits begin; nothing is ranked by them."""
-
-_NAMES = {"roc_auc": AUROC, "total_loss": "loss"}
+_AUROC = "auroc"
+_TEST = "test_"  # how the metrics of predicted splits begin; nothing is ranked by them
+_NAMES = {"roc_auc": _AUROC, "total_loss": "loss"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,11 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     """
     asked = load(folder)
     search = asked.search if asked is not None else None
-    searched = search.metric if search is not None else AUROC
+    searched = search.metric if search is not None else _AUROC
     metric = metric or searched
-    if metric.startswith(TEST):
-        raise UsageError(
-            f"{metric} is measured on a test set, which must not choose a model",
-            hint="rank by a validation metric",
-        )
+    if metric.startswith(_TEST):
+        message = f"{metric} is measured on a test set, which must not choose a model"
+        raise UsageError(message, hint="rank by a validation metric")
     done = [task for task in all_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
     shown = ((task, json.dumps([task.values.get(name) for name in differing]), _seed(task)) for task in done)
@@ -86,10 +82,8 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     if search is not None and metric == searched:
         minimized = search.direction == "minimize"
     with_it = [line for line in found if metric in line.metrics]
-    ranked = sorted(
-        with_it, key=lambda line: statistics.mean(line.metrics[metric].values()), reverse=not minimized
-    )
-    return ranked + [line for line in found if metric not in line.metrics]
+    with_it.sort(key=lambda line: statistics.mean(line.metrics[metric].values()), reverse=not minimized)
+    return with_it + [line for line in found if metric not in line.metrics]
 
 
 def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()) -> pandas.DataFrame:
@@ -134,14 +128,9 @@ def metrics_of(folder: TaskFolder) -> dict[str, float]:
     with suppress(DataError, OSError):
         run = folder.newest_run()
         if run is not None:
-            best = max(
-                (event for event in read_events(run.events) if val_auroc(event) is not None),
-                key=lambda event: val_auroc(event) or 0.0,
-                default=None,
-            )
-            found = {} if best is None else validation(best)
-            test = tested(run).get("test_auroc")
-            return found if test is None else {**found, f"{TEST}{AUROC}": test}
+            scored = [event for event in read_events(run.events) if val_auroc(event) is not None]
+            found = validation(max(scored, key=lambda event: val_auroc(event) or 0.0)) if scored else {}
+            return found | {name: value for name, value in tested(run).items() if name == "test_auroc"}
     return {}
 
 
@@ -197,9 +186,7 @@ def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> li
     ]
     if len(fit) != 1 or len(asked) != len(baseline):
         there = "; ".join(" ".join(f"{k}={v}" for k, v in line.parameters.items()) for line in found[:5])
-        message = (
-            f"{' '.join(baseline) or 'the baseline'} matches {len(fit)} combinations, and must match one"
-        )
+        message = f"{' '.join(baseline)} matches {len(fit)} combinations, and must match one"
         raise UsageError(message, hint=f"there are {there}")
     return [line if line is fit[0] else _against(line, fit[0], metric) for line in found]
 

@@ -20,7 +20,6 @@ from mmf_win.errors import UsageError
 
 RESERVED = ("_output", "_name", "_time")
 """Placeholders that are no parameters."""
-
 SCRIPTS = "_scripts"
 """The key of ``param`` for the commands as they were run."""
 
@@ -35,20 +34,14 @@ def placeholders(template: str) -> frozenset[str]:
         UsageError: one stands in both forms, or the template cannot be split into words.
     """
     _split(template)
-    braces = {found[1] for found in _PLACE.finditer(template) if found[1]}
-    brackets = {found[2] for found in _PLACE.finditer(template) if found[2]}
+    braces, brackets = ({found[n] for found in _PLACE.finditer(template) if found[n]} for n in (1, 2))
     if both := braces & brackets:
         raise UsageError(f"{template}: {min(both)} stands in braces and in brackets; use one of them")
     return frozenset(braces | brackets)
 
 
 def words(template: str, values: Mapping[str, Any]) -> list[str]:
-    """The words of a command.
-
-    Args:
-        template: the command with its placeholders.
-        values: one for each of :func:`placeholders`.
-    """
+    """The words of a command; ``values`` has one for each of its :func:`placeholders`."""
     filled: list[str] = []
     for word in _split(template):
         if alone := _PLACE.fullmatch(word):
@@ -59,7 +52,7 @@ def words(template: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def line(template: str, values: Mapping[str, Any]) -> str:
-    """The line for a shell; arguments as for :func:`words`."""
+    """The line for a shell, of the same."""
     joined = re.sub(r"\s*\n\s*", " ", template)
     return _PLACE.sub(lambda found: shell_line(*_filled(found, values)), joined).strip()
 
