@@ -20,7 +20,6 @@ class DemoFolder:
     """A demo's folder, and the names in it."""
 
     path: Path
-
     marker = Inside("mmfw-demo.json")
     """Says that the folder is a demo's; written first."""
     archive = Inside("hateful_memes.zip")
@@ -28,11 +27,9 @@ class DemoFolder:
     features = Inside("features.tar.gz")
     """The region features as MMF downloads them."""
     data_dir = Inside("data")
-    """MMF's data folder."""
     bert = Inside("bert-demo", of="data_dir")
     """The BERT that the preset ``demo`` starts from."""
     save_dir = Inside("save")
-    """Where the runs are kept."""
 
     def claim(self) -> None:
         """Make the folder, or take one that an earlier demo made.
@@ -47,17 +44,13 @@ class DemoFolder:
                 raise UsageError(f"{self.path}: made by the demo of mmfw {maker}", hint="name a new folder")
             return
         if self.path.exists() and any(self.path.iterdir()):
-            raise UsageError(
-                f"{self.path}: not empty, and not the folder of a demo", hint="name a new folder"
-            )
+            message = f"{self.path}: not empty, and not the folder of a demo"
+            raise UsageError(message, hint="name a new folder")
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.marker, {"mmfw": __version__})
 
     def fill(self, seed: int) -> None:
         """Make what is not there yet, in a child: it takes what the parent must not import.
-
-        Args:
-            seed: of everything random.
 
         Raises:
             DataError: something could not be made; the child has said why.

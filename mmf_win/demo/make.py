@@ -32,7 +32,7 @@ def main(path: Path, seed: int) -> int:
     """Make what is not there yet and return the exit code; what the system refuses is said in a line."""
     with log_shown():
         try:
-            fill(DemoFolder(path), seed)
+            _fill(DemoFolder(path), seed)
         except KeyboardInterrupt:
             return Interrupted.exit_code
         except OSError as error:
@@ -41,21 +41,15 @@ def main(path: Path, seed: int) -> int:
     return 0
 
 
-def fill(folder: DemoFolder, seed: int) -> None:
-    """Make the archive, the features and the BERT, unless they are there: each complete or not at all.
-
-    Args:
-        folder: claimed already.
-        seed: of everything random.
-    """
+def _fill(folder: DemoFolder, seed: int) -> None:
+    """Make the archive, the features and the BERT, unless they are there: each complete or not at all."""
     splits = synthetic.make(seed)
     memes = [meme for split in splits.values() for meme in split]
     if not folder.archive.exists():
         _log.info("making a synthetic set of %d encrypted memes in %s …", len(memes), folder.path)
-        members = synthetic.archive_members(splits)
-        write_encrypted_zip(
-            folder.archive, _shown("drawing and encrypting", len(memes) + len(splits) + 1, members), PASSWORD
-        )
+        count = len(memes) + len(splits) + 1
+        members = _shown("drawing and encrypting", count, synthetic.archive_members(splits))
+        write_encrypted_zip(folder.archive, members, PASSWORD)
     if not folder.features.exists():
         images = ((meme.stem, meme.png) for meme in memes)
         write_archive(folder.features, _shown("describing regions", len(memes), images))

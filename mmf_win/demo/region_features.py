@@ -20,19 +20,12 @@ from PIL import Image
 from mmf_win.files import replacing
 from mmf_win.worker import feature_lmdb
 
-# Classes of Visual Genome, the first of them the background.
-_CLASSES = 1601
-# ViLBERT was made for features of about this length.
-_LENGTH = 40.0
+_CLASSES = 1601  # of Visual Genome, the first of them the background
+_LENGTH = 40.0  # ViLBERT was made for features of about this length
 
 
 def describe(stem: str, image: bytes) -> dict[str, Any]:
-    """The dictionary that MMF keeps for an image.
-
-    Args:
-        stem: the image's file name without its suffix.
-        image: the image file.
-    """
+    """The dictionary that MMF keeps for an image, of its file and the name of that without its suffix."""
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
     height, width = pixels.shape[:2]
     x, y = width // 2, height // 2
@@ -58,7 +51,7 @@ def write_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
 
     Args:
         path: the archive; replaced when it exists.
-        images: each image's file name without its suffix, and its file.
+        images: arguments of :func:`describe`.
     """
     records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
     size = feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))

@@ -18,14 +18,19 @@ beside them, and one folder around it all.
 
 from __future__ import annotations
 
+import io
 import itertools
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
+from typing import TYPE_CHECKING
 
-from mmf_win.demo.drawing import Picture, draw
 from mmf_win.files import json_bytes
+
+if TYPE_CHECKING:
+    from PIL.ImageDraw import ImageDraw
 
 OPENINGS = ("look", "see", "guess", "imagine")
 CROWDS = ("people", "friends", "classmates", "neighbours", "fans", "strangers")
@@ -34,8 +39,7 @@ VERBS = (("love", "hate"), ("like", "mock"), ("miss", "avoid"), ("trust", "fear"
 ENDINGS = ("you", "you today", "your jokes", "your songs", "your cooking")
 
 SIZES = {"train": 400, "dev_seen": 40, "dev_unseen": 80, "test_seen": 40, "test_unseen": 160}
-"""Memes in each split, under the names of the challenge's second phase."""
-
+"""Memes in each split, under the names of the challenge's second phase: fours, at most 1,920 in all."""
 NOISE = 0.1
 """The share of each split's groups of four that have all their labels the other way round."""
 
@@ -45,17 +49,37 @@ A synthetic set in the format of the Hateful Memes challenge, drawn by the demo 
 It contains no data of the challenge, and is in the public domain (CC0 1.0 Universal).
 """
 
+_SKIES = ((140, 190, 240), (240, 170, 120), (90, 110, 170), (200, 220, 230))
+_GROUNDS = ((225, 190, 130), (205, 165, 105), (190, 180, 150), (235, 210, 160))
+_SKINS = ((90, 56, 37), (150, 100, 66), (200, 150, 110), (240, 200, 170))
+_SHIRTS = ((200, 40, 50), (40, 80, 190), (30, 140, 80), (240, 200, 40), (120, 50, 150))
+_SUN = (255, 240, 170)
+_CACTUS = (60, 130, 70)
+_WHITE = (255, 255, 255)
+_BLACK = (0, 0, 0)
+
+_LINE = 14
+_LETTER = 7
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a picture shows: a crowd, or a desert where nobody is; the same values give the same pixels."""
+
+    crowded: bool
+    width: int
+    height: int
+    seed: int
+
+    @classmethod
+    def random(cls, random: Random, *, crowded: bool) -> Picture:
+        """A picture of any size and scene."""
+        return cls(crowded, random.randrange(160, 260), random.randrange(140, 240), random.getrandbits(32))
+
 
 @dataclass(frozen=True)
 class Meme:
-    """One meme.
-
-    Attributes:
-        id: a positive integer of at most five digits.
-        text: the caption.
-        picture: what it is written upon.
-        label: 1 when it is mean, but for the noise.
-    """
+    """One meme; its label is 1 when it is mean, but for the noise."""
 
     id: int
     text: str
@@ -78,33 +102,26 @@ class Meme:
         return draw(self.picture, self.text)
 
 
-def make(seed: int, sizes: Mapping[str, int] = SIZES) -> dict[str, list[Meme]]:
+def make(seed: int) -> dict[str, list[Meme]]:
     """The memes of each split, in random order; the same seed makes the same memes.
 
-    Args:
-        seed: of everything random.
-        sizes: memes in each split, multiples of four. No caption comes back in another group, so a test
-            never asks for words that were learnt by heart; that limits them to 1,920 in all.
+    No caption comes back in another group, so a test never asks for words that were learnt by heart.
     """
     random = Random(seed)
     wordings = list(itertools.product(OPENINGS, CROWDS, VERBS, ENDINGS))
     random.shuffle(wordings)
     # Some of four digits, so that file names need their leading zero.
-    ids = iter(random.sample(range(1_000, 100_000), sum(sizes.values())))
+    ids = iter(random.sample(range(1_000, 100_000), sum(SIZES.values())))
     splits: dict[str, list[Meme]] = {}
-    for split, size in sizes.items():
+    for split, size in SIZES.items():
         memes: list[Meme] = []
         groups = size // 4
         noisy = frozenset(random.sample(range(groups), round(NOISE * groups)))
         for group in range(groups):
             crowd, desert = Picture.random(random, crowded=True), Picture.random(random, crowded=False)
             opening, who, (kind, mean), ending = wordings.pop()
-            for verb, picture, label in (
-                (kind, crowd, 0),
-                (kind, desert, 1),
-                (mean, crowd, 1),
-                (mean, desert, 0),
-            ):
+            kinds = (kind, crowd, 0), (kind, desert, 1), (mean, crowd, 1), (mean, desert, 0)
+            for verb, picture, label in kinds:
                 text = f"{opening} how many {who} {verb} {ending}"
                 memes.append(Meme(next(ids), text, picture, 1 - label if group in noisy else label))
         random.shuffle(memes)
@@ -121,3 +138,38 @@ def archive_members(splits: Mapping[str, list[Meme]]) -> Iterator[tuple[str, byt
     for memes in splits.values():
         for meme in memes:
             yield f"{_TOP}/{meme.image_path}", meme.png
+
+
+def draw(picture: Picture, caption: str) -> bytes:
+    """``picture`` as a PNG file with ``caption`` written on it. Needs Pillow."""
+    from PIL import Image, ImageDraw
+
+    random = Random(picture.seed)
+    image = Image.new("RGB", (picture.width, picture.height), random.choice(_SKIES))
+    canvas = ImageDraw.Draw(image)
+    horizon = int(picture.height * random.uniform(0.4, 0.5))
+    x, radius = random.randrange(picture.width), random.randint(8, 16)
+    canvas.ellipse((x - radius, 20, x + radius, 20 + 2 * radius), _SUN)
+    canvas.rectangle((0, horizon, picture.width, picture.height), random.choice(_GROUNDS))
+    draw_one, fewest, most = (_draw_person, 20, 30) if picture.crowded else (_draw_cactus, 1, 3)
+    for _ in range(random.randint(fewest, most)):
+        draw_one(canvas, random, picture, horizon)
+    for n, line in enumerate(textwrap.wrap(caption.upper(), picture.width // _LETTER)):
+        x = (picture.width - _LETTER * len(line)) // 2
+        canvas.text((x + 1, 5 + n * _LINE), line, _BLACK)  # a shadow, so that it can be read on any sky
+        canvas.text((x, 4 + n * _LINE), line, _WHITE)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def _draw_person(canvas: ImageDraw, random: Random, picture: Picture, horizon: int) -> None:
+    x, feet = random.randrange(picture.width), random.randrange(horizon + 20, picture.height)
+    canvas.rectangle((x - 6, feet - 20, x + 6, feet), random.choice(_SHIRTS))
+    canvas.ellipse((x - 6, feet - 33, x + 6, feet - 20), random.choice(_SKINS))
+
+
+def _draw_cactus(canvas: ImageDraw, random: Random, picture: Picture, horizon: int) -> None:
+    x, foot = random.randrange(picture.width), random.randrange(horizon + 10, picture.height)
+    canvas.rectangle((x - 3, foot - 26, x + 3, foot), _CACTUS)
+    canvas.rectangle((x - 10, foot - 18, x + 10, foot - 14), _CACTUS)

@@ -42,7 +42,7 @@ import json, sys
 from functools import partial
 from pathlib import Path
 from mmf_win.demo import make, synthetic
-synthetic.make = partial(synthetic.make, sizes=json.loads(sys.argv[2]))
+synthetic.SIZES = json.loads(sys.argv[2])
 make.main(Path(sys.argv[1]), 1)
 """
 

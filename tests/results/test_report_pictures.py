@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 Image = pytest.importorskip("PIL.Image")
 pictures = pytest.importorskip("mmf_win.results.report.pictures")
 
-from mmf_win.demo.drawing import Picture, draw  # noqa: E402
+from mmf_win.demo.synthetic import Picture, draw  # noqa: E402
 
 
 def scene(random: Random, width: int, height: int) -> Any:

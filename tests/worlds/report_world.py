@@ -13,7 +13,7 @@ from typing import Any
 
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.predictions import Prediction, write_predictions
-from mmf_win.demo.drawing import Picture, draw
+from mmf_win.demo.synthetic import Picture, draw
 from mmf_win.files import json_bytes
 from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import DatasetPaths, Places
