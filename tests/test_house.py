@@ -21,7 +21,7 @@ from tests.worlds.tools import script
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "mmf_win").rglob("*.py"))
-HEAVY = {"torch", "numpy", "mmf", "transformers", "omegaconf", "py7zr", "tqdm", "yaml"}
+HEAVY = {"torch", "numpy", "mmf", "transformers", "omegaconf", "pandas", "py7zr", "tqdm", "yaml"}
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
