@@ -10,8 +10,8 @@ from mmf_win.commands import options
 from mmf_win.console import print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.runs import lookup
-from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import SWEEPS, find_sweep, trained
+from mmf_win.sweeps.folder import SWEEPS, SweepFolder, find_sweep
+from mmf_win.sweeps.table import trained
 from mmf_win.upstream.install import require_packages
 
 

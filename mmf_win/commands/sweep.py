@@ -27,13 +27,12 @@ from mmf_win.runs import presets, training
 from mmf_win.runs.request import Once
 from mmf_win.sweeps import grid, on_ray, specification, templates
 from mmf_win.sweeps.driver import Driver
-from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import SWEEPS, cost
+from mmf_win.sweeps.folder import SWEEPS, SweepFolder
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.running import Runner, slots_here
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Specification, read_text
-from mmf_win.sweeps.table import flat, lines
+from mmf_win.sweeps.table import cost, flat, lines
 from mmf_win.sweeps.task import Task, begun, joined
 from mmf_win.upstream.install import require_packages
 

@@ -15,11 +15,10 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import aligned, duration, print_json, say, size
 from mmf_win.runs import seeds
-from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.found import Cost, find_sweep, position
+from mmf_win.sweeps.folder import SweepFolder, find_sweep
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.running import Runner
-from mmf_win.sweeps.table import Line, flat, lines
+from mmf_win.sweeps.table import Cost, Line, flat, lines, position
 from mmf_win.sweeps.task import State, Task
 
 

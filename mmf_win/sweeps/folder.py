@@ -23,11 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmf_win.console import shell_line
+from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Inside
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 
+SWEEPS = "sweeps"
+"""Where sweeps lie in the save dir."""
 _BY_LIBYAML = 4096  # characters; of more, something nested too deeply might crash it
 
 
@@ -63,6 +67,23 @@ class TaskFolder:
     def newest_run(self) -> Run | None:
         """The newest run of mmfw's in it."""
         return next(iter(all_runs(self.path)), None)
+
+
+def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
+    """A sweep by its folder or its name in the save dir; without one, the newest there.
+
+    Raises:
+        UsageError: there is none.
+    """
+    places = [Path(wanted).expanduser(), save_dir / SWEEPS / wanted] if wanted else []
+    every = map(SweepFolder, places or sorted((save_dir / SWEEPS).glob("*")))
+    found = [sweep for sweep in every if sweep.specification.is_file()]
+    if not found:
+        nothing = f"there is no sweep in {save_dir / SWEEPS}"
+        makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
+        missing = f"{wanted}: there is no such sweep" if wanted else nothing
+        raise UsageError(missing, hint=f"`{makes}` makes one")
+    return found[0] if wanted else max(found, key=lambda sweep: sweep.specification.stat().st_mtime)
 
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:

@@ -108,14 +108,12 @@ class Cluster:
     def slots(
         self, resources: Sequence[str] | None, count: int | None, sweep: SweepFolder, data: Path
     ) -> list[Slot]:
-        """Slots in the cluster.
+        """Slots in the cluster, for tasks of a sweep that read data from a folder.
 
         Args:
             resources: what each slot has, of which only the number of GPUs counts; None for one GPU, or a CPU
                 where the cluster has no GPUs.
             count: how many slots; None for as many as the cluster has room for.
-            sweep: where the tasks are to lie.
-            data: what they read.
 
         Raises:
             UsageError: no node has so many GPUs, or a CPU.

@@ -104,10 +104,8 @@ class Runner:
     """How a driver's tasks are run; it can be sent to another machine.
 
     Attributes:
-        sweep: the folder.
         template: the commands that may be run, in order.
         shell: give them to a shell.
-        resume: how a training goes on.
         time: when the sweep was started, for the names of logs.
         patience: seconds without progress after which a command that was asked to leave is killed.
     """

@@ -1,17 +1,7 @@
 """What a sweep runs: commands with placeholders, and the values of their parameters to combine.
 
-The file is that of mlrunner 0.5.9 (https://pypi.org/project/mlrunner), with ``shell`` and ``search``. Its
-first document has the keys
-
-``template``   name of a command → the command, with placeholders; see :mod:`mmf_win.sweeps.templates`,
-``default``    values of parameters that a choice does not set,
-``alias``      parameter → case → the values that it stands for,
-``resource``   one entry a slot: a GPU, several as ``"0,1"``, or ``cpu``; all GPUs where it is missing,
-``shell``      true to give the commands to a shell,
-``search``     what Optuna chooses, as in :class:`Search`.
-
-Each further document is a choice: parameter → the values to combine with those of the others. Its ``_title``
-names it, and ``_cmd`` limits the commands.
+The file is that of mlrunner 0.5.9 (https://pypi.org/project/mlrunner), with ``shell`` and ``search``;
+docs/sweeps.md has its keys.
 """
 
 from __future__ import annotations
@@ -45,13 +35,7 @@ _OF_RANGE = {"low", "high", "log", "step"}
 
 @dataclass(frozen=True)
 class Choice:
-    """Values to combine.
-
-    Attributes:
-        values: parameter → its values, in the order of the file.
-        title: what ``--title`` calls it.
-        commands: of the templates; None for all of them.
-    """
+    """Values of each parameter to combine; ``commands`` are those of the templates, None for all."""
 
     values: dict[str, list[Any]]
     title: str | None = None
@@ -66,10 +50,7 @@ class Search:
         parameters: parameter → a list of categories, or ``{low, high}`` with ``log: true`` or a ``step``;
             whole numbers where both ends are whole.
         trials: how many tasks.
-        metric: of the validations, such as ``auroc`` or ``accuracy``, where the best one counts; or
-            ``FILE.json:KEY.KEY``, a number in a file of the task's folder.
-        sampler, seed: how the next values are chosen.
-        pruner: which trainings are stopped early, by their validations.
+        metric: of the best validation, or ``FILE.json:KEY.KEY``, a number in a file of the task's folder.
     """
 
     parameters: dict[str, Any]
@@ -154,7 +135,7 @@ def parse(text: str, path: Path) -> Specification:
         hint = "a second document after a line with --- says which values to combine"
         raise UsageError(f"{path}: there is nothing to combine", hint=hint)
     return Specification(
-        template={name: str(command) for name, command in template.items()},
+        template=template,
         choices=choices,
         default=_values(head.get("default") or {}, f"{path}: 'default'"),
         alias=alias,
@@ -165,17 +146,12 @@ def parse(text: str, path: Path) -> Specification:
 
 
 def dump(specification: Specification) -> str:
-    """The text of a file that says the same.
-
-    Only for what :func:`mmf_win.sweeps.grid.of_preset` makes: templates, defaults, choices and resources.
-    """
+    """The text of a file that says the same, of what :func:`mmf_win.sweeps.grid.of_preset` makes."""
     import yaml
 
     head: dict[str, Any] = {"template": specification.template}
     if specification.default:
         head["default"] = specification.default
-    if specification.resource is not None:
-        head["resource"] = list(specification.resource)
     documents = [head, *(dict(choice.values) for choice in specification.choices)]
     return yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000)
 
@@ -200,10 +176,8 @@ def _documents(text: str, path: Path) -> list[Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        tab = "\t" in text and "\\t" in problem
-        raise UsageError(
-            f"{path}{where}: {problem}", hint="YAML is indented by spaces" if tab else None
-        ) from None
+        hint = "YAML is indented by spaces" if "\t" in text and "\\t" in problem else None
+        raise UsageError(f"{path}{where}: {problem}", hint=hint) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
 

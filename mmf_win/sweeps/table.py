@@ -1,4 +1,7 @@
-"""What came of a sweep: one line a combination, with means and standard deviations over its seeds."""
+"""What came of a sweep: one line a combination, with means and standard deviations over its seeds.
+
+Also how far its tasks are, and what one takes.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import seeds
-from mmf_win.runs.history import tested, val_auroc
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import size_of, summaries, tested, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.planning import all_tasks
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 _AUROC = "auroc"
 _TEST = "test_"  # how the metrics of predicted splits begin; nothing is ranked by them
+_SAMPLE = 20  # tasks whose files are counted
 _NAMES = {"roc_auc": _AUROC, "total_loss": "loss"}
 
 
@@ -48,6 +53,28 @@ class Line:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     difference: float | None = None
     p: float | None = None
+
+
+class Cost(NamedTuple):
+    """What a task takes, by so many earlier ``tasks``: the means of their time and of their bytes on disk."""
+
+    tasks: int
+    seconds: float
+    size: float
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a task's newest training is, with the last loss, the best AUROC and the seconds that are left.
+
+    What is not known is None.
+    """
+
+    update: int | None = None
+    max_updates: int | None = None
+    loss: float | None = None
+    auroc: float | None = None
+    left: float | None = None
 
 
 def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()) -> list[Line]:
@@ -121,6 +148,48 @@ def differing_parameters(tasks: Sequence[Task]) -> list[str]:
         and not name.startswith("_")
         and len({json.dumps(task.values.get(name), default=str) for task in tasks}) > 1
     ]
+
+
+def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
+    """The newest run of each task that ended well or was pruned, with the parameters that differ.
+
+    Raises:
+        UsageError: the sweep's specification is invalid.
+    """
+    tasks = [task for task in all_tasks(sweep) if task.state in ("success", "pruned")]
+    differing = differing_parameters(tasks)
+    found = [(sweep.task(task.name).newest_run(), task) for task in tasks]
+    return {
+        run: {name: task.values.get(name) for name in differing} for run, task in found if run is not None
+    }
+
+
+def position(folder: TaskFolder) -> Position:
+    """How far a task is."""
+    try:
+        run = folder.newest_run()
+        events = [] if run is None else read_events(run.events)
+    except (DataError, OSError):
+        return Position()
+    scores = [score for event in events if (score := val_auroc(event)) is not None]
+    last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
+    update, total, speed = last.get("update"), last.get("max_updates"), last.get("updates_per_s")
+    left = (total - update) / speed if total and speed else None
+    return Position(update, total, last.get("loss"), max(scores, default=None), left)
+
+
+def cost(sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path) -> Cost | None:
+    """What one more task will take: by those of the sweep that ended well, else by runs of the preset.
+
+    None where there is neither.
+    """
+    done = [task for task in tasks if task.state == "success"]
+    if done:
+        sizes = [size_of(Run(sweep.task(task.name).path)) for task in done[:_SAMPLE]]
+        return Cost(len(done), statistics.mean(task.seconds for task in done), statistics.mean(sizes))
+    runs = summaries(save_dir, preset=preset, state="done") if preset else []
+    seconds, sizes = [run.seconds for run in runs], [run.size for run in runs]
+    return Cost(len(runs), statistics.mean(seconds), statistics.mean(sizes)) if runs else None
 
 
 def metrics_of(folder: TaskFolder) -> dict[str, float]:

@@ -1,7 +1,4 @@
-"""Fills the placeholders of a command.
-
-``{param}`` becomes the value, ``[param]`` becomes ``--param value``, or for true ``--param`` and for false
-nothing. ``{_output}`` is the task's folder, ``{_name}`` its name, ``{_time}`` when the sweep was started.
+"""Fills the placeholders of a command: ``{param}`` and ``[param]``, as docs/sweeps.md says.
 
 Without a shell, the command is split into words as a POSIX shell does it, and then filled, so that a value is
 always one word. For a shell, values are quoted.

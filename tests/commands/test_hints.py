@@ -139,7 +139,7 @@ NOT_RUN = {
     "upstream/overrides: mmfw train": _PRESET,
     "commands/convert: mmfw train": _PRESET,
     "commands/runs: mmfw train": _PRESET,
-    "sweeps/found: mmfw sweep": _PRESET,
+    "sweeps/folder: mmfw sweep": _PRESET,
     "unpacking/staging: --data-dir": "another disk is the user's",
     "upstream/sources: mmfw setup": "GitHub; tests/upstream/test_install.py takes MMF from a server that "
     "answers as it does",

@@ -13,10 +13,9 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.sweeps import frame
 from mmf_win.sweeps.folder import SweepFolder, write_yaml
-from mmf_win.sweeps.found import position
-from mmf_win.sweeps.found import trained as trained_ones
 from mmf_win.sweeps.planning import plan
-from mmf_win.sweeps.table import flat, lines
+from mmf_win.sweeps.table import flat, lines, position
+from mmf_win.sweeps.table import trained as trained_ones
 from mmf_win.sweeps.task import begun
 from tests.worlds.sweeping import ROOT, ended, trained, yaml
 
