@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import pickle
 import sys
+import tarfile
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.console import Progress, log_shown
 from mmf_win.demo import synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
-from mmf_win.demo.region_features import write_archive
 from mmf_win.errors import DataError, Interrupted
+from mmf_win.files import replacing
+from mmf_win.worker import feature_lmdb
 from mmf_win.worker.tiny_bert import write_bert
 
 _log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
 
+_CLASSES = 1601  # of Visual Genome, the first of them the background
+_LENGTH = 40.0  # ViLBERT was made for features of about this length
 BERT = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -52,7 +63,7 @@ def _fill(folder: DemoFolder, seed: int) -> None:
         write_encrypted_zip(folder.archive, members, PASSWORD)
     if not folder.features.exists():
         images = ((meme.stem, meme.png) for meme in memes)
-        write_archive(folder.features, _shown("describing regions", len(memes), images))
+        write_features(folder.features, _shown("describing regions", len(memes), images))
     if not (folder.bert / "vocab.txt").exists():
         words = sorted({word for meme in memes for word in meme.text.split()})
         write_bert(folder.bert, words, seed, **BERT)
@@ -63,6 +74,59 @@ def _shown(title: str, total: int, items: Iterable[tuple[str, bytes]]) -> Iterat
         for item in items:
             yield item
             progress.advance(1)
+
+
+def describe(stem: str, image: bytes) -> dict[str, Any]:
+    """The dictionary that MMF keeps for an image, of its file and the name of that without its suffix.
+
+    Its features stand in for those of Detectron, which needs a trained network and a GPU: the share of each
+    of 2048 colours in the whole image and in its four quarters.
+    """
+    pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
+    height, width = pixels.shape[:2]
+    x, y = width // 2, height // 2
+    # The whole image first, since ViLBERT pools the first region; then its quarters.
+    boxes = [(0, 0, width, height), (0, 0, x, y), (x, 0, width, y), (0, y, x, height), (x, y, width, height)]
+    regions = [pixels[top:bottom, left:right] for left, top, right, bottom in boxes]
+    background = np.zeros((len(boxes), _CLASSES), dtype=np.float32)
+    background[:, 0] = 1
+    return {
+        "feature_path": stem,
+        "features": np.stack([_colours(region) for region in regions]),
+        "bbox": np.array(boxes, dtype=np.float32),
+        "num_boxes": len(boxes),
+        "objects": np.zeros(len(boxes), dtype=np.int64),
+        "cls_prob": background,
+        "image_width": width,
+        "image_height": height,
+    }
+
+
+def write_features(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
+    """Write a ``features.tar.gz`` as MMF downloads it, holding ``detectron.lmdb``. It is complete or absent.
+
+    Args:
+        path: the archive; replaced when it exists.
+        images: arguments of :func:`describe`.
+    """
+    records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
+    size = feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
+        folder = Path(staging, "detectron.lmdb")
+        feature_lmdb.write(folder, records, size)
+        # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
+        with replacing(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
+            archive.add(folder, folder.name)
+
+
+def _colours(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """How often each of 2048 colours occurs: four bits of red, four of green, three of blue."""
+    red, green, blue = (pixels[..., channel].astype(np.int64) for channel in range(3))
+    counts = np.bincount(((red >> 4) << 7 | (green >> 4) << 3 | blue >> 5).ravel(), minlength=2048)
+    # The root of a share counts a small thing for more than its size, and makes every vector equally long.
+    colours: np.ndarray[Any, np.dtype[np.float32]] = np.sqrt(counts / counts.sum(), dtype=np.float32)
+    colours *= _LENGTH
+    return colours
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ picture with both captions::
 
 so words alone, or pictures alone, tell nothing at all about the label. As people disagree about real memes,
 one such group of four in ten has all its labels the other way round, so the best possible AUROC is about 0.9.
-
-The files have the form of the released set: five labelled splits, ids as strings of five digits, a README
-beside them, and one folder around it all.
 """
 
 from __future__ import annotations

@@ -20,12 +20,6 @@ from mmf_win.sweeps.task import Task
 _TICK = 0.2
 _BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
 
-Execute = Callable[[Task, Slot, Tell, Callable[[], Asked]], Task]
-"""Runs a task to its end, as :meth:`mmf_win.sweeps.running.Runner.run` does."""
-
-Show = Callable[[Slot, News], None]
-"""Shows what is told of the task in a slot, and the task once more as it ends."""
-
 
 @dataclass
 class _Running:
@@ -42,6 +36,8 @@ class Driver:
 
     Attributes:
         slots: where they run, one at a time in each.
+        execute: runs one to its end, as :meth:`mmf_win.sweeps.running.Runner.run` does.
+        show: shows what is told of the task in a slot, and the task once more as it ends.
         on_stop: called when the user asks for an end.
         search: proposes more tasks; None where there is no search.
         tasks: all that were asked of it, by their keys, as they are.
@@ -49,8 +45,8 @@ class Driver:
 
     sweep: SweepFolder
     slots: Sequence[Slot]
-    execute: Execute
-    show: Show
+    execute: Callable[[Task, Slot, Tell, Callable[[], Asked]], Task]
+    show: Callable[[Slot, News], None]
     on_stop: Callable[[], None]
     search: OptunaSearch | None = None
     tasks: dict[str, Task] = field(default_factory=dict)

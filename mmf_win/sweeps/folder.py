@@ -75,13 +75,12 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     Raises:
         UsageError: there is none.
     """
-    places = [Path(wanted).expanduser(), save_dir / SWEEPS / wanted] if wanted else []
-    every = map(SweepFolder, places or sorted((save_dir / SWEEPS).glob("*")))
-    found = [sweep for sweep in every if sweep.specification.is_file()]
+    folder = save_dir / SWEEPS
+    places = [Path(wanted).expanduser(), folder / wanted] if wanted else sorted(folder.glob("*"))
+    found = [sweep for sweep in map(SweepFolder, places) if sweep.specification.is_file()]
     if not found:
-        nothing = f"there is no sweep in {save_dir / SWEEPS}"
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-        missing = f"{wanted}: there is no such sweep" if wanted else nothing
+        missing = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {folder}"
         raise UsageError(missing, hint=f"`{makes}` makes one")
     return found[0] if wanted else max(found, key=lambda sweep: sweep.specification.stat().st_mtime)
 

@@ -43,7 +43,6 @@ def plan(
     """Combine the choices.
 
     Args:
-        specification: what to combine.
         title: only choices of this title.
         commands: only these commands, instead of those that the choices name.
         sample: only so many of each choice, drawn at random, always the same ones.

@@ -132,13 +132,7 @@ class Runner:
         return {"_output": str(self.sweep.task(task.name).path), "_name": task.name, "_time": self.time}
 
     def run(self, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked] = Asked) -> Task:
-        """Claim a task, and run its commands until one fails.
-
-        Args:
-            task: as it was when the driver began.
-            slot: where it runs.
-            tell: is told what happens.
-            asked: what is asked of it at this moment.
+        """Claim a task, given as it was when the driver began, and run its commands until one fails.
 
         Returns:
             The task as it is now: ``running`` where somebody else has it, ``queued`` where it was stopped.
@@ -345,12 +339,9 @@ def _program(words: Sequence[str], shell: bool) -> Sequence[str]:
 
 def _last_words(log: Path) -> str:
     """The error in a log: its last line that says so, else its last line."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL))
-            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-    except OSError:
-        return ""
-    lines = [line for line in lines if line]
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL))
+        text = file.read().decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1]

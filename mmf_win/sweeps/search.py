@@ -24,12 +24,7 @@ _REPEATS = "repeats"  # marks a trial that is one
 
 
 class OptunaSearch:
-    """The search of a specification; Optuna keeps what it knows in the sweep's folder.
-
-    Args:
-        specification: one with a search.
-        sweep: the folder.
-        tasks: those of the sweep so far.
+    """The search of a specification that has one; Optuna keeps what it knows in the sweep's folder.
 
     Raises:
         UsageError: the folder has the study of another search.

@@ -19,9 +19,6 @@ from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
 Values = dict[str, Any]
-Sampler = Literal["tpe", "random"]
-Pruner = Literal["none", "median", "hyperband"]
-Direction = Literal["maximize", "minimize"]
 CPU = "cpu"
 """The resource that is no GPU."""
 OTHER_GPUS = "-r cpu goes without a GPU, and -r GPU names another"
@@ -30,7 +27,6 @@ ELSEWHERE = "-o chooses another folder"
 """What to do where a folder has the results of another sweep."""
 
 _KEYS = ("template", "default", "alias", "resource", "shell", "search")
-_OF_RANGE = {"low", "high", "log", "step"}
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,9 @@ class Search:
     parameters: dict[str, Any]
     trials: int
     metric: str = "auroc"
-    direction: Direction = "maximize"
-    sampler: Sampler = "tpe"
-    pruner: Pruner = "none"
+    direction: Literal["maximize", "minimize"] = "maximize"
+    sampler: Literal["tpe", "random"] = "tpe"
+    pruner: Literal["none", "median", "hyperband"] = "none"
     seed: int | None = None
 
 
@@ -243,7 +239,7 @@ def _require_domain(name: str, domain: Any, where: str) -> None:
     where = f"{where}: {name}"
     ends = [domain.get("low"), domain.get("high")] if isinstance(domain, dict) else []
     numbers = [end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)]
-    if len(numbers) != 2 or not set(domain) <= _OF_RANGE:
+    if len(numbers) != 2 or not set(domain) <= {"low", "high", "log", "step"}:
         hint = (
             "for example {low: 1.0e-6, high: 1.0e-3, log: true}; YAML takes 1e-6, without a dot, for a text"
         )

@@ -81,7 +81,6 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     """The combinations of a sweep, the best first; those without the metric come last.
 
     Args:
-        folder: of the sweep.
         metric: what they are ranked by; None for what the sweep searches by, else the AUROC.
         baseline: ``PARAMETER=VALUE`` of the one to compare the others with.
 

@@ -104,11 +104,11 @@ def test_runs_and_sha256sum_find_it_intact(user_dir: Path, lmdb: Path, places: P
 def test_what_is_there_is_replaced_only_by_force(
     user_dir: Path, lmdb: Path, places: Places, add: Add
 ) -> None:
-    from mmf_win.demo.region_features import write_archive
+    from mmf_win.demo.make import write_features
     from tests.demo.test_region_features import half_red_half_blue
 
     archive = user_dir / "features.tar.gz"
-    write_archive(archive, [("01234", half_red_half_blue())])
+    write_features(archive, [("01234", half_red_half_blue())])
     extract_features(archive, places, version=None)
     folder = npy.write_pairs(user_dir / "npy", ["00001"])
     with pytest.raises(DatasetError, match="already") as raised:

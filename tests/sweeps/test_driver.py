@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import subprocess
 import sys
@@ -149,25 +148,6 @@ def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep) -> None
     said, _ = other.communicate(timeout=_PATIENCE)
     assert other.returncode == 0 and "4 success" in said
     assert (sweep.counts["begin"], sweep.counts["end"]) == (6, 4)
-
-
-def test_a_failed_task_goes_on_at_the_command_that_failed(sweep: Sweep) -> None:
-    fails = (
-        "import pathlib, sys\n"
-        "sys.exit(0 if (pathlib.Path(sys.argv[1]) / 'luck').exists() else 'no luck today')\n"
-    )
-    sweep.open()
-    unlucky = python(sweep.folder, fails, shlex.quote(sweep.folder.as_posix()))
-    sweep.write(2, gated(sweep.folder), unlucky)
-    code, said = sweep.run()
-    assert code == 7
-    assert "c1: no luck today" in said and "--failed" in said
-    assert set(sweep.states.values()) == {"failed"}
-    (sweep.folder / "luck").touch()
-    assert sweep.run("--failed")[0] == 0
-    assert sweep.counts["begin"] == 2  # the first command did not run again
-    assert sweep.run("--force")[0] == 0
-    assert sweep.counts["begin"] == 4
 
 
 def test_only_the_chosen_commands_run_and_the_rest_later(sweep: Sweep) -> None:

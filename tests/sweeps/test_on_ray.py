@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -103,18 +103,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def node(cluster: Any, *options: str, mounts: str | None = None) -> Iterator[None]:
     """Another node, with a view of its own of the file system where it ``mounts`` something."""
-    start = [
-        Path(sys.executable).with_name("ray"),
-        "start",
-        "--block",
-        "--address",
-        cluster.address,
-        *options,
-    ]
+    ray_start = [Path(sys.executable).with_name("ray"), "start", "--block"]
     own_view = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"] if mounts else []
     before = alive(cluster)
     with subprocess.Popen(
-        [*own_view, *start], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        [*own_view, *ray_start, "--address", cluster.address, *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     ) as process:
         try:
             wait_until(lambda: alive(cluster) > before or process.poll() is not None)
@@ -137,25 +133,25 @@ def wait_until(true: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def sweep(here: Path, folder: Path, numbers: list[int], *commands: str, options: tuple[str, ...] = ()) -> int:
+def sweep(numbers: list[int], *commands: str, gpus: str | None = None, output: str = "out") -> int:
     """Run these commands with each number, in this process."""
-    return main(words(here, folder, numbers, *commands, options=options))
+    return main([*words(numbers, *commands, output=output), *(["-r", gpus] if gpus else [])])
 
 
-def words(
-    here: Path, folder: Path, numbers: list[int], *commands: str, options: tuple[str, ...] = ()
-) -> list[str]:
+def words(numbers: list[int], *commands: str, output: str = "out") -> list[str]:
     template = "\n".join(f"  {name}: python task.py {{_output}} {{n}} {name}" for name in commands)
-    (here / "params.yaml").write_text(f"template:\n{template}\n---\nn: {numbers}\n", encoding="utf-8")
-    return ["sweep", "run", "params.yaml", "--on", "ray", "-o", str(folder), *options]
+    Path("params.yaml").write_text(f"template:\n{template}\n---\nn: {numbers}\n", encoding="utf-8")
+    return ["sweep", "run", "params.yaml", "--on", "ray", "-o", output]
 
 
-def tasks(folder: Path) -> list[Task]:
-    return begun(SweepFolder(folder))
+def tasks() -> list[Task]:
+    return begun(SweepFolder(Path("out")))
 
 
-def lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines()
+def ran(command: str, numbers: Sequence[int]) -> list[list[str]]:
+    """The GPUs on which each of these numbers ran a command, once after the other."""
+    files = (Path("out", f"N_{n}", f"ran.{command}") for n in numbers)
+    return [file.read_text(encoding="utf-8").splitlines() for file in files]
 
 
 def is_running(pid_file: Path) -> bool:
@@ -166,22 +162,21 @@ def is_running(pid_file: Path) -> bool:
 
 
 def test_each_task_runs_once_on_gpus_of_its_own(cluster: Any, here: Path) -> None:
-    assert sweep(here, here / "out", [1, 2], "meet") == 0
-    cards = [lines(here / "out" / f"N_{n}" / "ran.meet") for n in (1, 2)]
-    assert sorted(cards) == [["0"], ["1"]]
-    assert [(task.state, task.starts) for task in tasks(here / "out")] == [("success", 1)] * 2
+    assert sweep([1, 2], "meet") == 0
+    assert sorted(ran("meet", [1, 2])) == [["0"], ["1"]]
+    assert [(task.state, task.starts) for task in tasks()] == [("success", 1)] * 2
     assert not list(here.rglob(".ray-*"))
 
 
 def test_what_a_lost_node_ran_is_run_on_another(cluster: Any, here: Path) -> None:
     options = ("--num-cpus=0", "--num-gpus=3")
     with node(cluster, *options), node(cluster, *options):
-        assert sweep(here, here / "out", [1, 2, 3], "save", "lose", options=("-r", "0,1,2")) == 0
-    found = tasks(here / "out")
+        assert sweep([1, 2, 3], "save", "lose", gpus="0,1,2") == 0
+    found = tasks()
     assert [(task.state, sorted(task.finished)) for task in found] == [("success", ["lose", "save"])] * 3
     assert [task.starts for task in found] == [2, 1, 1]
-    assert [len(lines(here / "out" / f"N_{n}" / "ran.save")) for n in (1, 2, 3)] == [1, 1, 1]
-    assert [len(lines(here / "out" / f"N_{n}" / "ran.lose")) for n in (1, 2, 3)] == [2, 1, 1]
+    assert [len(times) for times in ran("save", [1, 2, 3])] == [1, 1, 1]
+    assert [len(times) for times in ran("lose", [1, 2, 3])] == [2, 1, 1]
 
 
 def test_tasks_of_a_cluster_that_is_gone_stay_queued(
@@ -198,9 +193,9 @@ def test_tasks_of_a_cluster_that_is_gone_stay_queued(
 
     with ThreadPoolExecutor() as pool:
         ended = pool.submit(end)
-        assert sweep(here, here / "out", [1, 2], "wait") == 130
+        assert sweep([1, 2], "wait") == 130
         ended.result()
-    assert {task.state for task in tasks(here / "out")} == {"queued"}
+    assert {task.state for task in tasks()} == {"queued"}
     assert "is gone" in capsys.readouterr().err
 
 
@@ -209,18 +204,18 @@ def test_tasks_of_a_cluster_that_is_gone_stay_queued(
 def test_the_first_stop_lets_a_command_save_and_leave_and_the_second_kills_it(
     here: Path, command: str, saves: bool
 ) -> None:
-    assert sweep(here, here / "out", [os.getpid()], command) == 130
-    (task,) = tasks(here / "out")
+    assert sweep([os.getpid()], command) == 130
+    (task,) = tasks()
     folder = here / "out" / task.name
     assert (task.state, (folder / "saved").exists(), is_running(folder / "pid")) == ("queued", saves, False)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_nothing_of_a_task_outlives_a_driver_that_was_killed(here: Path) -> None:
-    words_of = words(here, here / "out", [1], "orphan")
     program = "import os, sys; from mmf_win.cli import main; params = open('params.yaml').read()\n"
     program += "open('params.yaml', 'w').write(params.replace('[1]', f'[{os.getpid()}]')); main(sys.argv[1:])"
-    ended = subprocess.run([sys.executable, "-c", program, *words_of], check=False, capture_output=True)
+    command = [sys.executable, "-c", program, *words([1], "orphan")]
+    ended = subprocess.run(command, check=False, capture_output=True)
     assert ended.returncode == -9
     (pid,) = (here / "out").glob("*/pid")
     wait_until(lambda: not is_running(pid))
@@ -255,35 +250,30 @@ def test_a_node_that_lacks_something_is_refused(
     init, locking = here / "init.py", here / "locking.py"
     init.write_text("__version__ = '0.0.1'\n", encoding="utf-8")
     package = Path(mmf_win.__file__).parent
-    unlocked = (package / "locking.py").read_text(
-        encoding="utf-8"
-    ) + "\n\ndef is_locked(path): return False\n"
+    theirs = (package / "locking.py").read_text(encoding="utf-8")
+    unlocked = f"{theirs}\n\ndef is_locked(path): return False\n"
     locking.write_text(unlocked, encoding="utf-8")  # as where each machine has locks of its own
     mounts = mounts.format(package=package, init=init, here=here, locking=locking)
     with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=mounts):
-        assert sweep(here, here / "shared" / "out", [1], "save", options=("-r", "0,1,2,3")) == 6
+        assert sweep([1], "save", gpus="0,1,2,3", output="shared/out") == 6
     assert message.format(here=here) in capsys.readouterr().err.replace("\n", " ")
     assert not [*(here / "shared").iterdir()]
 
 
-@pytest.mark.usefixtures("cluster")
-def test_more_gpus_than_a_node_has_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep(here, here / "out", [1], "save", options=("-r", "0,1,2")) == 2
+@pytest.mark.usefixtures("cluster", "here")
+def test_more_gpus_than_a_node_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep([1], "save", gpus="0,1,2") == 2
     assert "no node of the cluster has 3 GPUs; it has " in capsys.readouterr().err
 
 
-def test_a_cluster_that_is_not_there_is_one_error(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("here")
+def test_without_a_cluster_or_ray_it_is_one_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    assert sweep(here, here / "out", [1], "save") == 6
+    assert sweep([1], "save") == 6
     assert "there is no Ray cluster to connect to at 127.0.0.1:1" in capsys.readouterr().err
-
-
-def test_without_ray_it_says_what_to_install(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert sweep(here, here / "out", [1], "save") == 6
+    assert sweep([1], "save") == 6
     said = capsys.readouterr().err
     assert "pip install -c" in said and "[ray]" in said

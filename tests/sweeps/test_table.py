@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import UsageError
-from mmf_win.sweeps import frame
 from mmf_win.sweeps.folder import SweepFolder, write_yaml
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.table import flat, lines, position
@@ -89,14 +88,6 @@ def test_what_cannot_be_ranked_or_compared_is_refused(
         lines(sweep, **how)  # type: ignore[arg-type]
 
 
-def test_a_notebook_gets_a_table(sweep: SweepFolder) -> None:
-    pytest.importorskip("pandas")
-    table = frame(str(sweep.path))
-    assert list(table["lr"]) == [0.5, 0.1, 0.9]
-    assert list(table["runs"]) == [3, 3, 3]
-    assert {"auroc", "auroc_sd", "loss", "loss_sd"} < set(table.columns)
-
-
 def test_the_page_gets_the_runs_with_what_differs(sweep: SweepFolder) -> None:
     found = trained_ones(sweep)
     assert len(found) == 9
@@ -123,4 +114,8 @@ def test_the_guides_lines_for_a_notebook_run(sweep: SweepFolder, monkeypatch: py
     monkeypatch.chdir(sweep.path.parent)
     names: dict[str, Any] = {}
     exec(code, names)
+    table = names["frame"]("save/sweeps/mmbt_grid")
+    assert list(table["lr"]) == [0.5, 0.1, 0.9]
+    assert list(table["runs"]) == [3, 3, 3]
+    assert {"auroc", "auroc_sd", "loss", "loss_sd"} < set(table.columns)
     assert list(names["examiner"].table()["lines"]) == [2] * 9
