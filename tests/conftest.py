@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.worlds.packages import Packages, build_all
-from tests.worlds.tools import NEWEST_MMF, is_wine, requires_newest_mmf
+from tests.worlds.tools import NEWEST_MMF, Mmfw, is_wine, requires_newest_mmf
 
 # In CI everything else has to run: a missing tool must not turn a test off unseen. Not so under Wine, where
 # hardly any tool is to be had, and what comes with the extra `train` where that is not installed.
@@ -35,6 +35,12 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - _KEPT:
         if name.startswith(("MMF_", "MMFW_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def mmfw(capsys: pytest.CaptureFixture[str]) -> Mmfw:
+    """Runs commands."""
+    return Mmfw(capsys)
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.cli import main
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, EventLog, Exit
 from mmf_win.runs.folder import Run
 from tests.worlds.memes import SLOTS
 from tests.worlds.requests import request
+from tests.worlds.tools import Mmfw
 
 SECRETS = ("hunter2 \"'2", "hf_hunter3hunter3", "hunter4")
 
@@ -40,26 +40,23 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def _report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, bytes]:
-    assert main(["bug-report", *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def _report(mmfw: Mmfw, *words: str) -> dict[str, bytes]:
+    found = mmfw.json("bug-report", *words)
     with zipfile.ZipFile(found["report"]) as archive:
         assert archive.namelist() == found["files"]
         return {name: archive.read(name) for name in found["files"]}
 
 
-def test_no_byte_of_it_tells_a_secret(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    members = _report(capsys, run.id, "--log")
+def test_no_byte_of_it_tells_a_secret(run: Run, mmfw: Mmfw) -> None:
+    members = _report(mmfw, run.id, "--log")
     for planted in (*SECRETS, "hunter", str(Path.home())):
         for way in (planted, json.dumps(planted)[1:-1], repr(planted)[1:-1]):
             for name, content in members.items():
                 assert way == "/" or way.encode() not in content, (name, way)
 
 
-def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    members = _report(capsys)
+def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(run: Run, mmfw: Mmfw) -> None:
+    members = _report(mmfw)
     assert set(members) == {
         "doctor.json",
         *(f"run/{name}" for name in ("request.json", "events.jsonl")),
@@ -69,32 +66,31 @@ def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(
     request = json.loads(members["run/request.json"])
     assert request["settings"]["training"] == {"tracker": {"api_key": "<secret>"}, "max_updates": 3}
     assert json.loads(members["run/attempts/1/exit.json"])["message"] == "KeyError: '<secret>'"
-    assert _report(capsys, "--log")["run/log.txt"].splitlines()[-1] == b"Traceback"
+    assert _report(mmfw, "--log")["run/log.txt"].splitlines()[-1] == b"Traceback"
 
 
-def test_a_long_log_is_its_end(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_log_is_its_end(run: Run, mmfw: Mmfw) -> None:
     with run.log.open("a", encoding="utf-8") as log:
         log.writelines(f"update {n}\n" for n in range(100_000))
-    lines = _report(capsys, "--log")["run/log.txt"].decode().splitlines()
+    lines = _report(mmfw, "--log")["run/log.txt"].decode().splitlines()
     assert lines[-1] == "update 99999"
     assert len(lines) < 100_000 and lines[0].startswith("update ")
 
 
 def test_each_gets_a_name_of_its_own_and_an_unreadable_run_is_taken_too(
-    run: Run, user_dir: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, user_dir: Path, mmfw: Mmfw
 ) -> None:
-    assert main(["bug-report"]) == 0
-    said = capsys.readouterr()
-    assert Path(said.out.strip()).is_file()
-    assert f"5 files of run {run.id}" in said.err
+    mmfw("bug-report")
+    assert Path(mmfw.out.strip()).is_file()
+    assert f"5 files of run {run.id}" in mmfw.err
     run.request_file.write_text("{", encoding="utf-8")
-    assert main(["bug-report"]) == 0
+    mmfw("bug-report")
     assert len(list(user_dir.glob("mmfw-bug-report-*.zip"))) == 2
 
 
 def test_without_any_run_it_is_about_the_machine(
-    empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     monkeypatch.chdir(user_dir)
-    assert set(_report(capsys)) == {"doctor.json"}
-    assert main(["bug-report", "no-such-run"]) == 2
+    assert set(_report(mmfw)) == {"doctor.json"}
+    mmfw("bug-report", "no-such-run", code=2)

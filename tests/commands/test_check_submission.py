@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import Places
 from tests.worlds import hostile, memes
-from tests.worlds.tools import typed
+from tests.worlds.tools import Mmfw, typed
 
 
 @pytest.fixture
@@ -29,32 +27,28 @@ def data_dir(user_dir: Path) -> Path:
     return user_dir
 
 
-def check(data_dir: Path, content: str, *words: str, split: str = "test_seen") -> int:
+def check(mmfw: Mmfw, data_dir: Path, content: str, split: str = "test_unseen", code: int = 0) -> Any:
+    """What the command says of a file for scripts, and afterwards to people."""
     file = data_dir / "predictions.csv"
     file.write_text(content, encoding="utf-8", newline="")
-    return main(["check-submission", str(file), "--split", split, "--data-dir", str(data_dir), *words])
+    words = ("check-submission", str(file), "--split", split, "--data-dir", str(data_dir))
+    found = mmfw.json(*words, code=code)
+    mmfw(*words, code=code)
+    return found
 
 
-def test_all_problems_are_told_and_the_exit_code_is_that_of_data(
-    data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check(data_dir, "id,proba,label\n1,nan,0\n2,0.9,1\n") == 3
-    said = capsys.readouterr().err
-    assert "error: lines whose proba is not a number from 0 to 1 (1): 2" in said
-    assert "error: missing ids (1): 3" in said
-    assert "predictions.csv: it cannot be scored on test_seen" in said
+def test_all_problems_are_told_and_the_exit_code_is_that_of_data(data_dir: Path, mmfw: Mmfw) -> None:
+    check(mmfw, data_dir, "id,proba,label\n1,nan,0\n2,0.9,1\n", split="test_seen", code=3)
+    assert "error: lines whose proba is not a number from 0 to 1 (1): 2" in mmfw.err
+    assert "error: missing ids (1): 3" in mmfw.err
+    assert "predictions.csv: it cannot be scored on test_seen" in mmfw.err
 
 
-def test_a_right_file_is_right_and_a_warning_alone_is_no_error(
-    data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check(data_dir, "id,proba,label\n00003,0.1,0\n1,0.2,0\n2,0.9,1\n") == 0
-    assert capsys.readouterr().err.endswith("right for test_seen\n")
-    content = "id,proba,label\n1,0.2,0\n3,0.1,0\n2,0.9,1\n"
-    assert check(data_dir, content) == 0
-    assert "warning: its rows are in another order" in capsys.readouterr().err
-    assert check(data_dir, content, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_a_right_file_is_right_and_a_warning_alone_is_no_error(data_dir: Path, mmfw: Mmfw) -> None:
+    check(mmfw, data_dir, "id,proba,label\n00003,0.1,0\n1,0.2,0\n2,0.9,1\n", split="test_seen")
+    assert mmfw.err.endswith("right for test_seen\n")
+    found = check(mmfw, data_dir, "id,proba,label\n1,0.2,0\n3,0.1,0\n2,0.9,1\n", split="test_seen")
+    assert "warning: its rows are in another order" in mmfw.err
     assert found["usable"] is True and found["problems"]
 
 
@@ -62,46 +56,33 @@ def csv_of(ids: Iterable[int]) -> str:
     return "id,proba,label\n" + "".join(f"{id_:05},0.25,0\n" for id_ in ids)
 
 
-def checked(
-    capsys: pytest.CaptureFixture[str], data_dir: Path, content: str, code: int, split: str = "test_unseen"
-) -> dict[str, Any]:
-    assert check(data_dir, content, "--json", split=split) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def test_a_copy_in_the_proportions_that_people_have(
-    user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: Mmfw) -> None:
     files, gone = memes.public_copy()
     convert(memes.lay_out(files, user_dir / "copy"), Places.resolve(user_dir), allow_missing=True)
     rows = read_rows(Places.resolve(user_dir).dataset.split("test_unseen"))
     there = [row.id for row in rows]
-    found = checked(capsys, user_dir, csv_of(there), 3)
+    found = check(mmfw, user_dir, csv_of(there), code=3)
     assert found["usable"] is False
     [problem] = found["problems"]
     assert problem.startswith("missing ids (407): ")
-    found = checked(capsys, user_dir, csv_of(sorted([*there, *gone["test_unseen"]])), 0)
+    found = check(mmfw, user_dir, csv_of(sorted([*there, *gone["test_unseen"]])))
     assert (found["usable"], found["problems"]) == (True, [])
     ids = [row.id for row in read_rows(Places.resolve(user_dir).dataset.split("test_seen"))]
-    assert checked(capsys, user_dir, csv_of(ids), 0, "test_seen")["usable"], "nothing is left out of it"
+    assert check(mmfw, user_dir, csv_of(ids), split="test_seen")["usable"], "nothing is left out of it"
 
 
-def test_the_hint_says_what_to_convert_and_that_helps(
-    user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_hint_says_what_to_convert_and_that_helps(user_dir: Path, mmfw: Mmfw) -> None:
     """The archive lacks the images 15 and 16 of the three of test_unseen."""
     copy, members = user_dir / "data dir", memes.without_images(memes.memes(), [15, 16])
     archive = hostile.plain_zip(user_dir / "copy.zip", members)
     convert(archive, Places.resolve(copy), allow_missing=True)
-    found = checked(capsys, copy, csv_of([14, 15, 16, 1]), 3)  # 1 is of train
+    found = check(mmfw, copy, csv_of([14, 15, 16, 1]), code=3)  # 1 is of train
     assert found["problems"] == ["ids that are not of this split (1): 1"]
-    assert check(copy, csv_of([14]), split="test_unseen") == 3
-    said = capsys.readouterr().err
-    assert "2 memes of test_unseen" in said
-    words = typed(said[said.rindex("mmfw convert") :].strip())[1:]
-    complete = str(hostile.plain_zip(user_dir / "complete.zip", memes.memes()))
-    assert main([{"ARCHIVE": complete}.get(word, word) for word in words]) == 0
-    assert check(copy, csv_of([14]), split="test_unseen") == 3
-    assert "mmfw predict --split test_unseen" in capsys.readouterr().err
-    assert checked(capsys, copy, csv_of([14, 15, 16]), 0)["usable"]
+    check(mmfw, copy, csv_of([14]), code=3)
+    assert "2 memes of test_unseen" in mmfw.err
+    words = typed(mmfw.err[mmfw.err.rindex("mmfw convert") :].strip())[1:]
+    complete = hostile.plain_zip(user_dir / "complete.zip", memes.memes())
+    mmfw(*({"ARCHIVE": complete}.get(word, word) for word in words))
+    check(mmfw, copy, csv_of([14]), code=3)
+    assert "mmfw predict --split test_unseen" in mmfw.err
+    assert check(mmfw, copy, csv_of([14, 15, 16]))["usable"]

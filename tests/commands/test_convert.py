@@ -13,11 +13,10 @@ import click
 import pytest
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.cli import main
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import image, lay_out, memes, without_images
-from tests.worlds.tools import typed
+from tests.worlds.tools import Mmfw, typed
 
 PASSWORD = "пароль 密码"
 
@@ -34,58 +33,57 @@ def data_dir(user_dir: Path) -> Path:
     return user_dir / "data dir"
 
 
-def run(archive: Path, data_dir: Path, *options: str) -> int:
-    return main(["convert", str(archive), "--data-dir", str(data_dir), *options])
+def run(mmfw: Mmfw, archive: Path, data_dir: Path, *options: str, code: int = 0) -> None:
+    mmfw("convert", archive, "--data-dir", data_dir, *options, code=code)
 
 
 def test_a_table_of_splits_and_what_to_do_next_or_json_for_scripts(
-    archive: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+    archive: Path, data_dir: Path, mmfw: Mmfw
 ) -> None:
-    assert run(archive, data_dir, "--password", PASSWORD) == 0
-    said = capsys.readouterr()
-    assert "dev_unseen" in said.out
-    assert "mmfw train" in said.err
-    assert "SHA-256" in said.err  # nobody has published this archive
-    assert PASSWORD not in said.out + said.err
-    assert run(archive, data_dir, "--json") == 0
-    again = json.loads(capsys.readouterr().out)
+    run(mmfw, archive, data_dir, "--password", PASSWORD)
+    assert "dev_unseen" in mmfw.out
+    assert "mmfw train" in mmfw.err
+    assert "SHA-256" in mmfw.err  # nobody has published this archive
+    assert PASSWORD not in mmfw.out + mmfw.err
+    run(mmfw, archive, data_dir, "--json")
+    again = json.loads(mmfw.out)
     counts = {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": [], "own": False}
     assert again["splits"]["train"] == counts and again["already_done"]
     assert again["target"] == str(Places.resolve(data_dir).dataset.root)
 
 
 def test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_says(
-    user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+    user_dir: Path, data_dir: Path, mmfw: Mmfw
 ) -> None:
     own, table = user_dir / "own", b"image,text,label\n1.png,a,1\n2.png,b,0\n"
     lay_out({"train.csv": table, "1.png": image(1), "2.png": image(2)}, own)
-    assert run(own, data_dir) == 0
-    noted = capsys.readouterr().err
+    run(mmfw, own, data_dir)
+    noted = mmfw.err
     assert "no validation split" in noted and "mmfw train" not in noted
-    assert main(["train", "demo", "--data-dir", str(data_dir)]) == 3
-    [command] = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
+    mmfw("train", "demo", "--data-dir", data_dir, code=3)
+    [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     assert f"`mmfw {command}`" in noted
     (own / "dev.csv").write_bytes(table)
-    assert main([{"ARCHIVE": str(own)}.get(word, word) for word in typed(command)]) == 0
-    assert "mmfw train" in capsys.readouterr().err
+    mmfw(*({"ARCHIVE": own}.get(word, word) for word in typed(command)))
+    assert "mmfw train" in mmfw.err
 
 
 def test_rows_that_are_left_out_stand_beside_the_full_number(
-    user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+    user_dir: Path, data_dir: Path, mmfw: Mmfw
 ) -> None:
     copy = hostile.plain_zip(user_dir / "copy.zip", without_images(memes(), [14, 15]))
-    assert run(copy, data_dir, "--allow-missing") == 0
-    lines = {words[0]: words[1:] for line in capsys.readouterr().out.splitlines() if (words := line.split())}
+    run(mmfw, copy, data_dir, "--allow-missing")
+    lines = {words[0]: words[1:] for line in mmfw.out.splitlines() if (words := line.split())}
     assert lines["test_unseen"] == ["1", "of", "3", "0", "1", "2"]
     assert lines["test_seen"] == ["2", "1", "1", "0"]
-    assert run(copy, data_dir, "--json") == 0
-    summary = json.loads(capsys.readouterr().out)["splits"]["test_unseen"]
+    run(mmfw, copy, data_dir, "--json")
+    summary = json.loads(mmfw.out)["splits"]["test_unseen"]
     assert (summary["rows"], summary["missing"], summary["missing_ids"]) == (1, 2, ["14", "15"])
 
 
-@pytest.mark.parametrize("encrypted", [True, False])
+@pytest.mark.parametrize("locked", [True, False])
 def test_at_a_fake_terminal_the_password_is_asked_for_where_one_is_needed(
-    archive: Path, user_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
+    archive: Path, user_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw, locked: bool
 ) -> None:
     asked: list[str] = []
 
@@ -96,21 +94,17 @@ def test_at_a_fake_terminal_the_password_is_asked_for_where_one_is_needed(
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "prompt", prompt)
-    chosen = archive if encrypted else hostile.plain_zip(user_dir / "open.zip", memes())
-    assert run(chosen, data_dir) == 0
-    assert asked == ["Password"] * encrypted
+    chosen = archive if locked else hostile.plain_zip(user_dir / "open.zip", memes())
+    run(mmfw, chosen, data_dir)
+    assert asked == ["Password"] * locked
 
 
-def test_exit_codes_tell_what_is_wrong(
-    archive: Path, user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(user_dir / "nowhere.zip", data_dir) == 3
-    assert run(archive, data_dir) == 4
-    assert run(archive, data_dir, "--password", "wrong") == 4
-    assert run(hostile.cut(archive), data_dir, "--password", PASSWORD) == 3
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert "hint:" in said
+def test_exit_codes_tell_what_is_wrong(archive: Path, user_dir: Path, data_dir: Path, mmfw: Mmfw) -> None:
+    run(mmfw, user_dir / "nowhere.zip", data_dir, code=3)
+    run(mmfw, archive, data_dir, code=4)
+    run(mmfw, archive, data_dir, "--password", "wrong", code=4)
+    run(mmfw, hostile.cut(archive), data_dir, "--password", PASSWORD, code=3)
+    assert "hint:" in mmfw.err and "Traceback" not in mmfw.err
     assert not data_dir.exists()
 
 
@@ -124,40 +118,33 @@ def test_exit_codes_tell_what_is_wrong(
     ],
 )
 def test_what_makes_no_sense_is_a_mistake(
-    user_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    said: str,
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw, words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(user_dir)
     (user_dir / "empty").touch()
     (user_dir / "secret").write_text("a", encoding="utf-8")
-    assert main(["convert", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert said in mmfw("convert", *words, code=2)
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="drives are a matter of Windows")
-def test_a_drive_that_does_not_exist(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(archive, Path("Q:\\data"), "--password", PASSWORD) == 2
-    assert "no drive Q:" in capsys.readouterr().err
+def test_a_drive_that_does_not_exist(archive: Path, mmfw: Mmfw) -> None:
+    run(mmfw, archive, Path("Q:\\data"), "--password", PASSWORD, code=2)
+    assert "no drive Q:" in mmfw.err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="such names exist on Linux only, not on Windows or macOS")
-def test_an_archive_whose_name_is_no_utf8(archive: Path, data_dir: Path) -> None:
+def test_an_archive_whose_name_is_no_utf8(archive: Path, data_dir: Path, mmfw: Mmfw) -> None:
     odd = archive.with_name("caf\udce9.zip")
     archive.rename(odd)
     for _ in range(2):
-        assert run(odd, data_dir, "--password", PASSWORD) == 0
+        run(mmfw, odd, data_dir, "--password", PASSWORD)
 
 
-def test_names_in_an_archive_do_not_steer_the_terminal(
-    user_dir: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_in_an_archive_do_not_steer_the_terminal(user_dir: Path, data_dir: Path, mmfw: Mmfw) -> None:
     names = ["\x1b]0;title\x07.txt", "gnp.\u202eexe", "\x9b2J"]
     path = hostile.plain_zip(user_dir / "a.zip", dict.fromkeys(names, b""))
-    assert run(path, data_dir) == 3
-    said = "".join(capsys.readouterr())
+    run(mmfw, path, data_dir, code=3)
+    said = mmfw.out + mmfw.err
     assert not set(said) & set("\x1b\x07\u202e\x9b")
     assert "\\x1b]0;title" in said
 

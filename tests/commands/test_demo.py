@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +12,7 @@ from mmf_win.cli import main
 from mmf_win.commands import demo
 from mmf_win.errors import MmfError
 from mmf_win.upstream import install
+from tests.worlds.tools import Mmfw
 
 
 @pytest.fixture
@@ -34,11 +34,10 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_folder_of_something_else_is_refused_and_left_alone(
-    user_dir: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, said: str
+    user_dir: Path, mmfw: Mmfw, name: str, content: str, said: str
 ) -> None:
     (user_dir / name).write_text(content, encoding="utf-8")
-    assert main(["demo", "--dir", str(user_dir)]) == 2
-    assert said in capsys.readouterr().err
+    assert said in mmfw("demo", "--dir", user_dir, code=2)
     assert [file.name for file in user_dir.iterdir()] == [name]
 
 
@@ -57,7 +56,7 @@ def test_files_that_cannot_be_made_are_said_by_the_child(
 
 
 def test_without_mmf_or_a_package_it_names_the_next_step_and_writes_nothing_fake_environment(
-    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     def missing() -> NoReturn:
         raise MmfError("MMF is not installed", hint="mmfw setup")
@@ -65,8 +64,7 @@ def test_without_mmf_or_a_package_it_names_the_next_step_and_writes_nothing_fake
     monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
     for usable, said in ((missing, "mmfw setup"), (lambda: None, "pillow cannot be found")):
         monkeypatch.setattr(demo, "usable_mmf", usable)
-        assert main(["demo", "--dir", "here"]) == MmfError.exit_code
-        assert said in capsys.readouterr().err
+        assert said in mmfw("demo", "--dir", "here", code=MmfError.exit_code)
     assert not (in_tmp_path / "here").exists()
 
 
@@ -84,93 +82,79 @@ def go_fake(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def fake_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the workflow, so that only what is around it is tested."""
+def fake_way(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, where the workflow is replaced, so that only what is around it is tested."""
     monkeypatch.setattr(demo, "usable_mmf", lambda: None)
     monkeypatch.setattr(demo, "require_packages", lambda *_: None)
     monkeypatch.setattr(demo, "_go", go_fake)
+    return in_tmp_path
 
 
-@pytest.mark.usefixtures("fake_way")
-def test_only_the_predictions_and_the_report_stay_fake_way(
-    in_tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["demo", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    csv, report = sorted(in_tmp_path.glob("mmfw-demo-*"))
+def test_only_the_predictions_and_the_report_stay_fake_way(fake_way: Path, mmfw: Mmfw) -> None:
+    result = mmfw.json("demo")
+    csv, report = sorted(fake_way.glob("mmfw-demo-*"))
     assert list(result) == ["auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "report", "seconds"]
     assert (result["csv"], result["report"]) == (str(csv), str(report))
     assert (result["data_dir"], result["save_dir"]) == (None, None)
     assert csv.read_text(encoding="utf-8") == "id,proba,label\n"
     assert report.read_text(encoding="utf-8") == "<!doctype html>"
-    assert list((in_tmp_path / "temporary").iterdir()) == []
+    assert list((fake_way / "temporary").iterdir()) == []
 
 
-@pytest.mark.usefixtures("fake_way")
 def test_a_current_folder_that_cannot_be_written_to_does_not_fail_it_at_the_end_fake_way(
-    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_way: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     def refuse(*_: object) -> NoReturn:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(demo.shutil, "copyfile", refuse)
-    assert main(["demo", "--json"]) == 0
-    output = capsys.readouterr()
-    result = json.loads(output.out)
+    result = mmfw.json("demo")
     assert (result["csv"], result["report"]) == (None, None)
-    assert "cannot be written here (Permission denied)" in output.err
-    assert [path.name for path in in_tmp_path.iterdir()] == ["temporary"]
+    assert "cannot be written here (Permission denied)" in mmfw.err
+    assert [path.name for path in fake_way.iterdir()] == ["temporary"]
 
 
-@pytest.mark.usefixtures("fake_way")
-def test_kept_it_ends_with_the_lines_that_go_on_fake_way(
-    in_tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["demo", "--keep"]) == 0
-    assert (in_tmp_path / "mmfw-demo" / "predictions.csv").is_file()
-    assert not list(in_tmp_path.glob("*.csv"))
-    said = capsys.readouterr().err.splitlines()
-    assert said[-2:] == [
+def test_kept_it_ends_with_the_lines_that_go_on_fake_way(fake_way: Path, mmfw: Mmfw) -> None:
+    mmfw("demo", "--keep")
+    assert (fake_way / "mmfw-demo" / "predictions.csv").is_file()
+    assert not list(fake_way.glob("*.csv"))
+    assert mmfw.err.splitlines()[-2:] == [
         "  mmfw train demo --data-dir data --save-dir save",
         "  mmfw predict --data-dir data --save-dir save",
     ]
 
 
-@pytest.mark.usefixtures("fake_way")
 def test_a_poor_result_is_an_error_fake_way(
-    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_way: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     monkeypatch.setattr(demo, "_go", lambda path: {**go_fake(path), "auroc": 0.5})
-    assert main(["demo", "--json"]) == 7
-    output = capsys.readouterr()
-    assert json.loads(output.out)["auroc"] == 0.5
-    assert "0.5000 is less than" in output.err
+    assert mmfw.json("demo", code=7)["auroc"] == 0.5
+    assert "0.5000 is less than" in mmfw.err
 
 
-@pytest.mark.usefixtures("fake_way")
-@pytest.mark.parametrize("chosen", [[], ["--dir", "mine"]])
-def test_ctrl_c_removes_only_a_temporary_folder_fake_way(
-    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+@pytest.mark.parametrize(
+    ("words", "error", "code"),
+    [
+        ([], KeyboardInterrupt(), 130),
+        (["--dir", "mine"], KeyboardInterrupt(), 130),
+        ([], MmfError("the worker died"), MmfError.exit_code),
+    ],
+)
+def test_only_ctrl_c_removes_a_folder_and_only_a_temporary_one_fake_way(
+    fake_way: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mmfw: Mmfw,
+    words: list[str],
+    error: BaseException,
+    code: int,
 ) -> None:
-    def interrupted(path: Path) -> NoReturn:
+    def fails(path: Path) -> NoReturn:
         go_fake(path)
-        raise KeyboardInterrupt
+        raise error
 
-    monkeypatch.setattr(demo, "_go", interrupted)
-    assert main(["demo", *chosen]) == 130
-    assert list((in_tmp_path / "temporary").iterdir()) == []
-    assert (in_tmp_path / "mine" / "predictions.csv").exists() == bool(chosen)
-
-
-@pytest.mark.usefixtures("fake_way")
-def test_after_an_error_the_temporary_folder_stays_to_look_into_fake_way(
-    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def failing(path: Path) -> NoReturn:
-        go_fake(path)
-        raise MmfError("the worker died")
-
-    monkeypatch.setattr(demo, "_go", failing)
-    assert main(["demo"]) == MmfError.exit_code
-    [folder] = (in_tmp_path / "temporary").iterdir()
-    assert f"{folder} stays" in capsys.readouterr().err
+    monkeypatch.setattr(demo, "_go", fails)
+    mmfw("demo", *words, code=code)
+    assert (fake_way / "mine" / "predictions.csv").exists() == bool(words)
+    left = list((fake_way / "temporary").iterdir())
+    assert len(left) == (code != 130)
+    assert all(f"{folder} stays" in mmfw.err for folder in left)  # to look into it

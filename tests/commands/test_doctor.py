@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,30 +10,22 @@ from typing import Any
 import pytest
 
 from mmf_win import __version__
-from mmf_win.cli import main
 from mmf_win.console import shell_line
 from mmf_win.doctor import survey
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import find_mmf, install, use_checkout
 from tests.worlds.mmf_sources import TREE, VERSION, github, tar_gz
+from tests.worlds.tools import Mmfw
 from tests.worlds.web import WebServer
-
-
-def _doctor(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    assert main(["doctor", "--json", *arguments]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 def _hints(found: dict[str, Any]) -> list[str]:
     return [missing["hint"] for missing in found["missing"]]
 
 
-def test_it_names_every_path_with_its_free_space(
-    home: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_names_every_path_with_its_free_space(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
     data, save = user_dir / "data", user_dir / "save"
-    found = _doctor(capsys, "--data-dir", str(data), "--save-dir", str(save))
+    found = mmfw.json("doctor", "--data-dir", data, "--save-dir", save)
     folders = {folder["name"]: folder for folder in found["folders"]}
     assert folders["data"]["path"] == str(data)
     assert folders["runs"]["path"] == str(save)
@@ -45,96 +36,81 @@ def test_it_names_every_path_with_its_free_space(
     assert not data.exists(), "looking must not make anything"
 
 
-def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = _doctor(capsys)
+def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(home: Path, mmfw: Mmfw) -> None:
+    found = mmfw.json("doctor")
     assert found["mmf"]["installed"] is None
     assert "run `mmfw setup`" in _hints(found)
-    assert main(["doctor", "--compat"]) == 6
-    assert "mmfw setup" in capsys.readouterr().err
-    assert main(["--version"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    assert "mmfw setup" in mmfw("doctor", "--compat", code=6)
+    mmfw("--version")
+    first, second = mmfw.out.splitlines()
     assert first == f"mmfw {__version__}"
     assert sys.version.split()[0] in second and "MMF not installed" in second
 
 
-def test_a_broken_mmf_is_an_error(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_mmf_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> None:
     with WebServer.serving(mmf_tar_gz=tar_gz(TREE)) as server:
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (github(server.url),))
         install(github(server.url))
-    assert _doctor(capsys)["mmf"]["problems"] == []
+    assert mmfw.json("doctor")["mmf"]["problems"] == []
     (find_mmf().root / "mmf.txt").unlink()
-    found = _doctor(capsys, code=6)
+    found = mmfw.json("doctor", code=6)
     assert found["mmf"]["problems"] == ["missing: mmf.txt"]
     assert "run `mmfw setup`" in _hints(found)
-    assert main(["doctor"]) == 6
-    assert "missing: mmf.txt" in capsys.readouterr().out
+    mmfw("doctor", code=6)
+    assert "missing: mmf.txt" in mmfw.out
 
 
 def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
     pip = shell_line("pip", "install", "-c", constraints_file(), "mmf-win[train]")
-    assert f"run `{pip}`" in _hints(_doctor(capsys))
+    assert f"run `{pip}`" in _hints(mmfw.json("doctor"))
 
     def no_metadata(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.requires", no_metadata)
     pip = shell_line("pip", "install", "-c", constraints_file(), ".")
-    assert f"run `{pip}` in a clone of mmfw" in _hints(_doctor(capsys))
+    assert f"run `{pip}` in a clone of mmfw" in _hints(mmfw.json("doctor"))
     torch = survey.version("torch") or "not installed"
-    capsys.readouterr()
-    assert main(["--version"]) == 0
-    assert f"torch {torch}" in capsys.readouterr().out
+    assert f"torch {torch}" in mmfw("--version")
 
 
-def test_a_missing_dataset_is_repaired_by_convert(
-    home: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_dataset_is_repaired_by_convert(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
     data = user_dir / "data"
-    assert any("mmfw convert" in hint for hint in _hints(_doctor(capsys, "--data-dir", str(data))))
+    assert any("mmfw convert" in hint for hint in _hints(mmfw.json("doctor", "--data-dir", data)))
     dataset = data / "datasets/hateful_memes/defaults"
     for path in ("annotations/train.jsonl", "annotations/dev.jsonl", "images/img/1.png", "images/img/2.png"):
         (dataset / path).parent.mkdir(parents=True, exist_ok=True)
         (dataset / path).touch()
     (dataset / "features/detectron.lmdb").mkdir(parents=True)
-    found = _doctor(capsys, "--data-dir", str(data))
+    found = mmfw.json("doctor", "--data-dir", data)
     assert found["dataset"] == {"splits": ["dev", "train"], "images": 2, "features": True}
     assert not any("mmfw convert" in hint for hint in _hints(found))
 
 
 def test_little_space_is_said_with_a_fake_disk(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     monkeypatch.setattr("mmf_win.doctor.survey.free_space", lambda path: 1 << 20)
-    assert _hints(_doctor(capsys)).count("free some space there") == 2
+    assert _hints(mmfw.json("doctor")).count("free some space there") == 2
 
 
-def test_people_read_the_same_as_scripts(
-    home: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_read_the_same_as_scripts(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
     for path in ("mmf/version.py", "mmf_cli/run.py"):
         (user_dir / path).parent.mkdir()
         (user_dir / path).write_bytes(TREE[path].content)
     use_checkout(user_dir)
-    assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    assert f"MMF {VERSION} (path): not verified" in said
-    assert sys.version.split()[0] in said
-    assert str(home) in said
-    assert "fix:" in said
+    assert f"MMF {VERSION} (path): not verified" in mmfw("doctor")
+    assert sys.version.split()[0] in mmfw.out
+    assert str(home) in mmfw.out
+    assert "fix:" in mmfw.out
 
 
 @pytest.mark.torch
-def test_the_patches_are_listed_with_whether_they_are_active(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--compat", "--json"]) == 0
-    patches = {patch["name"]: patch for patch in json.loads(capsys.readouterr().out)}
+def test_the_patches_are_listed_with_whether_they_are_active(mmfw: Mmfw) -> None:
+    patches = {patch["name"]: patch for patch in mmfw.json("doctor", "--compat")}
     assert patches["transformers-names"]["active"]
     assert all(patch["problem"] and patch["library"] for patch in patches.values())
-    assert main(["doctor", "--compat"]) == 0
-    assert "transformers-names" in capsys.readouterr().out
+    assert "transformers-names" in mmfw("doctor", "--compat")

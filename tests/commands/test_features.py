@@ -11,26 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.cli import main
 from mmf_win.console import shell_line
 from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile, npy, zoo
 from tests.worlds.memes import SLOTS, tar_gz
 from tests.worlds.requests import request
-from tests.worlds.tools import typed
+from tests.worlds.tools import Mmfw, typed
 from tests.worlds.web import WebServer
 
 
-def test_features_are_put_where_mmf_looks(user_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_are_put_where_mmf_looks(user_dir: Path, mmfw: Mmfw) -> None:
     archive = user_dir / "features 特征.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": b"x" * 5000}))
     data = user_dir / "data dir"
     for _ in range(2):
-        assert main(["features", "extract", str(archive), "--data-dir", str(data)]) == 0
+        mmfw("features", "extract", archive, "--data-dir", data)
     folder = Places.resolve(data).dataset.features / "detectron.lmdb"
     assert (folder / "data.mdb").read_bytes() == b"x" * 5000
-    assert str(folder) in capsys.readouterr().err
+    assert str(folder) in mmfw.err
 
 
 PRESET = """
@@ -57,16 +56,22 @@ class Shop:
     server: WebServer
     places: Places
     preset: Path
+    mmfw: Mmfw
 
-    def __call__(self, *words: str) -> int:
-        """The exit code of ``mmfw verify`` or ``repair``, or else of ``mmfw features``."""
+    def __call__(self, *words: str, code: int = 0) -> str:
+        """Run ``mmfw verify`` or ``repair``, or else ``mmfw features``."""
         where = ("--data-dir", self.places.data_dir, "--save-dir", self.places.save_dir)
         command = [] if words[0] in ("verify", "repair") else ["features"]
-        return main([*command, *words, str(self.preset), *map(str, where)])
+        return self.mmfw(*command, *words, self.preset, *where, code=code)
+
+    def states(self, command: str) -> dict[str, str]:
+        """What it says of each for scripts: features, fc7 and a BERT."""
+        found = json.loads(self(command, "--json"))
+        return {kind: of["state"] for kind, of in zip(("features", "fc7", "bert"), found, strict=True)}
 
 
 @pytest.fixture
-def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> Iterator[Shop]:
     """Nothing but a BERT on the disk, and a zoo."""
     bert = user_dir / "my bert"
     bert.mkdir()
@@ -85,35 +90,24 @@ def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         )
         for name, value in {"MMF_CACHE_DIR": str(user_dir / "cache"), **variables}.items():
             monkeypatch.setenv(name, value)
-        yield Shop(server, Places.resolve(user_dir / "data dir", user_dir / "save"), preset)
-
-
-def states(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What ``--json`` said of each: features, fc7 and a BERT."""
-    found = json.loads(capsys.readouterr().out)
-    return {kind: of["state"] for kind, of in zip(("features", "fc7", "bert"), found, strict=True)}
+        yield Shop(server, Places.resolve(user_dir / "data dir", user_dir / "save"), preset, mmfw)
 
 
 @pytest.mark.torch
 def test_what_mmf_has_unpacked_is_unpacked_again_also_where_no_preset_is_named(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
+    shop: Shop, mmfw: Mmfw
 ) -> None:
     zoo.unpacked_by_mmf(zoo.Zoo(shop.server, shop.places))
     where = ("features", "--data-dir", str(shop.places.data_dir))
-    assert main(["verify", *where]) == 3
-    assert "MMF unpacked features.tar.gz here" in capsys.readouterr().err
-    assert main(["repair", *where]) == 0
-    capsys.readouterr()
-    assert main(["verify", "--json", *where]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["against"] == "the published archive features.tar.gz"
+    assert "MMF unpacked features.tar.gz here" in mmfw("verify", *where, code=3)
+    mmfw("repair", *where)
+    assert mmfw.json("verify", *where)[0]["against"] == "the published archive features.tar.gz"
 
 
 @pytest.mark.torch
-def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert shop("status", "--json") == 0
-    features, fc7, bert = json.loads(capsys.readouterr().out)
+def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(shop: Shop, mmfw: Mmfw) -> None:
+    shop("status", "--json")
+    features, fc7, bert = json.loads(mmfw.out)
     archive = shop.server.files["features.tar.gz"]
     assert features == {
         "what": "region features",
@@ -135,69 +129,53 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(
     }
     assert (fc7["state"], bert["state"]) == ("missing", "not verified")
     assert shop.server.gets == []
-    assert shop("status") == 0
-    said = capsys.readouterr()
-    assert "detectron fc7" in said.out
-    assert "to download" in said.err
+    assert "detectron fc7" in shop("status")
+    assert "to download" in mmfw.err
     next_step = shell_line("mmfw", "features", "fetch", shop.preset, "--data-dir", shop.places.data_dir)
-    assert f"next: {next_step}\n" in said.err
+    assert f"next: {next_step}\n" in mmfw.err
 
 
 @pytest.mark.torch
-def test_features_that_no_zoo_has_are_for_the_user_to_bring(
-    shop: Shop, user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_features_that_no_zoo_has_are_for_the_user_to_bring(shop: Shop, user_dir: Path, mmfw: Mmfw) -> None:
     shop.preset.write_text(shop.preset.read_text(encoding="utf-8") + "offline: true\n", encoding="utf-8")
-    assert shop("status") == 0
-    bring, fetch = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
+    shop("status")
+    bring, fetch = [line for line in mmfw.err.splitlines() if line.startswith("next: ")]
     assert "--force" not in bring and "mmfw features fetch" in fetch, "the zoo has fc7"
-    assert main(typed(fetch)[2:]) == 3
-    assert bring.removeprefix("next: ") in capsys.readouterr().err
-    assert shop("status") == 0
-    assert "fetch" not in capsys.readouterr().err
+    assert bring.removeprefix("next: ") in mmfw(*typed(fetch)[2:], code=3)
+    shop("status")
+    assert "fetch" not in mmfw.err
     archive = user_dir / "own.tar.gz"
     archive.write_bytes(zoo.features_archive())
     given = {"ARCHIVE": str(archive), "FOLDER": str(npy.write_pairs(user_dir / "npy", ["1"]))}
     for command in re.findall("`mmfw (.*?)`", bring):
-        assert main([given.get(word, word) for word in typed(command)]) == 0
-        capsys.readouterr()
-        assert shop("status", "--json") == 0
-        assert states(capsys)["features"] != "missing"
+        mmfw(*[given.get(word, word) for word in typed(command)])
+        assert shop.states("status")["features"] != "missing"
         shutil.rmtree(shop.places.dataset.features)
 
 
 @pytest.mark.torch
-def test_fetch_verify_and_repair_make_everything_intact(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert shop("fetch", "--json") == 0
-    assert states(capsys) == {"features": "intact", "fc7": "intact", "bert": "recorded"}
-    assert shop("verify") == 0
-    assert "the published archive features.tar.gz" in capsys.readouterr().out
+def test_fetch_verify_and_repair_make_everything_intact(shop: Shop, mmfw: Mmfw) -> None:
+    assert shop.states("fetch") == {"features": "intact", "fc7": "intact", "bert": "recorded"}
+    assert "the published archive features.tar.gz" in shop("verify")
     hostile.cut(shop.places.dataset.features / "detectron.lmdb" / "data.mdb")
-    assert shop("verify") == 3
-    said = capsys.readouterr()
-    assert " damaged " in said.out
-    assert "changed: detectron.lmdb/data.mdb" in said.err
-    assert f"mmfw repair {shop.preset}" in said.err.replace("'", "").replace('"', "")
+    shop("verify", code=3)
+    assert " damaged " in mmfw.out
+    assert "changed: detectron.lmdb/data.mdb" in mmfw.err
+    assert f"mmfw repair {shop.preset}" in mmfw.err.replace("'", "").replace('"', "")
     shop.server.files.clear()
-    assert shop("repair", "--json") == 0
-    assert states(capsys) == {"features": "intact", "fc7": "intact", "bert": "recorded"}
+    assert shop.states("repair") == {"features": "intact", "fc7": "intact", "bert": "recorded"}
 
 
 @pytest.mark.torch
-def test_repair_downloads_nothing_that_was_never_there(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repair_downloads_nothing_that_was_never_there(shop: Shop, mmfw: Mmfw) -> None:
     shop.places.data_dir.mkdir()
-    assert shop("repair", "--json") == 0
-    assert states(capsys) == {"features": "missing", "fc7": "missing", "bert": "recorded"}
+    assert shop.states("repair") == {"features": "missing", "fc7": "missing", "bert": "recorded"}
     assert shop.server.gets == []
 
 
 @pytest.mark.torch
 def test_a_newest_run_whose_overrides_this_mmf_has_not_is_named_with_a_way_out(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
+    shop: Shop, mmfw: Mmfw
 ) -> None:
     run = Run(shop.places.save_dir / "other" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
@@ -206,24 +184,20 @@ def test_a_newest_run_whose_overrides_this_mmf_has_not_is_named_with_a_way_out(
     of_run = {"model": "mmbt", "preset": "other", "mmf": "1.0.0rc12", "splits": SLOTS, "data_dir": data}
     run.save_request(request(overrides=words, **of_run))
     where = ["--data-dir", str(shop.places.data_dir), "--save-dir", str(shop.places.save_dir)]
-    assert main(["features", "status", *where]) == 2
-    said = capsys.readouterr().err
-    assert run.id in said and "name presets" in said
-    assert main(["features", "status", str(shop.preset), *where]) == 0
+    mmfw("features", "status", *where, code=2)
+    assert run.id in mmfw.err and "name presets" in mmfw.err
+    mmfw("features", "status", shop.preset, *where)
 
 
 @pytest.mark.torch
-def test_a_download_that_cannot_be_had_names_the_source(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_download_that_cannot_be_had_names_the_source(shop: Shop, mmfw: Mmfw) -> None:
     shop.server.files.clear()
-    assert shop("fetch") == 6
-    said = capsys.readouterr().err
+    shop("fetch", code=6)
+    said = mmfw.err
     assert f"{shop.server.url}/features.tar.gz" in said
     assert "hint: " in said
 
 
 @pytest.mark.torch
-def test_a_preset_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["features", "status", "mmbt_regoin"]) == 2
-    assert "did you mean mmbt_region?" in capsys.readouterr().err
+def test_a_preset_that_is_not_there_is_a_usage_error(mmfw: Mmfw) -> None:
+    assert "did you mean mmbt_region?" in mmfw("features", "status", "mmbt_regoin", code=2)

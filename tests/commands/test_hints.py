@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.cli import COMMANDS, main
+from mmf_win.cli import COMMANDS
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import Places
 from mmf_win.runs import outcomes
 from mmf_win.upstream.install import find_mmf
 from tests.worlds import hostile, tiny_mmf
 from tests.worlds.memes import PASSWORD, encrypted_zip, memes
-from tests.worlds.tools import typed
+from tests.worlds.tools import Mmfw, typed
 
 ROOT = Path(__file__).parents[2]
 
@@ -237,42 +237,40 @@ def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_what_the_hint_names_goes_well(
-    world: Places, user_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_hint_names_goes_well(world: Places, user_dir: Path, name: str, mmfw: Mmfw) -> None:
     case = FOLLOWED[name]
     case.before(world, user_dir)
     words = [word.format(dir=user_dir) for word in case.command.split()]
-    assert main(words) == case.code
-    told = "".join(line for line in capsys.readouterr().err.splitlines(True) if line.startswith("hint: "))
+    mmfw(*words, code=case.code)
+    told = "".join(line for line in mmfw.err.splitlines(True) if line.startswith("hint: "))
     given = case.given.format(dir=user_dir)
     if case.option:
         option, _, value = case.option.partition(" ")
         assert option in told
-        assert main([*words, option, *([value] if value else [])]) == 0
+        mmfw(*words, option, *([value] if value else []))
     else:
         commands = re.findall("`mmfw (.*?)`", told) or re.findall(r"mmfw (.*)", told)
         assert commands
         for command in commands:
             as_given = [given if re.fullmatch("[A-Z_]+", word) else word for word in typed(command)]
-            assert main(as_given) == 0, capsys.readouterr().err
+            mmfw(*as_given)
     if case.mended:
-        assert main(words) == 0
+        mmfw(*words)
 
 
 @pytest.mark.torch
 def test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     for name, value in {"HF_HUB_OFFLINE": "1", "HF_HOME": "hf", "MMF_CACHE_DIR": "cache"}.items():
         monkeypatch.setenv(name, value if value == "1" else str(user_dir / value))
     where = ["--data-dir", str(user_dir / "data"), "--save-dir", str(user_dir / "save")]
     archive = hostile.plain_zip(user_dir / "memes.zip", memes())
     convert(archive, Places.resolve(user_dir / "data"))
-    assert main(["train", "text_bert", *where]) == 6
-    [command] = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
+    mmfw("train", "text_bert", *where, code=6)
+    [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     tiny_mmf.build_bert(user_dir / "stick" / "bert-base-uncased")
     as_given = [{"FOLDER": str(user_dir / "stick")}.get(word, word) for word in typed(command)]
-    assert main(as_given) == 0
-    assert main(["verify", "text_bert", *where[:2]]) == 0
+    mmfw(*as_given)
+    mmfw("verify", "text_bert", *where[:2])
     assert not (user_dir / "save").exists()

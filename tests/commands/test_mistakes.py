@@ -12,7 +12,7 @@ from mmf_win.cli import main
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
 from tests.worlds.memes import encrypted_zip, lay_out, memes
-from tests.worlds.tools import typed
+from tests.worlds.tools import Mmfw, typed
 
 
 @pytest.fixture
@@ -69,35 +69,33 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_mistake_is_named_with_the_next_step(
-    here: Path, capsys: pytest.CaptureFixture[str], command: list[str], code: int, said: str
+    here: Path, mmfw: Mmfw, command: list[str], code: int, said: str
 ) -> None:
     before = sorted(here.rglob("*"))
-    assert main(command) == code
-    errors = capsys.readouterr().err
-    assert said.format(here=here.as_posix()) in errors.replace("'", "").replace('"', "").replace("\\", "/")
-    assert "Traceback" not in errors
+    mmfw(*command, code=code)
+    assert said.format(here=here.as_posix()) in mmfw.err.replace("'", "").replace('"', "").replace("\\", "/")
+    assert "Traceback" not in mmfw.err
     assert sorted(here.rglob("*")) == before, "something was written"
 
 
-def test_the_dataset_is_made_where_it_was_missed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dataset_is_made_where_it_was_missed(here: Path, mmfw: Mmfw) -> None:
     where = ["--data-dir", "not yet"]
-    assert main(["train", "mmbt_grid", *where]) == 3
-    assert main(["check-submission", "mine.csv", "--split", "train", *where]) == 3
-    main(["doctor", *where])
-    made = re.findall("`(mmfw convert .*?)`", "".join(capsys.readouterr()))
+    made: list[str] = []
+    for command, code in (("train mmbt_grid", 3), ("check-submission a.csv --split train", 3), ("doctor", 0)):
+        mmfw(*command.split(), *where, code=code)
+        made += re.findall("`(mmfw convert .*?)`", mmfw.out + mmfw.err)
     assert len(made) == 3 and len(set(made)) == 1
-    assert main([{"ARCHIVE": "unpacked"}.get(word, word) for word in typed(made[0])[1:]]) == 0
-    main(["doctor", *where])
-    assert "mmfw convert" not in capsys.readouterr().out
+    mmfw(*({"ARCHIVE": "unpacked"}.get(word, word) for word in typed(made[0])[1:]))
+    assert "mmfw convert" not in mmfw("doctor", *where)
 
 
 def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_refusal(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(here / "data"))
 
     monkeypatch.setattr("mmf_win.commands.convert.convert", refused)
-    assert main(["convert", "--zip", "unpacked"]) == 3
-    error, hint = capsys.readouterr().err.splitlines()
+    mmfw("convert", "--zip", "unpacked", code=3)
+    error, hint = mmfw.err.splitlines()
     assert error == f"error: {here / 'data'}: Permission denied" and "name another folder" in hint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import mmf_win.runs
-from mmf_win.cli import main
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.files import write_json
 from mmf_win.locking import locked
@@ -22,7 +20,7 @@ from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs.folder import Run
 from tests.worlds.memes import SLOTS
 from tests.worlds.requests import request
-from tests.worlds.tools import typed
+from tests.worlds.tools import Mmfw, typed
 
 
 def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
@@ -48,6 +46,11 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
     return run
 
 
+@pytest.fixture(autouse=True)
+def _save_dir(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir))
+
+
 @pytest.fixture
 def save(user_dir: Path) -> Path:
     """Three runs of two presets, and one whose request is broken."""
@@ -61,32 +64,25 @@ def save(user_dir: Path) -> Path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
 @pytest.mark.parametrize("name", ["request.json", "events.jsonl", "exit.json"])
-def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(
-    save: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(save: Path, name: str, mmfw: Mmfw) -> None:
     file = save / "b/2026-01-03T00-00-00" / name
     file.unlink()
     os.mkfifo(file)
-    states = {run["id"]: run["state"] for run in json.loads(told(capsys, save, "--json"))}
+    states = {run["id"]: run["state"] for run in mmfw.json("runs")}
     assert states["b/2026-01-03T00-00-00"] == "unreadable"
     assert states["a/2026-01-01T00-00-00"] == "done"
-    assert main(["runs", "show", "b", "--save-dir", str(save)]) != 0
+    mmfw("runs", "show", "b", code=3)
 
 
 @pytest.mark.parametrize("words", [("runs", "show"), ("report",), ("predict",)])
 def test_a_run_that_cannot_be_read_is_removed_as_the_hint_says(
-    save: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    save: Path, words: tuple[str, ...], mmfw: Mmfw
 ) -> None:
     pytest.importorskip("matplotlib")
-    assert main([*words, "c", "--save-dir", str(save)]) == 3
-    [command] = re.findall("`mmfw (.*?)`", capsys.readouterr().err)
-    assert main([*typed(command), "--yes"]) == 0
+    mmfw(*words, "c", "--save-dir", save, code=3)
+    [command] = re.findall("`mmfw (.*?)`", mmfw.err)
+    mmfw(*typed(command), "--yes")
     assert not (save / "c").exists()
-
-
-def told(capsys: pytest.CaptureFixture[str], save: Path, *words: str) -> str:
-    assert main(["runs", *words, "--save-dir", str(save)]) == 0
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -100,10 +96,8 @@ def told(capsys: pytest.CaptureFixture[str], save: Path, *words: str) -> str:
         (("--preset", "visual_bert"), []),
     ],
 )
-def test_the_list_is_filtered(
-    capsys: pytest.CaptureFixture[str], save: Path, words: tuple[str, ...], days: list[int]
-) -> None:
-    found = json.loads(told(capsys, save, *words, "--json"))
+def test_the_list_is_filtered(mmfw: Mmfw, save: Path, words: tuple[str, ...], days: list[int]) -> None:
+    found = mmfw.json("runs", *words)
     assert [int(run["id"][10:12]) for run in found] == days
 
 
@@ -118,35 +112,28 @@ def test_the_list_is_filtered(
     ],
     ids=" ".join,
 )
-def test_what_makes_no_sense_is_refused(
-    capsys: pytest.CaptureFixture[str], save: Path, words: list[str], said: str
-) -> None:
+def test_what_makes_no_sense_is_refused(mmfw: Mmfw, save: Path, words: list[str], said: str) -> None:
     make(save, "b/2026-01-01T00-00-00")
-    assert main(["runs", *words, "--save-dir", str(save)]) == 2
-    assert said in capsys.readouterr().err
+    assert said in mmfw("runs", *words, code=2)
 
 
-def test_the_list_as_csv_has_a_row_a_run(capsys: pytest.CaptureFixture[str], save: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(told(capsys, save, "--format", "csv"))))
+def test_the_list_as_csv_has_a_row_a_run(mmfw: Mmfw, save: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(mmfw("runs", "--format", "csv"))))
     assert [row["preset"] for row in rows] == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
     assert rows[1]["best_auroc"] == "0.7"
     assert [row["started"] for row in rows[:2]] == ["", "2001-09-09T01:46:40+00:00"]
 
 
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason(
-    capsys: pytest.CaptureFixture[str], save: Path
-) -> None:
-    assert main(["runs", "--save-dir", str(save)]) == 0
-    output, errors = capsys.readouterr()
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(mmfw: Mmfw, save: Path) -> None:
+    mmfw("runs")
+    output, errors = mmfw.out, mmfw.err
     assert "unreadable" in output.splitlines()[1]
     assert "c/2026-01-04T00-00-00" in errors and "request.json" in errors
-    told(capsys, save, "rm", "c", "--yes")
+    mmfw("runs", "rm", "c", "--yes")
     assert not (save / "c").exists()
 
 
-def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
-    capsys: pytest.CaptureFixture[str], user_dir: Path
-) -> None:
+def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(mmfw: Mmfw, user_dir: Path) -> None:
     same = "training.fp16=True"
     first = make(user_dir, "a/2026-01-01T00-00-00", overrides=[same, "optimizer.params.lr=1e-5"], mmf="1.0.0")
     make(user_dir, "a/2026-01-02T00-00-00", overrides=[same], batch_size=16, seed=7)
@@ -161,25 +148,23 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
     own = first.reports / "hateful_memes_a_memes-own_2026-01-01T00-00-09.csv"
     write_json(own.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "x", "rows": 1, "created": 2e9})
     annotations_beside(own).touch()
-    later, earlier = json.loads(told(capsys, user_dir, "--json"))
+    later, earlier = mmfw.json("runs")
     keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "differs")
     told_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-05"]
     assert [earlier[key] for key in keys] == told_of_first
     assert [later[key] for key in keys] == [None, None, None, None, 7, None, "training.batch_size=16"]
-    assert "8 of 10 rows of test_seen" in told(capsys, user_dir)
+    assert "8 of 10 rows of test_seen" in mmfw("runs")
 
 
-def test_a_run_is_shown_with_why_it_failed(capsys: pytest.CaptureFixture[str], save: Path) -> None:
-    shown = json.loads(told(capsys, save, "show", "a", "--json"))
+def test_a_run_is_shown_with_why_it_failed(mmfw: Mmfw, save: Path) -> None:
+    shown = mmfw.json("runs", "show", "a")
     assert (shown["state"], shown["why"]) == ("failed: cuda_oom", "why it failed")
     assert shown["validations"] == [{"update": 10, "auroc": 0.7}]
-    text = told(capsys, save, "show", "a")
+    text = mmfw("runs", "show", "a")
     assert "why: why it failed" in text and "update 10, auroc 0.7000" in text
 
 
-def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
-    capsys: pytest.CaptureFixture[str], user_dir: Path
-) -> None:
+def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: Mmfw, user_dir: Path) -> None:
     run = make(user_dir, "a/2026-01-01T00-00-00")
     log = EventLog(run.events, "1")
     log.write("train_started", update=0, data={"split": "train", "rows": 8400, "full_rows": 8500})
@@ -196,10 +181,10 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
     steering.touch()
     write_json(steering.with_suffix(".metrics.json"), {"split": "\x1b[31mtrain", "auroc": 0.5})
 
-    assert "0.7500  433 of 540 rows of dev_unseen" in told(capsys, user_dir)
-    [listed] = json.loads(told(capsys, user_dir, "--json"))
+    assert "0.7500  433 of 540 rows of dev_unseen" in mmfw("runs")
+    [listed] = mmfw.json("runs")
     assert [listed[f"val_{key}"] for key in ("split", "rows", "full_rows")] == ["dev_unseen", 433, 540]
-    shown = json.loads(told(capsys, user_dir, "show", "a", "--json"))
+    shown = mmfw.json("runs", "show", "a")
     assert shown["predictions"][0] == {"csv": str(csv), **facts}
     assert list(shown["predictions"][1]) == ["csv"]
     assert shown["trained_on"] == {"split": "train", "rows": 8400, "full_rows": 8500}
@@ -208,45 +193,42 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
         {"update": 20, "auroc": 0.75, **data},
         {"update": 30, "auroc": 0.6, **data, "rows": 540},
     ]
-    text = told(capsys, user_dir, "show", "a")
+    text = mmfw("runs", "show", "a")
     assert "trained_on: 8,400 of 8,500 rows of train\n" in text
     assert "update 20, auroc 0.7500, on 433 of 540 rows of dev_unseen\n" in text
     assert f"csv {csv}, auroc 0.6250, on 1,593 of 2,000 rows of test_unseen\n" in text
     assert "split \\x1b[31mtrain" in text and "\x1b" not in text
     other = make(user_dir, "b/2026-01-01T00-00-00")
-    shown = json.loads(told(capsys, user_dir, "show", "b", "--json"))
+    shown = mmfw.json("runs", "show", "b")
     assert [shown[key] for key in ("val_split", "val_rows", "val_full_rows")] == ["dev", None, None]
     assert shown["trained_on"] is None
-    found = json.loads(told(capsys, user_dir, "compare", run.id, other.id, "--json"))
+    found = mmfw.json("runs", "compare", run.id, other.id)
     assert found["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
 
 
-def test_only_what_differs_is_compared(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+def test_only_what_differs_is_compared(mmfw: Mmfw, save: Path) -> None:
     for run, rate in (("a/2026-01-02T00-00-00", "1e-5"), ("b/2026-01-03T00-00-00", "5e-5")):
         config = f"optimizer:\n  lr: {rate}\n  type: adam\nenv:\n  save_dir: {run}\nref: ${{env.save_dir}}\n"
         (save / run / "checkpoints" / "config.yaml").write_text(config, encoding="utf-8")
-    found = json.loads(told(capsys, save, "compare", "a", "b", "--json"))
+    found = mmfw.json("runs", "compare", "a", "b")
     assert found["differences"] == {
         "mmf.optimizer.lr": [1e-5, 5e-5],
         "request.preset": ["mmbt_grid", "vilbert"],
         "request.settings.training.batch_size": [8, 4],
     }
     assert found["scores"]["state"] == ["failed: cuda_oom", "done"]
-    assert "request.preset" in told(capsys, save, "compare", "a", "b")
+    assert "request.preset" in mmfw("runs", "compare", "a", "b")
 
 
-def test_a_configuration_that_is_no_yaml_is_named(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+def test_a_configuration_that_is_no_yaml_is_named(mmfw: Mmfw, save: Path) -> None:
     for run in ("a/2026-01-02T00-00-00", "b/2026-01-03T00-00-00"):
         (save / run / "checkpoints" / "config.yaml").write_text("a: [", encoding="utf-8")
-    assert main(["runs", "compare", "a", "b", "--save-dir", str(save)]) == 3
-    assert "config.yaml" in capsys.readouterr().err
+    assert "config.yaml" in mmfw("runs", "compare", "a", "b", code=3)
 
 
-def test_a_run_is_removed_and_the_space_that_it_freed_is_told(
-    capsys: pytest.CaptureFixture[str], save: Path
-) -> None:
+def test_a_run_is_removed_and_the_space_that_it_freed_is_told(mmfw: Mmfw, save: Path) -> None:
     (save / "b/2026-01-03T00-00-00/checkpoints/best.ckpt").write_bytes(bytes(1 << 20))
-    removed = json.loads(told(capsys, save, "rm", "b", "a/2026-01-02T00-00-00", "--yes", "--json"))
+    removed = mmfw.json("runs", "rm", "b", "a/2026-01-02T00-00-00", "--yes")
     assert removed["removed"] == ["b/2026-01-03T00-00-00", "a/2026-01-02T00-00-00"]
     assert removed["freed"] > 1 << 20
     assert not (save / "b").exists()
@@ -255,44 +237,33 @@ def test_a_run_is_removed_and_the_space_that_it_freed_is_told(
 
 @pytest.mark.parametrize(("typed", "code", "said"), [("n\n", 130, "remove it?"), ("", 2, "--yes")])
 def test_nothing_is_removed_without_a_yes(
-    capsys: pytest.CaptureFixture[str],
-    save: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    typed: str,
-    code: int,
-    said: str,
+    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, said: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-    assert main(["runs", "rm", "b", "--save-dir", str(save)]) == code
-    assert said in capsys.readouterr().err
+    assert said in mmfw("runs", "rm", "b", code=code)
     assert (save / "b/2026-01-03T00-00-00").is_dir()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 @pytest.mark.parametrize("beside", [[], ["b/2026-01-03T00-00-00"]], ids=["alone", "beside it"])
-def test_a_run_is_removed_by_a_link_to_it(
-    capsys: pytest.CaptureFixture[str], save: Path, beside: list[str]
-) -> None:
+def test_a_run_is_removed_by_a_link_to_it(mmfw: Mmfw, save: Path, beside: list[str]) -> None:
     (save / "b" / "latest").symlink_to("2026-01-03T00-00-00")
-    told(capsys, save, "rm", "b/latest", *beside, "--yes")
+    mmfw("runs", "rm", "b/latest", *beside, "--yes")
     assert not (save / "b").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-def test_a_link_to_the_runs_of_a_name_stays(
-    capsys: pytest.CaptureFixture[str], save: Path, tmp_path: Path
-) -> None:
+def test_a_link_to_the_runs_of_a_name_stays(mmfw: Mmfw, save: Path, tmp_path: Path) -> None:
     (save / "b").rename(tmp_path / "elsewhere")
     (save / "b").symlink_to(tmp_path / "elsewhere")
-    told(capsys, save, "rm", "b/2026-01-03T00-00-00", "--yes")
+    mmfw("runs", "rm", "b/2026-01-03T00-00-00", "--yes")
     assert (save / "b").is_symlink() and not (tmp_path / "elsewhere" / "2026-01-03T00-00-00").exists()
 
 
-def test_a_run_that_is_being_trained_is_not_removed(capsys: pytest.CaptureFixture[str], save: Path) -> None:
+def test_a_run_that_is_being_trained_is_not_removed(mmfw: Mmfw, save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
     with locked(run.lock):
-        assert main(["runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", "--save-dir", str(save)]) == 2
-    assert "is being trained" in capsys.readouterr().err
+        assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=2)
     assert (save / "a/2026-01-02T00-00-00").is_dir(), "nothing is removed when one is refused"
 
 

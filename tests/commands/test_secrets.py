@@ -48,11 +48,7 @@ def _content(path: Path) -> bytes:
 
 @pytest.mark.parametrize("how", ["option", "file", "variable"])
 def test_a_password_stays_secret_right_or_wrong(
-    leaks: Callable[..., list[str]],
-    empty: Places,
-    user_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    leaks: Callable[..., list[str]], empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     given: tuple[str | Path, ...] = {
         "option": ("--password", SECRET),

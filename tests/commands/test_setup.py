@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.cli import main
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.upstream import install, sources
 from tests.worlds.mmf_sources import TREE, VERSION, github, tar_gz
+from tests.worlds.tools import Mmfw
 from tests.worlds.web import WebServer
 
 
@@ -27,32 +26,29 @@ def checkout(user_dir: Path) -> Path:
     return root
 
 
-def test_a_checkout_is_taken_and_stays_without_another_choice(
-    home: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["setup", "--mmf", str(checkout), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+def test_a_checkout_is_taken_and_stays_without_another_choice(home: Path, checkout: Path, mmfw: Mmfw) -> None:
+    assert mmfw.json("setup", "--mmf", checkout) == {
         "root": str(checkout.resolve()),
         "version": VERSION,
         "source": "path",
         "commit": None,
     }
-    assert main(["setup"]) == 0
+    mmfw("setup")
     assert install.find_mmf().source == "path"
-    assert str(checkout.resolve()) in capsys.readouterr().err
+    assert str(checkout.resolve()) in mmfw.err
 
 
 def test_without_a_choice_a_broken_copy_is_mended(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     with WebServer.serving(mmf_tar_gz=tar_gz(TREE)) as server:
         known = (sources.PYPI, github(server.url))
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known)
-        assert main(["setup", "--mmf", "github"]) == 0
+        mmfw("setup", "--mmf", "github")
         (install.find_mmf().root / "mmf/__init__.py").write_bytes(b"?")
         changed = "changed: mmf/__init__.py (1 instead of 0 bytes)"
         assert install.changed_files(install.find_mmf()) == [changed]
-        assert main(["setup"]) == 0
+        mmfw("setup")
     assert install.changed_files(install.find_mmf()) == []
 
 
@@ -80,48 +76,34 @@ def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
 
 
 def test_an_environment_that_cannot_be_written_to_is_an_error_with_a_way_out(
-    home: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, checkout: Path, mmfw: Mmfw
 ) -> None:
     home.write_text("a file, where a folder is needed", encoding="utf-8")
-    assert main(["setup", "--mmf", str(checkout)]) == 6
-    said = capsys.readouterr().err
-    assert f"{home / 'mmf'} cannot be written to" in said
-    assert "MMFW_HOME" in said
+    assert f"{home / 'mmf'} cannot be written to" in mmfw("setup", "--mmf", checkout, code=6)
+    assert "MMFW_HOME" in mmfw.err
 
 
-def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["setup", "--mmf", "gihub"]) == 2
-    said = capsys.readouterr().err
-    assert "there is no folder gihub" in said
-    assert "pypi, github or a folder" in said
+def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(home: Path, mmfw: Mmfw) -> None:
+    assert "there is no folder gihub" in mmfw("setup", "--mmf", "gihub", code=2)
+    assert "pypi, github or a folder" in mmfw.err
     assert not home.exists()
 
 
-def test_the_path_of_the_tested_versions_is_all_that_is_printed(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["setup", "--constraints"]) == 0
-    path = Path(capsys.readouterr().out.removesuffix("\n"))
+def test_the_path_of_the_tested_versions_is_all_that_is_printed(home: Path, mmfw: Mmfw) -> None:
+    mmfw("setup", "--constraints")
+    path = Path(mmfw.out.removesuffix("\n"))
     assert "\ntorch==" in path.read_text(encoding="utf-8")
-    assert main(["setup", "--constraints", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"constraints": str(path)}
+    assert mmfw.json("setup", "--constraints") == {"constraints": str(path)}
     assert not home.exists()
 
 
-def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["setup", "--torch"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("pip install -c ") and said.out.count("\n") == 1
-    assert "[train]" in said.err
-    assert main(["setup", "--torch", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["pip"][:2] == ["pip", "install"]
+def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(home: Path, mmfw: Mmfw) -> None:
+    mmfw("setup", "--torch")
+    assert mmfw.out.startswith("pip install -c ") and mmfw.out.count("\n") == 1
+    assert "[train]" in mmfw.err
+    assert mmfw.json("setup", "--torch")["pip"][:2] == ["pip", "install"]
 
 
 @pytest.mark.parametrize("also", ["--constraints", "--force", "--mmf=pypi"])
-def test_printing_goes_with_nothing_else(home: Path, also: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["setup", "--torch", also]) == 2
-    assert "only print" in capsys.readouterr().err
+def test_printing_goes_with_nothing_else(home: Path, also: str, mmfw: Mmfw) -> None:
+    assert "only print" in mmfw("setup", "--torch", also, code=2)

@@ -12,37 +12,31 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.cli import main
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.task import begun
 from tests.worlds.sweeping import python, tasks, trained
-from tests.worlds.tools import typed
-
-Captured = pytest.CaptureFixture[str]
+from tests.worlds.tools import Mmfw, typed
 
 
-class Sweep:
-    """A sweep of quick programs, as a user has it in a folder."""
+class Sweep(Mmfw):
+    """``mmfw sweep`` on quick programs, as a user has them in a folder."""
 
-    def __init__(self, folder: Path, capsys: Captured) -> None:
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(capsys)
         self.folder, self.file, self.output = folder, folder / "params.yaml", folder / "out"
-        self._capsys = capsys
-        self.out = self.err = ""
 
     def write(self, template: str, *choices: str, head: str = "") -> None:
         """Write the file."""
         text = f"template:\n  t: {json.dumps(template, ensure_ascii=False)}\n{head}"
         self.file.write_text("".join([text, *(f"---\n{choice}\n" for choice in choices)]), encoding="utf-8")
 
-    def code(self, *words: object) -> int:
-        """The exit code of ``mmfw sweep …``; what it printed is kept."""
-        code = main(["sweep", *map(str, words)])
-        self.out, self.err = self._capsys.readouterr()
-        return code
+    def __call__(self, *words: object, code: int = 0) -> str:
+        """Run ``mmfw sweep …``."""
+        return super().__call__("sweep", *words, code=code)
 
-    def run(self, *words: object) -> int:
-        """The exit code of ``mmfw sweep run`` on the CPU."""
-        return self.code("run", self.file, "-o", self.output, "-r", "cpu", *words)
+    def run(self, *words: object, code: int = 0) -> str:
+        """Run ``mmfw sweep run`` on the CPU."""
+        return self("run", self.file, "-o", self.output, "-r", "cpu", *words, code=code)
 
     @property
     def hinted(self) -> list[list[str]]:
@@ -52,7 +46,7 @@ class Sweep:
 
 
 @pytest.fixture
-def sweep(user_dir: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+def sweep(user_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Sweep:
     """One in the user's folder, where nothing is yet."""
     monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
     return Sweep(user_dir, capsys)
@@ -60,12 +54,12 @@ def sweep(user_dir: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_dry_run_shows_what_would_run_and_writes_nothing(sweep: Sweep) -> None:
     sweep.write("echo {a} {_output}", "a: [1, 'two words']\nnote: x")
-    assert sweep.run("--dry-run", "--slots", 2) == 0
+    sweep.run("--dry-run", "--slots", 2)
     assert "A_1-Note_x" in sweep.out and str(sweep.output / "A_1-Note_x") in sweep.out
     assert re.search("echo ['\"]two words['\"]", sweep.out)
     assert "2 tasks" in sweep.err and "no command uses note" in sweep.err and "not known" in sweep.err
     assert not sweep.output.exists()
-    assert sweep.run("--dry-run", "--json") == 0
+    sweep.run("--dry-run", "--json")
     told = json.loads(sweep.out)
     assert [task["task"] for task in told["tasks"]] == ["A_1-Note_x", "A_two words-Note_x"]
     assert (told["orphans"], told["slots"], told["seconds"]) == (["note"], 1, None)
@@ -73,15 +67,15 @@ def test_a_dry_run_shows_what_would_run_and_writes_nothing(sweep: Sweep) -> None
 
 def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_takes(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)"), "a: 1")
-    assert sweep.run() == 0
+    sweep.run()
     sweep.write(python(sweep.folder, "print(1)"), "a: [1, 2]")
-    assert sweep.run("--dry-run") == 0
+    sweep.run("--dry-run")
     assert "A_1  (success)" in sweep.out and "A_2  (queued)" in sweep.out
     assert "1 are to be run" in sweep.err and "by 1 that ended well" in sweep.err
-    assert sweep.run("--dry-run", "--force") == 0
+    sweep.run("--dry-run", "--force")
     assert "2 are to be run" in sweep.err
     for words, names in (("--failed", []), ("--debug", ["A_1"])):
-        assert sweep.run("--dry-run", "--json", words) == 0
+        sweep.run("--dry-run", "--json", words)
         assert [task["task"] for task in json.loads(sweep.out)["tasks"]] == names
 
 
@@ -90,39 +84,37 @@ def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
         python(sweep.folder, "import sys; sys.exit('bad luck' if sys.argv[1] == '2' else 0)", "{a}"),
         "a: [1, 2]",
     )
-    assert sweep.run() == 7
-    assert sweep.code("status", sweep.output) == 0
+    sweep.run(code=7)
+    sweep("status", sweep.output)
     assert "1 success, 1 failed" in sweep.err and "t: bad luck" in sweep.out
-    assert sweep.code("status", sweep.output, "--state", "failed", "--json") == 0
-    [task] = json.loads(sweep.out)["tasks"]
+    [task] = sweep.json("status", sweep.output, "--state", "failed")["tasks"]
     assert (task["name"], task["message"], task["values"]) == ("A_2", "t: bad luck", {"a": 2})
 
 
 def test_the_newest_sweep_in_the_save_dir_is_the_default_and_has_a_name(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)"), "a: 1")
-    assert sweep.code("run", sweep.file, "-r", "cpu") == 0
+    sweep("run", sweep.file, "-r", "cpu")
     for words in ([], ["params"], [sweep.folder / "save" / "sweeps" / "params"]):
-        assert sweep.code("status", *words) == 0
+        sweep("status", *words)
         assert "1 success" in sweep.err
-    assert sweep.code("run", "params", "-r", "cpu") == 0  # an earlier sweep by its name
+    sweep("run", "params", "-r", "cpu")  # an earlier sweep by its name
 
 
 def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
-    assert sweep.run() == 0
+    sweep.run()
     made = SweepFolder(sweep.output)
     for task, score in zip(begun(made), (0.6, 0.7, 0.8, 0.8), strict=True):
         trained(made.task(task.name), score)
-    assert sweep.code("table", sweep.output, "--baseline", "lr=0.1") == 0
+    sweep("table", sweep.output, "--baseline", "lr=0.1")
     assert "0.6500 ± 0.0707" in sweep.out and "+0.1500" in sweep.out
     for form, delimiter in (("csv", ","), ("tsv", "\t")):
-        assert sweep.code("table", sweep.output, "--format", form) == 0
+        sweep("table", sweep.output, "--format", form)
         first = next(csv.DictReader(io.StringIO(sweep.out), delimiter=delimiter))
         assert (first["lr"], first["runs"], float(first["auroc"])) == ("0.2", "2", pytest.approx(0.8))
-    assert sweep.code("table", sweep.output, "--format", "markdown") == 0
+    sweep("table", sweep.output, "--format", "markdown")
     assert sweep.out.splitlines()[1] == "|---|---|---|---|"
-    assert sweep.code("table", sweep.output, "--json") == 0
-    assert [line["lr"] for line in json.loads(sweep.out)] == [0.2, 0.1]
+    assert [line["lr"] for line in sweep.json("table", sweep.output)] == [0.2, 0.1]
 
 
 def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(sweep: Sweep) -> None:
@@ -132,37 +124,37 @@ def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(s
         "a: [1, 2]",
         head="resource: [cpu]\n",
     )
-    assert sweep.run() == 7
+    sweep.run(code=7)
     status, again = sweep.hinted
-    assert sweep.code(*status) == 0
+    sweep(*status)
     (sweep.folder / "luck").touch()
-    assert sweep.code(*again) == 0
+    sweep(*again)
     assert {task.state for task in tasks(sweep.output).values()} == {"success"}
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -> None:
     sweep.write("echo {a}", "a: 1", head="resource: [77]\n")
-    assert sweep.code("run", sweep.file, "-o", sweep.output) == 2
+    sweep("run", sweep.file, "-o", sweep.output, code=2)
     assert "no GPU 77" in sweep.err and "-r cpu" in sweep.err
     assert not sweep.output.exists()
-    assert sweep.run("--dry-run") == 0
+    sweep.run("--dry-run")
 
 
 def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]")
-    assert sweep.run("--debug") == 0
+    sweep.run("--debug")
     assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
-    assert sweep.run("--debug") == 0  # again, though it ended well
+    sweep.run("--debug")  # again, though it ended well
     assert [task.starts for task in tasks(sweep.output).values()] == [2, 0]
 
 
 def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
     choices = ("_title: x\na: [1, 2, 3, 4]", "_title: y\na: 5", "_title: y\na: 6")
     sweep.write(python(sweep.folder, "print(1)", "{a}"), *choices)
-    assert sweep.run("-t", "y") == 0
+    sweep.run("-t", "y")
     assert "2 choices have the title y" in sweep.err
     assert [task.name for task in begun(SweepFolder(sweep.output))] == ["A_5", "A_6"]
-    assert sweep.run("-t", "x", "--sample", "2") == 0
+    sweep.run("-t", "x", "--sample", "2")
     assert len(begun(SweepFolder(sweep.output))) == 4
 
 
@@ -182,7 +174,7 @@ def test_what_makes_no_sense_is_one_error(
 ) -> None:
     monkeypatch.chdir(sweep.folder)
     sweep.write("echo {a}", "a: 1")
-    assert sweep.code("run", *words) == 2
+    sweep("run", *words, code=2)
     assert told in sweep.err and "Traceback" not in sweep.err
     assert sorted(path.name for path in sweep.folder.iterdir()) == ["params.yaml"]
 
@@ -198,24 +190,23 @@ def test_what_makes_no_sense_is_one_error(
     ],
 )
 def test_without_a_sweep_there_is_nothing_to_show(
-    words: list[str], told: str, capsys: Captured, user_dir: Path
+    words: list[str], told: str, mmfw: Mmfw, user_dir: Path
 ) -> None:
     if words[0] == "report":
         pytest.importorskip("matplotlib")
-    assert main([*words, "--save-dir", str(user_dir / "save")]) == 2
-    said = capsys.readouterr().err
-    assert told in said and "there is no" in said and "hint: " in said and "bug" not in said
+    mmfw(*words, "--save-dir", user_dir / "save", code=2)
+    assert told in mmfw.err and "there is no" in mmfw.err and "hint: " in mmfw.err and "bug" not in mmfw.err
 
 
 def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(sweep: Sweep) -> None:
     head = "search: {trials: 3, parameters: {a: [1, 2]}}\n"
     sweep.write("echo {a}", head=head)
-    assert sweep.run("--dry-run") == 0
+    sweep.run("--dry-run")
     assert "3 trials" in sweep.err
     sweep.write("echo {a} {nothing}", head=head)
-    assert sweep.run("--dry-run") == 2
+    sweep.run("--dry-run", code=2)
     assert "params.yaml" in sweep.err and "nothing sets nothing" in sweep.err
-    assert sweep.run("--debug") == 2
+    sweep.run("--debug", code=2)
 
 
 def test_a_search_is_ranked_by_what_it_searches_for(sweep: Sweep) -> None:
@@ -226,27 +217,25 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
 """
     head = "search: {trials: 3, metric: 'r.json:x', direction: minimize, parameters: {a: [1, 2, 3]}}\n"
     sweep.write(python(sweep.folder, program, "{a}", "{_output}"), head=head)
-    assert sweep.run() == 0
-    assert sweep.code("table", sweep.output, "--json") == 0
-    assert [line["r.json:x"] for line in json.loads(sweep.out)] == [1.0, 2.0, 3.0]
+    sweep.run()
+    assert [line["r.json:x"] for line in sweep.json("table", sweep.output)] == [1.0, 2.0, 3.0]
     sweep.write(python(sweep.folder, program, "{a}", "{_output}"), "_title: x\na: 7", head=head)
-    assert sweep.run("-t", "x", "--force") == 0
+    sweep.run("-t", "x", "--force")
     assert {task.values["a"]: task.starts for task in begun(SweepFolder(sweep.output))} == dict.fromkeys(
         (1, 2, 3, 7), 1
     )
     sweep.write(python(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize"))
-    assert sweep.run() == 2
+    sweep.run(code=2)
     assert "minimize" in sweep.err and "-o" in sweep.err
-    assert sweep.run("-o", sweep.folder / "other") == 0
+    sweep.run("-o", sweep.folder / "other")
 
 
 def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)"), "a: 1")
-    assert sweep.run() == 0
+    sweep.run()
     (sweep.output / "sweep.yaml").unlink()
-    assert sweep.code("run", sweep.output) == 2
-    assert "lost its sweep.yaml" in sweep.err
-    assert sweep.run() == 0
+    assert "lost its sweep.yaml" in sweep("run", sweep.output, code=2)
+    sweep.run()
 
 
 def test_without_optuna_a_search_says_what_to_install_and_leaves_nothing(
@@ -254,5 +243,5 @@ def test_without_optuna_a_search_says_what_to_install_and_leaves_nothing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     sweep.write("echo {a}", head="search: {trials: 3, parameters: {a: [1, 2]}}\n")
-    assert sweep.run() == 6
+    sweep.run(code=6)
     assert "[search]" in sweep.err and not sweep.output.exists()

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from mmf_win.cli import main
+from tests.worlds.tools import Mmfw
 
 
-def test_the_list_of_presets_names_the_split_of_each_number(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--list"]) == 0
-    said = capsys.readouterr()
-    header, *rows = said.out.splitlines()
+def test_the_list_of_presets_names_the_split_of_each_number(mmfw: Mmfw) -> None:
+    mmfw("train", "--list")
+    header, *rows = mmfw.out.splitlines()
     for column in ("dev_seen acc", "dev_seen AUROC", "test_seen acc", "test_seen AUROC"):
         assert column in header
     [row] = [row for row in rows if row.startswith("vilbert_cc ")]
     assert row.split()[-5:-1] == ["61.40", "70.07", "61.10±1.56", "70.03±1.77"]
-    assert "dev_seen and test_seen" in said.err
-    assert main(["train", "--list", "--json"]) == 0
-    presets_told = {told["name"]: told["published"] for told in json.loads(capsys.readouterr().out)}
+    assert "dev_seen and test_seen" in mmfw.err
+    presets_told = {told["name"]: told["published"] for told in mmfw.json("train", "--list")}
     assert presets_told["vilbert_cc"]["dev_seen"] == {"accuracy": 61.4, "auroc": 70.07}
     assert presets_told["vilbert_cc"]["test_seen"]["auroc"] == [70.03, 1.77]
     assert presets_told["demo"] == {}
@@ -39,9 +36,8 @@ def test_the_list_of_presets_names_the_split_of_each_number(capsys: pytest.Captu
     ],
 )
 def test_a_name_that_no_command_could_take_is_refused_with_one_that_fits(
-    user_dir: Path, capsys: pytest.CaptureFixture[str], name: str, fit: str
+    user_dir: Path, mmfw: Mmfw, name: str, fit: str
 ) -> None:
     words = ["train", "demo", "--data-dir", str(user_dir), "--name"]
-    assert main([*words, name]) == 2
-    assert f"hint: --name {fit}\n" in capsys.readouterr().err
-    assert main([*words, fit]) == 3, "there is no dataset"
+    assert f"hint: --name {fit}\n" in mmfw(*words, name, code=2)
+    mmfw(*words, fit, code=3)

@@ -9,12 +9,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from mmf_win.cli import main
 from mmf_win.files import share
 from mmf_win.inputs import check
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, memes
+from tests.worlds.tools import Mmfw
 
 if sys.platform != "win32":
     pytest.skip("only Windows has drives", allow_module_level=True)
@@ -31,17 +31,17 @@ def other(user_dir: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def test_a_dataset_goes_from_one_drive_to_another_and_back(
-    user_dir: Path, other: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    user_dir: Path, other: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
     archive, data = encrypted_zip(user_dir / "memes.zip", memes()), ["--data-dir", str(other)]
     password = ["--password", PASSWORD]
-    assert main(["convert", "--zip", str(archive), *data, *password]) == 0
+    mmfw("convert", "--zip", archive, *data, *password)
     hostile.cut(Places.resolve(other).dataset.images / "img" / "00001.png")
-    assert main(["verify", *data]) == 3
-    assert main(["repair", *data, *password]) == 0
-    assert main(["verify", *data]) == 0
-    assert main(["doctor", *data]) == 0
+    mmfw("verify", *data, code=3)
+    mmfw("repair", *data, *password)
+    mmfw("verify", *data)
+    mmfw("doctor", *data)
 
 
 def test_a_file_is_shared_with_another_drive_as_a_copy(user_dir: Path, other: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mmf_win.cli import main
 from mmf_win.dataset.convert import convert
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.hub import GivenModel, model
@@ -20,36 +18,31 @@ from mmf_win.paths import Places
 from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out, memes
+from tests.worlds.tools import Mmfw
 
 RUN = "run mmbt_grid/2026-01-01T00-00-00"
 
 
-def verified(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+def verified(mmfw: Mmfw, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     """By what it is, what is said of each thing."""
-    capsys.readouterr()
-    assert main(["verify", "--json", *arguments]) == code
-    return {found["what"]: found for found in json.loads(capsys.readouterr().out)}
+    return {found["what"]: found for found in mmfw.json("verify", *arguments, code=code)}
 
 
 def states(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {what: finding["state"] for what, finding in found.items()}
 
 
-def test_where_nothing_was_written_nothing_is_damaged(
-    empty: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify"]) == 0
-    assert "nothing to verify yet" in capsys.readouterr().err
-    assert verified(capsys) == {}
+def test_where_nothing_was_written_nothing_is_damaged(empty: Places, mmfw: Mmfw) -> None:
+    mmfw("verify")
+    assert "nothing to verify yet" in mmfw.err
+    assert verified(mmfw) == {}
     assert not empty.data_dir.exists(), "looking must not make anything"
 
 
-def test_each_thing_names_what_it_was_verified_against(
-    world: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_thing_names_what_it_was_verified_against(world: Places, mmfw: Mmfw) -> None:
     of_mmf = f"mmf-{str(find_mmf().commit)[:12]}.tar.gz"
     for arguments in ([], ["--full"]):
-        found = verified(capsys, *arguments)
+        found = verified(mmfw, *arguments)
         assert {what: (finding["state"], finding["against"]) for what, finding in found.items()} == {
             "dataset": ("intact", "the archive memes.zip"),
             "region features": ("intact", "the archive features.tar.gz"),
@@ -62,16 +55,14 @@ def test_each_thing_names_what_it_was_verified_against(
         }
 
 
-def test_what_is_damaged_is_named_with_the_command_that_repairs_it(
-    world: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: Places, mmfw: Mmfw) -> None:
     hostile.flip_byte(world.dataset.images / "img/00003.png", 100)
     hostile.cut(world.dataset.features / "detectron.lmdb/data.mdb")
     (world.data_dir / "models/visual_bert/model.pth").unlink()
     hostile.cut(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
     (find_mmf().root / "mmf.txt").unlink()
     model = world.data_dir / "models/visual_bert/model.pth"
-    found = verified(capsys, code=3)
+    found = verified(mmfw, code=3)
     assert {what: finding["problems"] for what, finding in found.items()} == {
         "dataset": ["changed: images/img/00003.png (other content)"],
         "region features": ["changed: detectron.lmdb/data.mdb (8192 instead of 16384 bytes)"],
@@ -82,14 +73,13 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(
     assert set(states(found).values()) == {"damaged"}
     assert {finding["part"] for finding in found.values()} == {"dataset", "features", "runs", "mmf"}
 
-    assert main(["verify"]) == 3
-    told = capsys.readouterr()
-    assert told.out.count(" damaged ") == 5
+    mmfw("verify", code=3)
+    assert mmfw.out.count(" damaged ") == 5
     for finding in found.values():
-        assert f"{finding['what']}: {finding['problems'][0]}" in told.err
-    assert "the newest intact one is best.ckpt" in told.err
-    assert "5 of 5 are damaged" in told.err
-    assert "hint: `mmfw repair dataset features mmf`\n" in told.err
+        assert f"{finding['what']}: {finding['problems'][0]}" in mmfw.err
+    assert "the newest intact one is best.ckpt" in mmfw.err
+    assert "5 of 5 are damaged" in mmfw.err
+    assert "hint: `mmfw repair dataset features mmf`\n" in mmfw.err
 
 
 @pytest.mark.parametrize(
@@ -104,39 +94,34 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(
     ],
 )
 def test_only_what_is_named_is_verified(
-    world: Places, capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]
+    world: Places, mmfw: Mmfw, words: list[str], expected: list[str]
 ) -> None:
-    assert set(verified(capsys, *words)) == set(expected)
+    assert set(verified(mmfw, *words)) == set(expected)
 
 
-def test_a_name_that_stands_for_nothing_is_a_usage_error(
-    world: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", "datset"]) == 2
-    assert "did you mean dataset?" in capsys.readouterr().err
-    assert main(["verify", "quite something else"]) == 2
-    assert main(["verify", "dataset", "training.seed=1"]) == 2
-    assert "training.seed=1" in capsys.readouterr().err
+def test_a_name_that_stands_for_nothing_is_a_usage_error(world: Places, mmfw: Mmfw) -> None:
+    assert "did you mean dataset?" in mmfw("verify", "datset", code=2)
+    mmfw("verify", "quite something else", code=2)
+    assert "training.seed=1" in mmfw("verify", "dataset", "training.seed=1", code=2)
 
 
-def test_a_long_list_is_cut_short(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_list_is_cut_short(world: Places, mmfw: Mmfw) -> None:
     for image in (world.dataset.images / "img").iterdir():
         image.unlink()
-    assert main(["verify"]) == 3
-    told = capsys.readouterr().err
-    assert told.count("dataset: missing: ") == 10
-    assert "dataset: and 6 more" in told
+    mmfw("verify", code=3)
+    assert mmfw.err.count("dataset: missing: ") == 10
+    assert "dataset: and 6 more" in mmfw.err
 
 
 def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
-    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+    empty: Places, user_dir: Path, mmfw: Mmfw
 ) -> None:
     lay_out({"annotations/train.jsonl": b""}, empty.dataset.root)
     folder = lay_out({"model.pth": b"x"}, empty.data_dir / "models" / "mine")
     record_hashes(folder, ["model.pth"])
     lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
-    found = verified(capsys)
+    found = verified(mmfw)
     assert states(found) == {
         "dataset": "not verified",
         "models/mine": "recorded",
@@ -146,55 +131,49 @@ def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
 
 
 def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
-    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+    empty: Places, user_dir: Path, mmfw: Mmfw
 ) -> None:
     content = b"weights" * 1000
     weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     weights.write_bytes(content)
     Input("weights", user_dir, empty, (weights.name,)).verify()
-    (finding,) = verified(capsys).values()
+    (finding,) = verified(mmfw).values()
     assert (finding["state"], finding["against"]) == ("intact", "the hash in its name")
     hostile.flip_byte(weights, 100)
     for _ in range(2):
-        (finding,) = verified(capsys, code=3).values()
+        (finding,) = verified(mmfw, code=3).values()
         assert finding["problems"] == [f"changed: {weights} (not what its name says)"]
     weights.unlink()
-    assert verified(capsys) == {}
+    assert verified(mmfw) == {}
 
 
 @pytest.mark.torch
-def test_a_changed_mmf_is_noted_before_it_trains(world: Places, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_mmf_is_noted_before_it_trains(world: Places, mmfw: Mmfw) -> None:
     find_mmf().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
-    assert main(["train", "mmbt_grid"]) != 0, "this MMF is a fake"
-    assert "changed or missing files of MMF: 1" in capsys.readouterr().err
-    assert main(["train", "mmbt_grid"]) != 0
-    assert "changed or missing" not in capsys.readouterr().err, "a process says it once"
+    mmfw("train", "mmbt_grid", code=2)  # this MMF is a fake
+    assert "changed or missing files of MMF: 1" in mmfw.err
+    mmfw("train", "mmbt_grid", code=2)
+    assert "changed or missing" not in mmfw.err, "a process says it once"
 
 
-def test_the_folders_that_were_named_stand_in_the_hint(
-    world: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folders_that_were_named_stand_in_the_hint(world: Places, user_dir: Path, mmfw: Mmfw) -> None:
     elsewhere = Places.resolve(user_dir / "elsewhere")
     convert(user_dir / "memes.zip", elsewhere)
     elsewhere.dataset.split("train").unlink()
-    verified(capsys, "--data-dir", str(elsewhere.data_dir), code=3)
-    assert main(["verify", "dataset", "--data-dir", str(elsewhere.data_dir)]) == 3
-    [hint] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hint: ")]
+    verified(mmfw, "--data-dir", str(elsewhere.data_dir), code=3)
+    mmfw("verify", "dataset", "--data-dir", elsewhere.data_dir, code=3)
+    [hint] = [line for line in mmfw.err.splitlines() if line.startswith("hint: ")]
     assert "mmfw repair dataset " in hint and str(elsewhere.data_dir) in hint
 
 
-def test_a_read_only_dataset_is_verified(
-    empty: Places, small_disk: Path, user_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_read_only_dataset_is_verified(empty: Places, small_disk: Path, user_dir: Path, mmfw: Mmfw) -> None:
     there = Places.resolve(small_disk / "data")
     convert(hostile.plain_zip(user_dir / "memes.zip", memes()), there)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert states(verified(capsys, "--data-dir", str(there.data_dir))) == {"dataset": "intact"}
+    assert states(verified(mmfw, "--data-dir", str(there.data_dir))) == {"dataset": "intact"}
 
 
-def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(
-    empty: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(empty: Places, mmfw: Mmfw) -> None:
     """Also what lies in another data folder, which is no matter of this one."""
     files = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"weights"}
     berts = [
@@ -204,28 +183,26 @@ def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(
     for bert in berts:
         (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)
         assert GivenModel("BERT", bert, empty).verify().state == "recorded"
-    assert [finding["folder"] for finding in verified(capsys).values()] == [str(berts[0])]
+    assert [finding["folder"] for finding in verified(mmfw).values()] == [str(berts[0])]
     (berts[0] / "config.json").unlink()
     (berts[1] / "config.json").unlink()
     assert GivenModel("BERT", berts[0], empty).verify().state == "damaged"
 
 
 def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
-    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str]
+    empty: Places, user_dir: Path, mmfw: Mmfw
 ) -> None:
     folder = user_dir / "my-bert"
     folder.mkdir()
     for name in ("config.json", "vocab.txt"):
         (folder / name).write_text("{}", encoding="utf-8")
     assert model(str(folder), empty, weights=False).verify().state == "recorded"
-    assert main(["verify", "features"]) == 0
+    mmfw("verify", "features")
     (folder / "vocab.txt").unlink()
-    capsys.readouterr()
     for command in ("verify", "repair"):
-        assert main([command, "features"]) == 3
-        said = capsys.readouterr().err
+        mmfw(command, "features", code=3)
+        said = mmfw.err
         assert said.count(f"missing: {folder / 'vocab.txt'}") == 1
         assert "put an intact copy there" in said and "mmfw repair" not in said
     shutil.rmtree(folder)
-    assert main(["verify", "features"]) == 0
-    assert str(folder) not in capsys.readouterr().out
+    assert str(folder) not in mmfw("verify", "features")

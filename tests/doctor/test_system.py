@@ -105,11 +105,7 @@ def test_the_real_torch_says_what_it_was_built_for() -> None:
     ],
 )
 def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch,
-    torch: Torch | None,
-    driver: int,
-    best: tuple[int, int],
-    said: str | None,
+    monkeypatch: pytest.MonkeyPatch, torch: Torch | None, driver: int, best: tuple[int, int], said: str | None
 ) -> None:
     nvml = FakeNvml()
     nvml.cuda, nvml.capability = driver, [(3, 5), best]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -14,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from mmf_win.cli import main
 
 
 def is_wine() -> bool:
@@ -48,6 +51,32 @@ requires_newest_mmf = pytest.mark.skipif(
 
 requires_console_events = pytest.mark.skipif(is_wine(), reason="Wine sends no console events")
 """For a test that sends Ctrl+Break on Windows."""
+
+
+class Mmfw:
+    """Runs commands in this process, as a user types them; none may end in a traceback.
+
+    Attributes:
+        out, err: what the last one printed.
+    """
+
+    out = err = ""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: object, code: int = 0) -> str:
+        """Run one that has to end with this exit code; its result, or what it said where it failed."""
+        self._capsys.readouterr()
+        ended = main([*map(str, words)])
+        self.out, self.err = self._capsys.readouterr()
+        assert ended == code and "Traceback" not in self.err, self.err
+        return self.err if code else self.out
+
+    def json(self, *words: object, code: int = 0) -> Any:
+        """The same with ``--json``."""
+        self(*words, "--json", code=code)
+        return json.loads(self.out)
 
 
 def typed(command: str) -> list[str]:
