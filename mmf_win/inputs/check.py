@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -48,18 +49,13 @@ class Inputs:
     asks_hub: bool = True
 
     def settings(self, folder: Path) -> Tree:
-        """MMF's keys for a run that leaves rows out, whose shorter annotation files are written now.
-
-        Args:
-            folder: where they go.
-        """
+        """MMF's keys for a run that leaves rows out; writes its shorter annotation files into the folder."""
         if not self.left_out:
             return {}
         folder.mkdir(parents=True, exist_ok=True)
         annotations = {}
         for slot, (path, rows) in self.left_out.items():
-            shorter = folder / path.name
-            shorter.write_bytes(path.read_bytes())
+            shorter = Path(shutil.copyfile(path, folder / path.name))
             keep_rows(shorter, rows)
             annotations[slot] = [str(shorter)]
         return {"dataset_config": {DATASET: {"annotations": annotations}}}

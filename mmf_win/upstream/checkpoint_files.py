@@ -16,12 +16,8 @@ _NUMBERED = re.compile(r"model_(\d+)\.ckpt")
 class Counts:
     """How far training was when a checkpoint was saved, and what was best until then.
 
-    Attributes:
-        update: how many updates the weights have seen.
-        epoch: the pass over the training rows that it was saved in, from 1.
-        best_update: when the best validation was.
-        best_iteration: the same in batches.
-        best_value: the score of that validation, by the criterion that MMF watches.
+    Epochs count from 1. The best validation, by the criterion that MMF watches, has its score as
+    ``best_value``; it was after ``best_update`` updates, or ``best_iteration`` batches.
     """
 
     update: int

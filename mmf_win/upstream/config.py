@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -95,8 +94,10 @@ def resolve(
         MmfError: a file of MMF is missing.
     """
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
-    with _told(asked):
+    try:
         version = read_version(root)
         of_mmf, merged = compose(root, places, asked)
         has_dir = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
@@ -119,17 +120,16 @@ def resolve(
             "user_dir": _user_dir(unresolved["env"]["user_dir"], merged.env.user_dir),
             "typed": _typed(overrides, unresolved),
         }
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"the configuration of {asked.model} cannot be put together: {reason}") from None
 
 
 def _user_dir(named: Any, configured: Any) -> str | None:
     """The folder of code that MMF imports: the configuration's, or where that is empty ``MMF_USER_DIR``.
 
-    Args:
-        named: as the configuration has it.
-        configured: what that stands for here.
-
-    Returns:
-        None where nothing names one; empty where what names one stands for nothing here.
+    What is ``named`` in the configuration stands here for what is ``configured``. It is None where nothing
+    names a folder, and empty where what names one stands for nothing here.
     """
     folder = configured or os.environ.get(_USER_DIR)
     is_named = named is not None and _USER_DIR not in str(named)  # MMF's own names the variable
@@ -166,29 +166,6 @@ def merge(*trees: Mapping[str, Any]) -> Tree:
     return dict(merged)
 
 
-def _require_env(config: Any) -> None:
-    """Refuse an ``env`` that is no group of keys; as an interpolation it may be another one in the worker."""
-    from omegaconf import OmegaConf
-
-    whole: Any = OmegaConf.to_container(config)
-    env = whole.get("env", {})
-    if not isinstance(env, dict):
-        raise UsageError(f"env: {env!r} in place of a group of keys", hint="set a key in it: env.user_dir")
-
-
-@contextmanager
-def _told(asked: ConfigParts) -> Iterator[None]:
-    """Say of which model a configuration cannot be put together."""
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        yield
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"the configuration of {asked.model} cannot be put together: {reason}") from None
-
-
 def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
     """MMF's own configuration of the experiment, and with its settings.
 
@@ -205,8 +182,10 @@ def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
     for key in _NAMED_BESIDE & asked.of_mmf.keys():
         raise UsageError(f"{key} is set by mmfw", hint=RESERVED[key])
     merged: Any = OmegaConf.merge(of_mmf, asked.of_mmf)
-    _require_env(merged)
-    env: Any = OmegaConf.to_container(merged.env)
+    whole: Any = OmegaConf.to_container(merged)
+    env = whole["env"]
+    if not isinstance(env, dict):  # as an interpolation it may be another one in the worker
+        raise UsageError(f"env: {env!r} in place of a group of keys", hint="set a key in it: env.user_dir")
     env_of_mmf: Any = OmegaConf.to_container(defaults.env)
     for key in _FOLDERS:
         if env[key] != env_of_mmf[key]:
@@ -221,12 +200,7 @@ def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
 
 
 def model_config(root: Path, model: str) -> str | None:
-    """The configuration that MMF's class of a model names as its own; None where it names none itself.
-
-    Args:
-        root: the folder that holds the package ``mmf``.
-        model: the name under which the class is registered.
-    """
+    """The configuration that MMF's class of a model names as its own; None where it names none itself."""
     for path in sorted((root / "mmf" / "models").glob("*.py")):
         _, registered, code = path.read_text(encoding="utf-8").partition(f'.register_model("{model}")')
         if registered:

@@ -58,11 +58,9 @@ _ALMOST = 0.85  # how much a key and its misspelling have in common
 
 
 def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: bool = False) -> None:
-    """Set what the overrides say.
+    """Set what the overrides ``KEY=VALUE`` say in OmegaConf's ``config``.
 
     Args:
-        config: OmegaConf's; it is changed.
-        overrides: ``KEY=VALUE``.
         version: of the MMF that will get them.
         own_code: the user's own code may bring models and datasets whose keys nobody knows here.
 
@@ -114,11 +112,7 @@ def require_usable(config: Any, settings: Any, version: str, *, own_code: bool =
 def _value_there(
     config: Any, key: str, version: str, *, in_preset: bool = False, may_be_new: bool = False
 ) -> Any:
-    """The value of a key in a configuration; None for a key that may be added to it.
-
-    Raises:
-        UsageError: there is no such key, and it may not be added, or is nearly one that is there.
-    """
+    """The value of a key in a configuration; None for a new one that may be added, and is no misspelling."""
     here, node = "", config
     for field in key.replace("[", ".[").split("."):
         if isinstance(node, list):
@@ -208,12 +202,7 @@ def _unknown_key(config: Any, key: str, version: str) -> UsageError:
 
 
 def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a tree by their keys, as ``training.seed``; a group without keys is one, too.
-
-    Args:
-        node: the tree.
-        above: what every key begins with.
-    """
+    """The values of a tree by their keys, as ``training.seed``; a group without keys is one, too."""
     if not isinstance(node, Mapping) or not node:
         yield above, node
         return

@@ -47,11 +47,7 @@ class PypiWheel:
     commit: None = None
 
     def fetch(self, here: Staging) -> Manifest:
-        """Download the wheel by pip, unpack it below ``here.new`` and check its hash.
-
-        Raises:
-            MmfError: it cannot be had, or it is not what was pinned.
-        """
+        """Download the wheel by pip, unpack it below ``here.new`` and check its hash; or an MmfError."""
         _log.info("Getting MMF %s by pip.", self.version)
         wheel = self._download(here.folder)
         digest = hashlib.sha256()
@@ -111,11 +107,7 @@ class GithubArchive:
     name: Literal["github"] = "github"
 
     def fetch(self, here: Staging) -> Manifest:
-        """Download the archive, unpack it below ``here.new`` and check the id of its tree.
-
-        Raises:
-            MmfError: it cannot be had, or it is not what was pinned.
-        """
+        """Download the archive, unpack it below ``here.new`` and check its tree's id; or an MmfError."""
         archive = here.folder / f"mmf-{self.commit[:12]}.tar.gz"
         sha256 = download(self.url, archive, f"MMF {self.version} from GitHub")
         files: dict[str, GitFile] = {}

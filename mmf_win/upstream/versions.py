@@ -43,8 +43,7 @@ ONLY_IN: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-"""The versions that mmfw knows → the keys of ``mmf/configs/defaults.yaml``, and groups of keys, that each has
-alone."""
+"""Versions that mmfw knows → keys, and groups of keys, of MMF's defaults that each of them has alone."""
 
 
 def versions_with(key: str) -> list[str]:
@@ -57,11 +56,7 @@ def versions_with(key: str) -> list[str]:
 
 
 def has_key(version: str, key: str) -> bool:
-    """Whether a version of MMF has a configuration key that only some versions have.
-
-    Raises:
-        MmfError: mmfw does not know that version.
-    """
+    """Whether a version of MMF, which must be one that mmfw knows, has a key that only some have."""
     if version not in ONLY_IN:
         raise MmfError(
             f"MMF {version} is unknown to mmfw, which works with {' and '.join(ONLY_IN)}",
@@ -71,14 +66,7 @@ def has_key(version: str, key: str) -> bool:
 
 
 def read_version(root: Path) -> str:
-    """MMF's version, read from ``mmf/version.py`` as text.
-
-    Args:
-        root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-
-    Raises:
-        MmfError: there is no such file, or no version in it.
-    """
+    """MMF's version, read from ``mmf/version.py`` below ``root`` as text; an MmfError where there is none."""
     path = root / "mmf" / "version.py"
     try:
         text = path.read_text(encoding="utf-8")
@@ -93,9 +81,7 @@ def read_version(root: Path) -> str:
 def config_path(root: Path, name: str) -> Path:
     """The real file of one of MMF's configurations.
 
-    The names are MMF's own, such as ``projects/hateful_memes/configs/mmbt/defaults.yaml`` or
-    ``projects/mmbt/configs/hateful_memes/defaults.yaml`` or ``configs/models/mmbt/pretrain.yaml``. Where
-    one is a link, real or as text, it is followed, so that files named in it are found beside it.
+    Where it is a link, real or as text, it is followed, so that files named in it are found beside it.
 
     Args:
         root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
@@ -120,10 +106,7 @@ def follow_text_links(path: Path) -> Path:
 
     Where a system has no symlinks, git writes a file that holds the target's path instead, and so do tools
     that unpack a repository's archive. Such a file may stand anywhere in ``path``, for a file or a folder.
-    Real symlinks are left to the system.
-
-    Raises:
-        MmfError: the links lead in a circle.
+    Real symlinks are left to the system. Links that lead in a circle are an MmfError.
     """
     here = path
     for _ in range(_MAX_LINKS):

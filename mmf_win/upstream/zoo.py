@@ -35,14 +35,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """An archive that MMF downloads.
+    """An archive that MMF downloads into its ``folder``, where it unpacks it.
 
-    Attributes:
-        folder: where MMF puts the archive and unpacks it.
-        version: what MMF writes into ``.built.json``; where it finds another, it downloads all of it again.
-        url: where from.
-        file_name: what MMF calls it on disk.
-        sha256: what it must be; None where the zoo does not say.
+    On disk MMF calls it ``file_name``. The zoo need not say its SHA-256.
     """
 
     folder: Path
@@ -70,6 +65,8 @@ class ZooEntry:
 class Zoo:
     """MMF's zoo, or the one that the user chose.
 
+    The methods raise a UsageError where the user's is none, and an MmfError where MMF's cannot be read.
+
     Attributes:
         root: the folder that holds the package ``mmf``.
         places: MMF's folders.
@@ -88,12 +85,7 @@ class Zoo:
         return cls(root, places, datasets or DATASETS, models or MODELS)
 
     def dataset(self, part: str) -> ZooEntry | None:
-        """The entry for ``features`` or ``extras`` of Hateful Memes; None where there is none.
-
-        Raises:
-            UsageError: the zoo that the user chose is none.
-            MmfError: MMF's own zoo cannot be read.
-        """
+        """The entry for ``features`` or ``extras`` of Hateful Memes; None where there is none."""
         datasets = _load(self.root, self.datasets)
         entry = _select(datasets, "hateful_memes.defaults") or _select(datasets, "hateful_memes")
         if not isinstance(entry, Mapping) or not isinstance(entry.get("resources"), Mapping):
@@ -105,12 +97,7 @@ class Zoo:
     def model(self, key: str) -> ZooEntry | None:
         """The entry for a pretrained model; None where there is none of that name.
 
-        Args:
-            key: such as ``visual_bert.pretrained.coco``; where that is a group, its ``defaults`` are meant.
-
-        Raises:
-            UsageError: the zoo that the user chose is none.
-            MmfError: MMF's own zoo cannot be read.
+        Of a key such as ``visual_bert.pretrained.coco`` that is a group, the ``defaults`` are meant.
         """
         entry, name = _select(_load(self.root, self.models), key), key
         if isinstance(entry, Mapping) and not {"version", "resources"} <= entry.keys():

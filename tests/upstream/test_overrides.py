@@ -25,12 +25,6 @@ MMBT = ("mmbt", "projects/mmbt/configs/hateful_memes/defaults.yaml")
 DATASET = "dataset_config.hateful_memes"
 
 
-@pytest.fixture
-def places(user_dir: Path) -> Places:
-    """Empty folders."""
-    return Places(user_dir / "cache", user_dir / "data", user_dir / "save")
-
-
 def assigned(root: Path, places: Places, *overrides: str) -> Any:
     """Our own configuration with overrides."""
     _, config = compose(root, places, ConfigParts(*MMBT, offline=True))
@@ -101,24 +95,17 @@ def test_the_hint_says_how_it_is_done(mmf_root: Path, places: Places, word: str,
         ("training.clip_gradients=off", False),
         ("training.log_format=null", None),
         ("training.log_format=", None),
-        ("training.max_updates='5'", UsageError),
         ("training.lr_steps=[1, 2]", [1, 2]),
         (f"{DATASET}.annotations.test=[/x/a.jsonl]", ["/x/a.jsonl"]),
         ("training.experiment_name=a=b", "a=b"),
         ("optimizer.params.lr=1e-5", 1e-5),
         ("optimizer.params.eps=1e-8", 1e-8),
-        ("training.max_updates=None", UsageError),
-        ("training.lr_steps=[None, 1]", UsageError),
     ],
 )
 def test_values_are_read_as_omegaconf_reads_a_list_of_them(
     mmf_root: Path, places: Places, word: str, value: object
 ) -> None:
-    if value is UsageError:
-        with pytest.raises(UsageError):
-            assigned(mmf_root, places, word)
-    else:
-        assert OmegaConf.select(assigned(mmf_root, places, word), word.partition("=")[0]) == value
+    assert OmegaConf.select(assigned(mmf_root, places, word), word.partition("=")[0]) == value
 
 
 def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, places: Places) -> None:
@@ -140,6 +127,8 @@ def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: Plac
         resolve(mmf_root, places, ConfigParts(*MMBT), [word])
     for words, settings in (((word, "env.user_dir=mine"), {}), ((word,), {"env": {"user_dir": "mine"}})):
         resolve(mmf_root, places, ConfigParts(*MMBT, settings), words)
+    own = tree("env.user_dir=mine", "model_config.mmbt2.layers=3", "optimizer.type=mine")
+    resolve(mmf_root, places, ConfigParts("mmbt2", MMBT[1], own))
     with pytest.raises(UsageError):
         words = ("training.no_such_key=1", "env.user_dir=mine")
         resolve(mmf_root, places, ConfigParts(*MMBT), words)
@@ -225,17 +214,6 @@ def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
     resolve(mmf_root, places, asked, checked={})
     with pytest.raises(UsageError):
         resolve(mmf_root, places, asked, ["training.batch_size=0"], checked={})
-
-
-@pytest.mark.parametrize("word", ["training.batch_size=0", "training.batch_size=None", "run_type=tset"])
-def test_the_same_holds_for_overrides(mmf_root: Path, places: Places, word: str) -> None:
-    with pytest.raises(UsageError):
-        resolve(mmf_root, places, ConfigParts(*MMBT), [word])
-
-
-def test_code_of_the_users_own_may_bring_models_and_keys(mmf_root: Path, places: Places) -> None:
-    own = tree("env.user_dir=mine", "model_config.mmbt2.layers=3", "optimizer.type=mine")
-    resolve(mmf_root, places, ConfigParts("mmbt2", MMBT[1], own))
 
 
 @pytest.mark.parametrize(
