@@ -103,7 +103,7 @@ class TestGithub:
         self, home: Path, answer: Fault, asked: int, message: str
     ) -> None:
         with WebServer.serving(mmf_tar_gz=b"") as server:
-            server.faults = [answer] * 3
+            server.faults = [answer] * 5
             with pytest.raises(MmfError, match=message) as raised:
                 install(github(server.url))
             assert len(server.asked) == asked
