@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from mmf_win.paths import Places
 from tests.worlds.packages import Packages, build_all
 from tests.worlds.tools import NEWEST_MMF, Mmfw, is_wine, requires_newest_mmf
 
@@ -31,7 +32,8 @@ _KEPT = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX"}
 
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of whoever runs the tests stay out of them; where MMF is installed does not."""
+    """The settings of whoever runs the tests stay out of them, but where MMF is; downloads do not pause."""
+    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
     for name in set(os.environ) - _KEPT:
         if name.startswith(("MMF_", "MMFW_")):
             monkeypatch.delenv(name)
@@ -49,6 +51,12 @@ def user_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "Мои данные 数据"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def places(user_dir: Path) -> Places:
+    """Folders of a user, none of which is there yet."""
+    return Places(user_dir / "cache", user_dir / "data dir", user_dir / "save")
 
 
 @pytest.fixture(scope="session", params=["rc10", pytest.param("rc12", marks=requires_newest_mmf)])

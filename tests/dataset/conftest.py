@@ -9,14 +9,8 @@ import pytest
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import find_damage
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.paths import DatasetPaths
 from tests.worlds.memes import encrypted_zip, memes
-
-
-@pytest.fixture
-def places(user_dir: Path) -> Places:
-    """Folders of a user, none of which is there yet."""
-    return Places.resolve(user_dir / "data dir", user_dir / "save")
 
 
 @pytest.fixture

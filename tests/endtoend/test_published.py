@@ -74,7 +74,6 @@ def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """The world and its zoo; the model is trained once for each MMF."""
     kept = tool.kept / "published"
     own = tool.in_a_copy("мир")
-    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
     monkeypatch.setenv("MMF_CACHE_DIR", str(own.world.cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     vilbert = Path(tool.preset("vilbert", offline=False, zoo=KEY))  # with the BERT of the world of all tests

@@ -26,12 +26,6 @@ def _notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def places(user_dir: Path) -> Places:
-    """Empty folders."""
-    return Places(user_dir / "cache", user_dir / "data dir", user_dir / "save")
-
-
-@pytest.fixture
 def lmdb(places: Places) -> Path:
     """Where MMF looks."""
     return places.dataset.features / "detectron.lmdb"
@@ -41,11 +35,6 @@ def lmdb(places: Places) -> Path:
 def add(places: Places, lmdb: Path) -> Add:
     """Adds folders to that LMDB."""
     return lambda *folders, force=False: add_features(folders, lmdb, places, force=force)
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from mmf_win.files import free_space, read_json
 from mmf_win.inputs.fetch import bytes_to_download
 from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.inputs.given import UrlFile
+from mmf_win.inputs.hub import model, snapshot_of
+from mmf_win.inputs.ledger import hash_in_name
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.locking import locked
 from mmf_win.paths import Places
@@ -23,6 +26,9 @@ from tests.worlds import hostile
 from tests.worlds.memes import lay_out, tar_gz
 from tests.worlds.web import WebServer
 from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, sha256
+
+BERT = {"config.json": b"{}", "vocab.txt": b"[PAD]", "pytorch_model.bin": b"weights"}
+SNAPSHOT = "hub/models--owner--tiny/snapshots/1234"
 
 
 def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_published_hash(zoo: Zoo) -> None:
@@ -156,16 +162,17 @@ def test_a_folder_that_cannot_be_written_to_is_still_verified(
     assert raised.value.errno == errno.EROFS
 
 
-def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(zoo: Zoo) -> None:
+def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(
+    zoo: Zoo, caplog: pytest.LogCaptureFixture
+) -> None:
     zoo.places.data_dir.mkdir(parents=True)
-    with locked(zoo.places.data_dir / ".mmfw-fetch-lock"):
-        child = start(zoo)
-        assert child.stderr is not None
-        assert b"another mmfw is fetching" in child.stderr.readline()
-        assert zoo.server.asked == []
-    child.communicate()
-    assert child.returncode == 0
-    assert zoo.fc7.state().state == "intact"
+    with ThreadPoolExecutor() as other:
+        with locked(zoo.places.data_dir / ".mmfw-fetch-lock"):
+            fetching = other.submit(fetch, zoo, zoo.fc7)
+            while not fetching.done() and "another mmfw is fetching" not in caplog.text:
+                time.sleep(0.01)
+            assert not fetching.done() and zoo.server.asked == []
+        assert fetching.result()[0].state == "intact"
 
 
 @pytest.fixture
@@ -187,28 +194,37 @@ def read_only() -> Iterator[Callable[[Path], None]]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def start(zoo: Zoo) -> subprocess.Popen[bytes]:
-    """Fetch fc7 in a process of its own."""
-    code = (
-        "import logging, sys; from pathlib import Path\n"
-        "logging.basicConfig(level=logging.INFO)\n"
-        "from mmf_win.inputs.fetch import fetch\n"
-        "from mmf_win.inputs.mirror import Mirror\n"
-        "from mmf_win.inputs.unpacked import Unpacked\n"
-        "from mmf_win.upstream.zoo import ZooEntry\n"
-        "from mmf_win.paths import Places\n"
-        "cache, data, folder, url, sha256 = sys.argv[1:]\n"
-        "entry = ZooEntry(Path(folder), '1.0', url, 'fc7.tar.gz', sha256)\n"
-        "places, names = Places(Path(cache), Path(data), Path(data)), ('fc7_w.pkl', 'fc7_b.pkl')\n"
-        "fetch([Unpacked('detectron fc7', Path(folder), places, names, entry=entry)], places, Mirror())"
-    )
-    entry = zoo.fc7.entry
-    assert entry is not None
-    words = (zoo.places.cache_dir, zoo.places.data_dir, zoo.fc7.folder, entry.url, entry.sha256)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, words)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONUTF8": "1"},
-    )
+@pytest.mark.parametrize(
+    ("laid_out", "named"),
+    [
+        ("tiny", ""),
+        ("owner/tiny", ""),
+        (SNAPSHOT, ""),
+        (SNAPSHOT, "hub"),
+    ],
+)
+def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
+    user_dir: Path, places: Places, laid_out: str, named: str
+) -> None:
+    lay_out({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
+    for name, found in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
+        assert model(name, places, weights=True).copies(Mirror(path=user_dir / named)) == found
+
+
+def test_a_copy_in_the_place_of_a_download_is_not_held_to_its_hash(
+    user_dir: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Windows without symbolic links keeps a download: the blob is a hard link."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(user_dir / "hub"))
+    blob = user_dir / "hub" / "models--owner--tiny" / "blobs" / ("0" * 40)
+    laid_out = {f"{SNAPSHOT}/vocab.txt": b"x", "hub/models--owner--tiny/refs/main": b"1234"}
+    lay_out({**laid_out, **{f"own/{name}": content for name, content in BERT.items()}}, user_dir)
+    snapshot = snapshot_of("owner/tiny")
+    assert snapshot is not None
+    blob.parent.mkdir()
+    blob.hardlink_to(snapshot / "vocab.txt")
+    assert hash_in_name(snapshot / "vocab.txt") == blob.name
+    tiny = model("owner/tiny", places, weights=True)
+    (user_dir / "own").rename(user_dir / "tiny")
+    tiny.fetch(Mirror(path=user_dir), tiny.state())
+    assert hash_in_name(snapshot / "vocab.txt") is None

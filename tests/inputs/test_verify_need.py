@@ -15,6 +15,7 @@ from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.paths import Places
 from tests.worlds import hostile
+from tests.worlds.memes import lay_out
 from tests.worlds.torch_files import laid_out_as_by_torch
 from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
 
@@ -22,11 +23,8 @@ from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
 @pytest.fixture
 def bert(places: Places, user_dir: Path) -> Input:
     """A BERT in a folder of the user's."""
-    folder = user_dir / "my bert"
-    folder.mkdir()
-    for name in ("config.json", "vocab.txt", "model.safetensors"):
-        (folder / name).write_bytes(name.encode())
-    return GivenModel("BERT my bert", folder, places)
+    files = {name: name.encode() for name in ("config.json", "vocab.txt", "model.safetensors")}
+    return GivenModel("BERT my bert", lay_out(files, user_dir / "my bert"), places)
 
 
 def age(path: Path) -> None:
@@ -57,10 +55,7 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
 
 def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_ours(zoo: Zoo) -> None:
     need = zoo.fc7
-    need.folder.mkdir(parents=True)
-    for name, content in FC7.items():
-        (need.folder / name).write_bytes(content)
-    (need.folder / ".built.json").write_text('{"version": "0.9"}', encoding="utf-8")
+    lay_out({**FC7, ".built.json": b'{"version": "0.9"}'}, need.folder)
     status = need.verify()
     assert status.state == "damaged"
     assert "version 0.9" in status.problems[0]
@@ -88,10 +83,7 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Plac
     hostile.cut(laid_out_as_by_torch(file, {}), 0.7)
     assert need.verify().state == "damaged"
     laid_out_as_by_torch(file, {})
-    assert (need.verify().state, need.state().against) == (
-        "recorded",
-        "its first reading",
-    )
+    assert (need.verify().state, need.state().against) == ("recorded", "its first reading")
 
 
 def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(

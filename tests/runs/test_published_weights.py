@@ -62,7 +62,6 @@ class Shop:
 
 @pytest.fixture
 def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
     for name in ("data", "cache", "save"):
         monkeypatch.setenv(f"MMF_{name.upper()}_DIR", str(user_dir / name))
     places = Places.resolve()

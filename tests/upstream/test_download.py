@@ -32,11 +32,6 @@ CONTENT = os.urandom(300_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
-
-
 @pytest.fixture
 def target(user_dir: Path) -> Path:
     return user_dir / "file 文件.bin"

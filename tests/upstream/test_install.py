@@ -41,11 +41,6 @@ no_pip = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
-
-
 def _pin(monkeypatch: pytest.MonkeyPatch, source: MmfSource) -> None:
     """Make the tiny source the one that mmfw knows under this name."""
     monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))

@@ -58,9 +58,7 @@ def test_a_key_of_another_version_is_told_so(places: Places, word: str) -> None:
     [
         ("batch_size=8", "training.batch_size"),
         ("lr=1e-5", "optimizer.params.lr"),
-        ("training.batchsize=8", "training.batch_size"),
         ("optimiser.params.lr=1", "optimizer.params.lr"),
-        ("model_config.mmbt.num_label=2", "model_config.mmbt.num_labels"),
     ],
 )
 def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: Places, word: str, meant: str) -> None:

@@ -58,34 +58,33 @@ def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
     assert checkpoint["resume"] is False, "else MMF takes current.ckpt whatever the file says"
 
 
+def environment(places: Places, *, offline: bool) -> dict[str, str]:
+    """That of a worker."""
+    folder = places.save_dir
+    return settings.environment(places, folder / "c", folder / "l", folder / "r", offline=offline)
+
+
 def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = Places.resolve(tmp_path / "data", tmp_path / "save")
-
-    def spins() -> str | None:
-        folders = (tmp_path / "c", tmp_path / "l", tmp_path / "r")
-        return settings.environment(places, *folders, offline=True).get("GOMP_SPINCOUNT")
-
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    assert int(spins() or 0) < 300_000, "libgomp's own"
+    assert int(environment(places, offline=True)["GOMP_SPINCOUNT"]) < 300_000, "libgomp's own"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert spins() is None
+    assert "GOMP_SPINCOUNT" not in environment(places, offline=True)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    assert spins() == "7"
+    assert environment(places, offline=True)["GOMP_SPINCOUNT"] == "7"
 
 
 @pytest.mark.parametrize("offline", [True, False])
 def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
-    tmp_path: Path, offline: bool, monkeypatch: pytest.MonkeyPatch
+    places: Places, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMFW_PASSWORD", "secret")
-    places = Places.resolve(tmp_path / "data", tmp_path / "save")
-    env = settings.environment(places, tmp_path / "c", tmp_path / "l", tmp_path / "r", offline=offline)
+    env = environment(places, offline=offline)
     assert env["PYTHONUTF8"] == "1"
     assert "secret" not in env.values(), "MMF has no business with the archive's password"
-    assert env["MMF_DATA_DIR"] == str(tmp_path / "data")
+    assert env["MMF_DATA_DIR"] == str(places.data_dir)
     assert (env.get("HF_HUB_OFFLINE") == "1") == offline
     if offline:
         assert Path(env["MMF_DATASET_ZOO"]).is_file()
