@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +23,6 @@ from tests.worlds import tiny_mmf, warm
 from tests.worlds.recipes import Recipe, recipes, recipes_of_rc12
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
-# What torch and Python read when they start.
-_AS_A_WORKER = {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
-# MMF's default is to download; every test here says what it needs instead.
-OFFLINE = {"offline": True}
 Faulty = Callable[..., None]
 
 
@@ -84,10 +79,10 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         return
     server = tmp_path_factory.mktemp("warm") / "socket"
     script = [sys.executable, warm.__file__, str(server)]
-    with subprocess.Popen(script, env={**os.environ, **_AS_A_WORKER}) as process:
-        while not server.exists():
-            assert process.poll() is None
-            time.sleep(0.05)
+    # What torch and Python read when they start.
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    with subprocess.Popen(script, env=environ, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         yield [sys.executable, "-I", "-S", warm.__file__, str(server), attempts._WORKER[-1]]
         process.kill()
 
@@ -125,7 +120,7 @@ class Tool:
             "model": recipe.model,
             "config": recipe.config,
             "settings": self.settings(name),
-            **OFFLINE,
+            "offline": True,  # MMF's default is to download
             **changes,
         }
         path = self.folder / f"{name}.yaml"
