@@ -22,23 +22,8 @@ from mmf_win.runs.folder import Run
 from tests.worlds import hostile
 from tests.worlds.memes import jsonl, memes, tree
 
-_PIECES = [
-    "con",
-    "NUL",
-    "Aux",
-    "com1",
-    "COM¹",
-    "lpt9",
-    "CONIN$",
-    ".",
-    " ",
-    ":",
-    "/",
-    "\\",
-    "?",
-    "\x1f",
-    "\x7f",
-]
+_PIECES = ["con", "NUL", "Aux", "com1", "COM¹", "lpt9", "CONIN$"]
+_PIECES += [".", " ", ":", "/", "\\", "?", "\x1f", "\x7f"]
 _PIECES += [".json", ".png", "-", "a", "É", "e\u0301", "мем", "梗图" * 40, "x" * 200, "😀" * 70]
 names = st.lists(st.sampled_from(_PIECES), max_size=5).map("".join) | st.text(max_size=12)
 

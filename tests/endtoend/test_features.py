@@ -18,12 +18,29 @@ from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.upstream.install import find_mmf
 from tests.endtoend.conftest import Tool
-from tests.worlds import hostile, mmf_download, zoo
+from tests.worlds import hostile, zoo
 from tests.worlds.tiny_mmf import SPLITS, build_features
 from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
 
-_ROOT = Path(mmf_download.__file__).parents[2]
+# MMF's own downloader, with nothing of mmfw's in its way but the patches: it gets an entry of a zoo as when a
+# run starts. With a largest size, the system kills it when it would write a longer file: as ``kill -9`` amidst
+# the extraction, always at the same byte.
+_MMF_DOWNLOAD = """\
+import json, sys
+from pathlib import Path
+from mmf_win.upstream.versions import read_version
+from mmf_win.worker import compat
+root, folder, entry, *largest = sys.argv[1:]
+compat.install(Path(root), read_version(Path(root)))
+from mmf.utils.download import download_resources
+if largest:
+    import resource, signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python has made an error of it
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest[0]),) * 2)
+entry = json.loads(entry)
+download_resources(entry["resources"], folder, entry["version"])
+"""
 _UPDATES = ("--updates", "1", "--seed", "1")
 
 
@@ -78,8 +95,8 @@ def mmf_alone(shop: Shop, largest: int | None = None) -> int:
     listed = entry["hateful_memes"]["defaults"]
     wanted = json.dumps({"version": listed["version"], "resources": listed["resources"]["features"]})
     words = [str(find_mmf().root), str(shop.features), wanted, *([] if largest is None else [str(largest)])]
-    command = [sys.executable, "-m", mmf_download.__name__, *words]
-    return subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, capture_output=True).returncode
+    command = [sys.executable, "-c", _MMF_DOWNLOAD, *words]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on a file's length to die at")

@@ -10,7 +10,6 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import read_events
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
-from mmf_win.upstream.install import find_mmf
 from tests.worlds import tiny_mmf
 from tests.worlds.held import witness
-from tests.worlds.packages import ROOT, Packages, bare_environment, environment_of, hide_all_but
+from tests.worlds.packages import ROOT, Packages, bare_environment, hide_all_but
 
 pytestmark = pytest.mark.timeout(1100)  # Wine takes its time
 
@@ -54,30 +52,15 @@ sys.exit(f"the parent has imported {{heavy}}" if heavy else code)
 """
 
 
-@dataclass(frozen=True)
-class Installed:
-    """A Python that has the built wheel.
-
-    Attributes:
-        python: its program.
-        environ: its variables.
-    """
-
-    python: str
-    environ: dict[str, str]
-
-
 @pytest.fixture
-def installed(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """A Python that has the wheel and what it asks for, and has MMF by ``mmfw setup``."""
+def installed(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables that make Python have the wheel, what that asks for, and nothing else."""
     folder, environ = tmp_path_factory.mktemp("empty") / "среда", bare_environment() | _SECRETS | _ONE_THREAD
-    if sys.platform == "win32":  # where neither links nor, under Wine, an environment can be made
-        hide_all_but(packages.wheel, folder, "train")
-        return Installed(sys.executable, environ | {"PYTHONPATH": str(folder)})
-    programs = environment_of(packages.wheel, folder, "train")
-    setup = [str(programs / "mmfw"), "setup", "--mmf", str(find_mmf().root)]
-    subprocess.run(setup, env=environ, cwd=programs, check=True)
-    return Installed(str(programs / "python"), environ)
+    hide_all_but(packages.wheel, folder, "train")
+    environ["PYTHONPATH"] = str(folder)
+    program = folder / "bin" / ("mmfw.exe" if sys.platform == "win32" else "mmfw")
+    subprocess.run([program, "--version"], env=environ, cwd=folder, check=True)
+    return environ
 
 
 class Demo:
@@ -85,10 +68,10 @@ class Demo:
 
     Args:
         folder: need not exist.
-        installed: what the user has.
+        installed: the variables that make Python have what the user has.
     """
 
-    def __init__(self, folder: Path, installed: Installed) -> None:
+    def __init__(self, folder: Path, installed: dict[str, str]) -> None:
         self._folder = folder
         self._installed = installed
         self.places = Places.resolve(folder / "data", folder / "save")
@@ -113,7 +96,7 @@ class Demo:
         with subprocess.Popen(
             self._command(*words),
             cwd=self._folder.parent,
-            env=self._installed.environ | environ,
+            env=self._installed | environ,
             stdin=subprocess.DEVNULL,
             **streams,
         ) as process:
@@ -127,7 +110,7 @@ class Demo:
         save = ["--save-dir", str(self.places.save_dir)]
         places = {"demo": ["--dir", str(self._folder)], "verify": data, "check-submission": data}
         places |= dict.fromkeys(("runs", "report", "bug-report"), save)
-        return [self._installed.python, "-c", _MMFW, name, *words, *places.get(name, data + save)]
+        return [sys.executable, "-c", _MMFW, name, *words, *places.get(name, data + save)]
 
 
 def wait_for_updates(run: Run, process: subprocess.Popen[bytes], update: int) -> None:
@@ -138,7 +121,7 @@ def wait_for_updates(run: Run, process: subprocess.Popen[bytes], update: int) ->
 
 
 def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
-    tmp_path: Path, installed: Installed
+    tmp_path: Path, installed: dict[str, str]
 ) -> None:
     folder = tmp_path / "Мой demo 数据 Память"
     newer = folder / "save" / "other" / "9999-01-01T00-00-00"

@@ -29,11 +29,7 @@ _REPORTED = ("metrics.json", "events.jsonl", "request.json", ".csv", "exit.json"
 
 
 class DamagedRuns:
-    """Two runs that have one of everything, to be damaged again and again.
-
-    Args:
-        folder: an empty one.
-    """
+    """Two runs that have one of everything, in an empty folder, to be damaged again and again."""
 
     def __init__(self, folder: Path) -> None:
         self._intact, self._copy, self._nothing = folder / "intact", folder / "copy", folder / "nothing"
@@ -44,9 +40,7 @@ class DamagedRuns:
     def wrong(self, random: Random, *, reports: bool) -> list[str]:
         """Damage a file at random; what then was neither well nor one clear error.
 
-        Args:
-            random: of the damage.
-            reports: whether to make pages too, which takes seconds and the extra `report`.
+        Making ``reports`` takes seconds and the extra `report`.
         """
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._intact, self._copy)
@@ -83,7 +77,6 @@ class DamagedRuns:
 
 
 def _run(words: list[str]) -> tuple[int, str, str]:
-    """A command's exit code, its output and what it says."""
     output, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors):
         code = main(words)
@@ -94,23 +87,13 @@ def _make(folder: Path) -> tuple[Run, Run]:
     world = report_world.make(folder, groups=2, drawn=False)
     runs = world.run("a"), world.run("b", config="other.yaml")
     for run in runs:
-        record = {
-            "auroc": 0.75,
-            "accuracy": 0.5,
-            "intervals": {"auroc": [0.5, 0.9], "accuracy": [0.3, 0.7]},
-            "rows": 8,
-            "labelled": 8,
-            "hateful": 4,
-            "full_rows": 10,
-            "threshold": 0.5,
-            "threshold_from": "default",
-            "split": report_world.SPLIT,
-            "annotations": str(world.dataset.split(report_world.SPLIT)),
-            "ensemble": None,
-            "members": [{"run": run.id, "checkpoint": "best.ckpt", "checkpoint_sha256": "00"}],
-            "versions": {"mmfw": "1", "torch": "2"},
-            "created": 1e9,
-        }
+        record: dict[str, Any] = {"auroc": 0.75, "accuracy": 0.5, "created": 1e9}
+        record |= {"threshold": 0.5, "threshold_from": "default"}
+        record |= {"intervals": {"auroc": [0.5, 0.9], "accuracy": [0.3, 0.7]}, "split": report_world.SPLIT}
+        record |= {"rows": 8, "labelled": 8, "hateful": 4, "full_rows": 10, "ensemble": None}
+        record |= {"members": [{"run": run.id, "checkpoint": "best.ckpt", "checkpoint_sha256": "00"}]}
+        record |= {"annotations": str(world.dataset.split(report_world.SPLIT))}
+        record |= {"versions": {"mmfw": "1", "torch": "2"}}
         write_json(world.predict(run).with_suffix(".metrics.json"), record)
         checkpoint(run.checkpoints / "best.ckpt", 10)
         checkpoint(run.checkpoints / "current.ckpt", 20)

@@ -47,23 +47,14 @@ main()
 
 @dataclass(frozen=True)
 class Installation:
-    """A command that puts files into a folder.
-
-    Attributes:
-        words: of the command.
-        again: does the same in this process.
-        places: MMF's folders.
-        folder: where the files go.
-        prepared: the data folder as it is before; None for none.
-        new: the files that are in the folder afterwards.
-    """
+    """A command that puts files into a folder."""
 
     words: tuple[str, ...]
-    again: Callable[[], object]
+    again: Callable[[], object]  # does the same in this process
     places: Places
     folder: Path
-    prepared: Path | None
-    new: Files
+    prepared: Path | None  # the data folder as it is before
+    new: Files  # what is in the folder afterwards
 
     def reset(self) -> None:
         """Make the data folder as it was before."""
@@ -118,11 +109,7 @@ class Installation:
         assert not unfinished or [finding.state for finding in found] == ["damaged"]
         if last % 2:
             repair(parts, self.places, (), Mirror())
-            mended = self.files()
-            if unfinished:
-                assert mended == self.new
-            else:
-                assert left in (old, self.new)
+            assert self.files() == self.new if unfinished else left in (old, self.new)
         self.again()
         assert self.files() == self.new
         assert all(finding.is_usable for finding in verify(parts, self.places))
@@ -147,9 +134,6 @@ def installations(folder: Path) -> dict[str, Installation]:
         hostile.cut(places.dataset.root / "images" / "img" / "00003.png")
         (places.dataset.root / "annotations" / "train.jsonl").unlink()
 
-    def extract_first(places: Places) -> None:
-        extract_features(a, places, version=None)
-
     def made(
         name: str,
         before: Callable[[Places], object] | None,
@@ -165,22 +149,14 @@ def installations(folder: Path) -> dict[str, Installation]:
         target = places.dataset.features if "features" in words else places.dataset.root
         return Installation(tuple(map(str, words)), partial(again, places), places, target, prepared, new)
 
-    new = laid_out(memes())
+    new, of_b = laid_out(memes()), {data: bytes([2] * 9)}
+    again, forced = partial(convert, release), partial(convert, release, force=True)
+    extract_a = partial(extract_features, a, version=None)
+    extract_b = partial(extract_features, b, version=None, force=True)
+    words, extracting = ("convert", "--zip", release), ("features", "extract", b, "--force")
     return {
-        "fresh": made("fresh", None, lambda p: convert(release, p), new, "convert", "--zip", release),
-        "force": made(
-            "force",
-            convert_first,
-            lambda p: convert(release, p, force=True),
-            new | own,
-            *("convert", "--force", "--zip", release),
-        ),
-        "repair": made("repair", damage, lambda p: convert(release, p), new, "repair", "dataset"),
-        "features": made(
-            "features",
-            extract_first,
-            lambda p: extract_features(b, p, version=None, force=True),
-            {data: bytes([2] * 9)},
-            *("features", "extract", b, "--force"),
-        ),
+        "fresh": made("fresh", None, again, new, *words),
+        "force": made("force", convert_first, forced, new | own, *words, "--force"),
+        "repair": made("repair", damage, again, new, "repair", "dataset"),
+        "features": made("features", extract_a, extract_b, of_b, *extracting),
     }

@@ -24,13 +24,7 @@ _TESTS_PARENT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Question:
-    """A configuration to build.
-
-    Attributes:
-        model: MMF's name of the model.
-        config: MMF's configuration to start from.
-        settings: keys merged over it, as a preset has them.
-    """
+    """A configuration to build: MMF's own of a model, with settings merged over it as a preset has them."""
 
     model: str
     config: str | None = None
@@ -43,13 +37,7 @@ def ask(
     zoo_keys: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the real MMF answers.
-
-    Args:
-        root: the folder that holds the package ``mmf``.
-        questions: what to build.
-        zoo_keys: keys of the zoo of models to look up.
-        environment: of the process; None for this one's.
+    """What the real MMF of a folder answers in an environment, by default this process's.
 
     Returns:
         ``configurations``, for each question the whole one, or the name of the error that refuses it;

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-NUMBERS = 2048
-
 
 def info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[str, Any]:
     """What ``extract_features_vmb.py`` puts into ``NAME_info.npy``."""
@@ -27,18 +25,9 @@ def info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[str, 
 
 
 def write_pair(
-    folder: Path, name: str, *, regions: int = 10, numbers: int = NUMBERS, seed: int = 0, **changes: Any
+    folder: Path, name: str, *, regions: int = 10, numbers: int = 2048, seed: int = 0, **changes: Any
 ) -> None:
-    """Write ``NAME.npy`` and ``NAME_info.npy`` as the script does.
-
-    Args:
-        folder: made if need be.
-        name: of the image, without its suffix.
-        regions: how many.
-        numbers: how many describe one.
-        seed: of the features.
-        changes: to the dictionary.
-    """
+    """Write ``NAME.npy`` and ``NAME_info.npy`` as the script does, with changes to its dictionary."""
     import numpy as np
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The packages that are published, built here, and an environment that has no more than they ask for."""
+"""The packages that are published, built here, and a Python that has no more than they ask for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
-import venv
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from mmf_win.locking import locked
 from tests.worlds.tools import untar
@@ -35,15 +34,8 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Visible
 """
 
 
-@dataclass(frozen=True)
-class Packages:
-    """What is published.
-
-    Attributes:
-        sdist: the source distribution.
-        source: what is in it, unpacked.
-        wheel: built from that.
-    """
+class Packages(NamedTuple):
+    """What is published: the source distribution, what is in it, unpacked, and the wheel built from that."""
 
     sdist: Path
     source: Path
@@ -75,35 +67,10 @@ def _build_sdist(folder: Path) -> None:
 
 
 def build_wheel(source: Path, folder: Path, **environ: str) -> None:
-    """Build the wheel with what is installed here, and nothing from a network.
-
-    Args:
-        source: the folder with pyproject.toml.
-        folder: where it goes.
-        environ: variables of the build.
-    """
+    """Build the wheel with what is installed here and these variables, and nothing from a network."""
     shutil.rmtree(source / "build", ignore_errors=True)  # what was compiled before would be taken again
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     _run(*pip, "-w", str(folder), ".", cwd=source, **environ)
-
-
-def environment_of(wheel: Path, folder: Path, *extras: str) -> Path:
-    """An environment in which the wheel is installed, and of other packages only what the extras ask for.
-
-    These are links to those of the tests' own environment, since another PyTorch would take a minute.
-
-    Returns:
-        The folder of its programs.
-    """
-    venv.create(folder, symlinks=True)
-    programs = folder / "bin"
-    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python")]
-    _run(*pip, "install", "--no-deps", "--no-index", str(wheel), cwd=folder)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for file in {file for name in _asked_for("mmf-win", {"", *extras}) for file in _top_level(name)}:
-        if not (packages / file.name).exists():
-            (packages / file.name).symlink_to(file)
-    return programs
 
 
 def hide_all_but(wheel: Path, folder: Path, *extras: str) -> None:
@@ -151,13 +118,6 @@ def _asked_for(name: str, extras: Iterable[str]) -> set[str]:
 def _normal(name: str) -> str:
     """The name of a distribution as indexes write it."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _top_level(name: str) -> Iterator[Path]:
-    """What a distribution has in the folder of packages."""
-    distribution = importlib.metadata.distribution(name)
-    for first in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-        yield Path(str(distribution.locate_file(first)))
 
 
 def _run(*command: str, cwd: Path, **environ: str) -> None:

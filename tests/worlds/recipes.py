@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.worlds.tiny_mmf import (
     BERT,
+    BERT_SIZES,
     BOXES,
     FC7,
     FEATURES,
@@ -18,25 +17,17 @@ from tests.worlds.tiny_mmf import (
     LAYERS,
     POSITIONS,
     SIZES,
-    TOKENS,
     TinyWorld,
 )
 
 Settings = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One of the published baselines at a tiny size.
-
-    Attributes:
-        model: MMF's name.
-        config: MMF's configuration file.
-        settings: what to merge over it.
-    """
+class Recipe(NamedTuple):
+    """One of the published baselines at a tiny size."""
 
     model: str
-    config: str
+    config: str  # MMF's own, over which the settings are merged
     settings: Settings
 
 
@@ -46,12 +37,7 @@ def recipes() -> dict[str, Recipe]:
     image: Settings = {"modal_encoder": {"params": {"pretrained": False}}}
     regions: Settings = {"modal_hidden_size": FC7}
     tokens = {"params": {"tokenizer_config": {"type": BERT}, "max_seq_length": 16}}
-    whole_bert: Settings = SIZES | {
-        "bert_model_name": BERT,
-        "intermediate_size": INNER,
-        "max_position_embeddings": POSITIONS,
-        "vocab_size": len(TOKENS),
-    }
+    whole_bert: Settings = {**BERT_SIZES, "bert_model_name": BERT}
     cnn: Settings = {
         "cnn": {"layers": {"input_dims": [3, 8], "output_dims": [8, 10], "kernel_sizes": [5, 5]}},
         "classifier": {"params": {"in_dim": 740}},
@@ -68,13 +54,17 @@ def recipes() -> dict[str, Recipe]:
         "t_biattention_id": [0, 1],
     }
 
+    transforms = [
+        {"type": "Resize", "params": {"size": [40, 40]}},
+        {"type": "CenterCrop", "params": {"size": [32, 32]}},
+        *("ToTensor", "GrayScaleTo3Channels"),
+    ]
+
     def recipe(model: str, config: str, size: Settings, *, words: bool = False) -> Recipe:
-        dataset: Settings = {
-            "max_features": BOXES,
-            "processors": {"image_processor": {"params": {"transforms": _transforms()}}},
-        }
+        processors: Settings = {"image_processor": {"params": {"transforms": transforms}}}
         if not words:
-            dataset["processors"]["text_processor"] = tokens
+            processors["text_processor"] = tokens
+        dataset = {"max_features": BOXES, "processors": processors}
         settings = {"model_config": {model: size}, "dataset_config": {"hateful_memes": dataset}}
         return Recipe(model, f"projects/{config}.yaml", settings)
 
@@ -100,18 +90,8 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
     tokens: Settings = {"type": BERT, "params": {"do_lower_case": True}}
     text: Settings = {"tokenizer_config": tokens, "mask_probability": 0, "max_seq_length": 16}
     bbox = {"bbox_key": "bbox", "image_width_key": "image_width", "image_height_key": "image_height"}
-    lxmert: Settings = SIZES | {
-        "intermediate_size": INNER,
-        "max_position_embeddings": POSITIONS,
-        "bert_model_name": BERT,
-        "vocab_size": len(TOKENS),
-        "training_head_type": "classification",
-        "num_labels": 2,
-        "losses": ["cross_entropy"],
-        "l_layers": 1,
-        "x_layers": 1,
-        "r_layers": 1,
-    }
+    lxmert: Settings = {**BERT_SIZES, "bert_model_name": BERT, "l_layers": 1, "x_layers": 1, "r_layers": 1}
+    lxmert |= {"training_head_type": "classification", "num_labels": 2, "losses": ["cross_entropy"]}
     regions: Settings = {
         "use_features": True,
         "use_images": False,
@@ -122,6 +102,11 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
             "transformer_bbox_processor": {"type": "transformer_bbox", "params": bbox},
         },
     }
+    # What transformers reads of a vision transformer that begins with random weights.
+    vit = SIZES | {"model_type": "vit", "intermediate_size": INNER, "image_size": 32, "patch_size": 16}
+    folder = world.root / "vit"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(vit), encoding="utf-8")
     picture: Settings = SIZES | {
         "random_init": True,
         "image_size": [32, 32],
@@ -129,7 +114,7 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
         "hidden_dim": HIDDEN,
         "intermediate_size": INNER,
         "mlp_dim": INNER,
-        "pretrained_model_name": str(build_vit(world.root / "vit")),
+        "pretrained_model_name": str(folder),
     }
     head = {"type": "mlp", "loss": "loss", "in_dim": HIDDEN, "hidden_size": HIDDEN, "num_labels": 2}
     words = {"bert_model_name": BERT, "hidden_size": HIDDEN, "hidden_dim": HIDDEN}
@@ -180,26 +165,3 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
             {**recipes()["mmbt"].settings, "model_config": {"mmf_transformer": transformer}},
         ),
     }
-
-
-def build_vit(folder: Path) -> Path:
-    """What transformers reads of a vision transformer that begins with random weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        **SIZES,
-        "model_type": "vit",
-        "intermediate_size": INNER,
-        "image_size": 32,
-        "patch_size": 16,
-    }
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
-
-
-def _transforms() -> list[Any]:
-    return [
-        {"type": "Resize", "params": {"size": [40, 40]}},
-        {"type": "CenterCrop", "params": {"size": [32, 32]}},
-        "ToTensor",
-        "GrayScaleTo3Channels",
-    ]

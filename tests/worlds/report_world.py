@@ -31,16 +31,11 @@ BEGAN = 1_000_000.0
 
 @dataclass(frozen=True)
 class World:
-    """A data folder and a save folder.
-
-    Attributes:
-        data, save: the folders.
-        random: decides what the runs predict.
-    """
+    """A data folder and a save folder."""
 
     data: Path
     save: Path
-    random: Random = field(default_factory=lambda: Random(0))
+    random: Random = field(default_factory=lambda: Random(0))  # decides what the runs predict
 
     @property
     def dataset(self) -> DatasetPaths:
@@ -56,19 +51,9 @@ class World:
         """A run of an hour ago that went well and left events."""
         run = Run(self.save / name / stamp)
         run.reports.mkdir(parents=True)
-        values = {
-            "preset": "mmbt_grid",
-            "model": "mmbt",
-            "config": None,
-            "settings": {},
-            "overrides": [],
-            "splits": {"train": "train", "val": "dev_unseen", "test": SPLIT},
-            "data_dir": str(self.data),
-            "seed": 1,
-            "mmf": "1.0.0rc10",
-            "published": PUBLISHED,
-            "created": BEGAN,
-        }
+        splits = {"train": "train", "val": "dev_unseen", "test": SPLIT}
+        values = {"preset": "mmbt_grid", "model": "mmbt", "config": None, "splits": splits, "seed": 1}
+        values |= {"data_dir": str(self.data), "mmf": "1.0.0rc10", "published": PUBLISHED, "created": BEGAN}
         asked = requests.request(**{**values, **changes})
         run.save_request(asked)
         started = {"seed": asked.seed or 4_000, "max_updates": asked.updates or 120}
@@ -92,8 +77,7 @@ class World:
 def make(folder: Path, groups: int = 8, *, drawn: bool = True) -> World:
     """Memes in groups of four: two texts, each on two pictures, so that all are confounders of others.
 
-    Args:
-        drawn: whether their images exist, which takes Pillow.
+    Drawing their images takes Pillow.
     """
     world = World(folder / "data", folder / "save")
     (world.dataset.images / "img").mkdir(parents=True)
@@ -102,15 +86,9 @@ def make(folder: Path, groups: int = 8, *, drawn: bool = True) -> World:
         pictures = [Picture.random(world.random, crowded=crowded) for crowded in (True, False)]
         for place in range(4):
             text = f"look how many {'people' if place % 2 else 'friends'} number {group}"
-            id_ = 1000 + 4 * group + place
-            memes.append(
-                {
-                    "id": f"{id_:05}",
-                    "img": f"img/{id_:05}.png",
-                    "label": (place % 2) ^ (place // 2),
-                    "text": text,
-                }
-            )
+            id_ = f"{1000 + 4 * group + place:05}"
+            label = (place % 2) ^ (place // 2)
+            memes.append({"id": id_, "img": f"img/{id_}.png", "label": label, "text": text})
             if drawn:
                 world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw(pictures[place // 2], text))
     world.annotate(memes)
@@ -132,35 +110,18 @@ def attempt(
     def event(update: int, kind: str, **values: Any) -> dict[str, Any]:
         return {"t": begin + update - first, "kind": kind, "attempt": name, "update": update, **values}
 
+    versions = {"python": "3.11.7", "torch": "2.13.0"}
     events = [
-        {
-            "t": begin,
-            "kind": "run_started",
-            "attempt": name,
-            "python": "3.11.7",
-            "torch": "2.13.0",
-        },
+        {"t": begin, "kind": "run_started", "attempt": name, **versions},
         event(first, "train_started", max_updates=120, device="cuda:0", batch=32, seed=1) | started,
     ]
     for update in range(first + 10, last + 1, 10):
-        events.append(
-            event(
-                update,
-                "train",
-                max_updates=120,
-                epoch=1,
-                loss=0.7 - update / 400,
-                lr=1e-5 * (1 - update / 240),
-                updates_per_s=2.0 + (update % 3) / 10,
-                max_mem_mib=9000 + update,
-            )
-        )
+        figures = {"loss": 0.7 - update / 400, "lr": 1e-5 * (1 - update / 240)}
+        figures |= {"updates_per_s": 2.0 + (update % 3) / 10, "max_mem_mib": 9000 + update}
+        events.append(event(update, "train", max_updates=120, epoch=1, **figures))
         if update % 30 == 0:
-            metrics = {
-                "hateful_memes/roc_auc": 0.5 + update / 600,
-                "hateful_memes/accuracy": 0.5,
-                "total_loss": 0.69,
-            }
+            metrics = {"hateful_memes/roc_auc": 0.5 + update / 600, "hateful_memes/accuracy": 0.5}
+            metrics |= {"total_loss": 0.69}
             events.append(event(update, "val", metrics=metrics, final=False, data=validated))
     if outcome is not None:
         events.append(event(last, "run_ended", outcome=outcome))

@@ -11,33 +11,26 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 
 from tests.worlds import npy
 
 WORDS = (
-    "a",
-    "the",
-    "cat",
-    "dog",
-    "tree",
-    "love",
-    "hate",
-    "good",
-    "bad",
-    "this",
-    "you",
-    "café",
-    "смех",
-    "世界",
+    *("a", "the", "cat", "dog", "tree", "love", "hate", "good", "bad", "this", "you"),
+    *("café", "смех", "世界"),
 )
 SPLITS = {"train": 14, "dev_seen": 4, "dev_unseen": 5, "test_seen": 4, "test_unseen": 5}
 BOXES = 10  # of each image; real ones have 100
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+BERT_SIZES = SIZES | {
+    "intermediate_size": INNER,
+    "max_position_embeddings": POSITIONS,
+    "vocab_size": len(TOKENS),
+}
 FEATURES = 2048  # numbers a box, which MMF's configurations count on
 FC7 = 24  # real ones have 2048
 BERT = "bert-base-uncased"  # as MMF's configurations call it
@@ -45,40 +38,21 @@ COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
 CLASSES = 1601  # of the detector that made the real features
 
 
-@dataclass(frozen=True)
 class TinyWorld:
     """Where everything is.
 
-    Attributes:
+    Args:
         root: holds the rest.
     """
 
-    root: Path
-
-    @property
-    def data(self) -> Path:
-        """For MMF_DATA_DIR."""
-        return self.root / "data"
-
-    @property
-    def cache(self) -> Path:
-        """For MMF_CACHE_DIR; holds the GloVe file."""
-        return self.root / "cache"
-
-    @property
-    def models(self) -> Path:
-        """For HF_HOME."""
-        return self.root / "hf"
-
-    @property
-    def bert(self) -> Path:
-        """Of two layers, where transformers has put the one that is called :data:`BERT`."""
-        return self.models / "hub" / f"models--{BERT}" / "snapshots" / COMMIT
-
-    @property
-    def dataset(self) -> Path:
-        """The dataset in MMF's layout."""
-        return self.data / "datasets" / "hateful_memes" / "defaults"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "data"  # for MMF_DATA_DIR
+        self.cache = root / "cache"  # for MMF_CACHE_DIR; holds the GloVe file
+        self.models = root / "hf"  # for HF_HOME
+        # Of two layers, where transformers has put it.
+        self.bert = self.models / "hub" / f"models--{BERT}" / "snapshots" / COMMIT
+        self.dataset = self.data / "datasets" / "hateful_memes" / "defaults"
 
     def copy(self, root: Path) -> TinyWorld:
         """The same world in another folder, where a test may change it."""
@@ -107,7 +81,9 @@ def build(root: Path) -> TinyWorld:
     ids = build_dataset(world.dataset)
     build_features(world.dataset / "features" / "detectron.lmdb", ids)
     for folder in (world.data / "vocabs", world.dataset / "extras" / "vocabs"):
-        build_vocabulary(folder / "vocabulary_100k.txt")
+        folder.mkdir(parents=True)
+        _write_lines(folder / "vocabulary_100k.txt", ("<pad>", "<s>", "</s>", "<unk>", *WORDS))
+    world.cache.mkdir()
     build_word_vectors(world.cache / "glove.6B.300d.txt")
     build_fc7(world.data / "models" / "detectron.defaults")
     build_bert(world.bert)
@@ -127,20 +103,17 @@ def build_dataset(root: Path, splits: Mapping[str, int] = SPLITS) -> list[str]:
     annotations = root / "annotations"
     for folder in (images, annotations):
         folder.mkdir(parents=True)
-    numbers = iter(random.permutation(90_000)[: sum(splits.values())] + 1)
-    stems = []
+    stems = [f"{number:05}" for number in random.permutation(90_000)[: sum(splits.values())] + 1]
+    left = iter(stems)
     for split, count in splits.items():
         lines = []
-        for row in range(count):
-            number = int(next(numbers))
-            stem = f"{number:05}"
-            stems.append(stem)
+        for row, stem in enumerate(islice(left, count)):
             pixels = random.integers(0, 256, (64, 64, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(images / f"{stem}.png")
             text = " ".join(random.choice(WORDS, 5))
             meme = {"id": stem, "img": f"img/{stem}.png", "label": row % 2, "text": text}
             lines.append(json.dumps(meme, ensure_ascii=False))
-        (annotations / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+        _write_lines(annotations / f"{split}.jsonl", lines)
     return stems
 
 
@@ -168,21 +141,12 @@ def build_features(path: Path, stems: list[str]) -> None:
     os.truncate(path / "data.mdb", used)  # Windows makes it as large as the map
 
 
-def build_vocabulary(path: Path) -> None:
-    """A word a line, MMF's four special ones first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    words = ("<pad>", "<s>", "</s>", "<unk>", *WORDS)
-    path.write_text("\n".join(words) + "\n", encoding="utf-8", newline="\n")
-
-
 def build_word_vectors(path: Path) -> None:
     """GloVe's text format with 300 numbers a word."""
     import numpy as np
 
     random = np.random.default_rng(0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (f"{word} " + " ".join(f"{x:.4f}" for x in random.standard_normal(300)) for word in WORDS)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    _write_lines(path, (" ".join([w, *(f"{x:.4f}" for x in random.standard_normal(300))]) for w in WORDS))
 
 
 def build_fc7(folder: Path) -> None:
@@ -190,22 +154,15 @@ def build_fc7(folder: Path) -> None:
     import numpy as np
 
     random = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    layers = {"fc7_w.pkl": (FC7, FEATURES), "fc7_b.pkl": (FC7,)}
-    for name, shape in layers.items():
+    folder.mkdir(parents=True)
+    for name, shape in {"fc7_w.pkl": (FC7, FEATURES), "fc7_b.pkl": (FC7,)}.items():
         weights = random.standard_normal(shape).astype(np.float32) / 50
         (folder / name).write_bytes(pickle.dumps(weights))
 
 
 def build_bert(folder: Path) -> None:
     """A BERT of two layers with random weights, its heads and its vocabulary, by transformers in a child."""
-    sizes = {
-        **SIZES,
-        "vocab_size": len(TOKENS),
-        "intermediate_size": INNER,
-        "max_position_embeddings": POSITIONS,
-    }
-    code = f"write_bert(Path({str(folder)!r}), {WORDS!r}, 0, **{sizes!r})"
+    code = f"write_bert(Path({str(folder)!r}), {WORDS!r}, 0, **{BERT_SIZES!r})"
     imports = "from pathlib import Path; from mmf_win.worker.tiny_bert import write_bert"
     subprocess.run([sys.executable, "-c", f"{imports}; {code}"], check=True)
 
@@ -216,5 +173,9 @@ def unlabel(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWor
     path = copy.dataset / "annotations" / f"{split}.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines = [json.dumps({key: value for key, value in row.items() if key != "label"}) for row in rows]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    _write_lines(path, lines)
     return copy
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")

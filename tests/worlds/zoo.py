@@ -20,6 +20,7 @@ from tests.worlds.tools import untar
 from tests.worlds.web import WebServer
 
 DATA = bytes(range(256)) * 4096  # stands in for an LMDB where nobody opens it
+_LMDB = "detectron.lmdb/data.mdb"
 FC7 = {"fc7_w.pkl": b"weights" * 1000, "fc7_b.pkl": b"bias" * 100}
 
 
@@ -30,17 +31,12 @@ def sha256(content: bytes) -> str:
 
 def features_archive(data: bytes = DATA) -> bytes:
     """As MMF's ``features.tar.gz``."""
-    return tar_gz({"detectron.lmdb/data.mdb": data, "detectron.lmdb/lock.mdb": b"lock"})
+    return tar_gz({_LMDB: data, "detectron.lmdb/lock.mdb": b"lock"})
 
 
 @dataclass(frozen=True)
 class Zoo:
-    """Archives on a server, and what needs them.
-
-    Attributes:
-        server: serves them.
-        places: MMF's folders.
-    """
+    """Archives on a server, and what needs them in MMF's folders."""
 
     server: WebServer
     places: Places
@@ -62,9 +58,6 @@ class Zoo:
     def _entry(self, folder: Path, name: str) -> ZooEntry:
         url = f"{self.server.url}/{name}"
         return ZooEntry(folder, "1.0", url, name, sha256(self.server.files[name]))
-
-
-_LMDB = "detectron.lmdb/data.mdb"
 
 
 def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> dict[str, str]:
