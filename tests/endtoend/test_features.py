@@ -24,8 +24,8 @@ from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
 
 # MMF's own downloader, with nothing of mmfw's in its way but the patches: it gets an entry of a zoo as when a
-# run starts. With a largest size, the system kills it when it would write a longer file: as ``kill -9`` amidst
-# the extraction, always at the same byte.
+# run starts. With a largest size, the system kills it when it would write a longer file: as ``kill -9`` in the
+# extraction, always at the same byte.
 _MMF_DOWNLOAD = """\
 import json, sys
 from pathlib import Path
