@@ -24,8 +24,7 @@ from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
 
 # MMF's own downloader, with nothing of mmfw's in its way but the patches: it gets an entry of a zoo as when a
-# run starts. With a largest size, the system kills it when it would write a longer file: as ``kill -9`` in the
-# extraction, always at the same byte.
+# run starts. With a largest size, the system kills it where a file would get longer, as ``kill -9`` does.
 _MMF_DOWNLOAD = """\
 import json, sys
 from pathlib import Path
