@@ -96,22 +96,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """See to the streams that children inherit."""
-    _tell_windows_where_the_streams_are()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call() -> None:
-    """See to the streams that children inherit; between the phases of a test pytest puts them elsewhere."""
-    _tell_windows_where_the_streams_are()
-
-
 def _tell_windows_where_the_streams_are() -> None:
     """Do it where the C runtime leaves that out, taking the program for none of the console, as under Wine.
 
-    A child that inherits the streams would be given whatever has taken the place of the old ones.
+    A child that inherits the streams would be given whatever has taken the place of the old ones; between the
+    phases of a test pytest puts them elsewhere.
     """
     if sys.platform == "win32":
         import ctypes
@@ -119,6 +108,10 @@ def _tell_windows_where_the_streams_are() -> None:
 
         for descriptor, handle in ((0, -10), (1, -11), (2, -12)):
             ctypes.windll.kernel32.SetStdHandle(handle, msvcrt.get_osfhandle(descriptor))
+
+
+pytest_runtest_setup = pytest.hookimpl(tryfirst=True)(_tell_windows_where_the_streams_are)
+pytest_runtest_call = pytest_runtest_setup
 
 
 @pytest.hookimpl(wrapper=True)

@@ -139,7 +139,7 @@ def test_annotations_are_read_as_other_programs_write_them(own: Tool) -> None:
     test.write_text("".join(json.dumps(row) + "\n" for row in partly), encoding="utf-8")
     assert [row.img for row in read_rows(train)] == [row.img for row in read[train]]
 
-    assert own("train", own.preset("vilbert"), "--epochs", "1", "--batch-size", "7")["updates"] == 2
+    assert own("train", own.preset("vilbert"), "--epochs", "1", "training.batch_size=7")["updates"] == 2
     predicted = own("predict")
     assert ids(predicted) == [str(row.id) for row in read[test]]
     assert predicted["auroc"] is None

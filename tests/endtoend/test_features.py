@@ -17,8 +17,8 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.upstream.install import find_mmf
-from tests.endtoend.conftest import Tool
-from tests.worlds import hostile, zoo
+from tests.endtoend.conftest import Tool, losses, probabilities
+from tests.worlds import hostile, npy, zoo
 from tests.worlds.tiny_mmf import SPLITS, build_features
 from tests.worlds.tools import typed
 from tests.worlds.web import WebServer
@@ -45,19 +45,12 @@ _UPDATES = ("--updates", "1", "--seed", "1")
 
 @dataclass
 class Shop:
-    """A world without region features, and the zoo to get them from.
-
-    Attributes:
-        tool: ``mmfw`` in that world.
-        server: has the archive ``features.tar.gz``.
-        data: the bytes of the LMDB.
-        preset: reads the features, and downloads where it may.
-    """
+    """A world without region features, and the zoo to get them from."""
 
     tool: Tool
-    server: WebServer
-    data: bytes
-    preset: str
+    server: WebServer  # has the archive ``features.tar.gz``
+    data: bytes  # of the LMDB
+    preset: str  # reads the features, and downloads where it may
 
     @property
     def features(self) -> Path:
@@ -184,3 +177,31 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_wo
     assert shop.tool.code("train", "--resume", "last", "--updates", "2", word) == 2
     assert "checkpoint.resume_zoo" in shop.tool.errors
     assert shop.tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
+
+
+@pytest.mark.parametrize("recipe", ["visual_bert", "vilbert"])
+def test_on_added_features_it_trains_and_predicts_as_on_the_lmdb_that_the_files_came_from_and_as_on_the_files(
+    recipe: str, tool: Tool, tmp_path: Path
+) -> None:
+    own = tool.in_a_copy("без features 特征")
+    features = own.world.dataset / "features"
+    folder = npy.pairs_of(features / "detectron.lmdb", tmp_path / "извлечено")
+    shutil.rmtree(features)
+    assert own.code("train", own.preset(recipe), "--updates", "2") == 3
+    assert main(["features", "add", str(folder), "--data-dir", str(own.world.data)]) == 0
+    tool.read()  # what it has printed
+    on_lmdb = _trained(tool, recipe)
+    assert _trained(own, recipe) == on_lmdb
+
+    words = [f"dataset_config.hateful_memes.features.{slot}[0]={folder}" for slot in ("train", "val", "test")]
+    assert _trained(tool, recipe, *words) == on_lmdb
+    shutil.rmtree(folder)
+    assert tool.code("train", tool.preset(recipe), "--updates", "2", *words) == 3
+    assert str(folder) in tool.errors
+
+
+def _trained(tool: Tool, recipe: str, *words: str) -> tuple[list[float], list[float]]:
+    """The losses of a training, and its predictions."""
+    run = tool.run_of(tool("train", tool.preset(recipe), "--updates", "3", "--seed", "1", *words))
+    assert len(losses(run)) == 3
+    return losses(run), probabilities(tool("predict", "--no-report"))

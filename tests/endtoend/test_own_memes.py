@@ -1,4 +1,4 @@
-"""Own memes: scored from tables and from one image, by the real MMF."""
+"""Own memes, sets and splits by the real MMF: scored from tables and from one image, and trained on."""
 
 from __future__ import annotations
 
@@ -50,11 +50,13 @@ def test_own_memes_get_the_very_probabilities_that_they_get_as_a_split(recipe: s
     assert page.count("data:image/webp") == len(ids(split))
 
 
-def test_one_image_and_its_text_get_a_probability_and_leave_no_file(tool: Tool) -> None:
+def test_one_image_and_its_text_get_a_probability_without_a_dataset_and_leave_no_file(tool: Tool) -> None:
     run = tool.trained("mmbt")
     table = table_of_the_split(tool, tool.folder / "mine")
     first = read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")[0]
     image = table.parent / Path(first.img).name
+    tool.world = tiny_mmf.TinyWorld(tool.folder / "bare")
+    tool.world.data.mkdir(parents=True)
     one = tool("predict", "--image", str(image), "--text", first.text)
     [batch_of_one] = [one["proba"]]
     of_table = probabilities(tool("predict", "--memes", str(table), "--no-report"))
@@ -99,16 +101,6 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     page = Path(own["csv"]).with_suffix(".html").read_text(encoding="utf-8")
     assert "dev_seen.jsonl" in page and "Published" not in page
     assert "licensed" not in page
-
-
-def test_no_dataset_is_needed_to_score_own_memes(tool: Tool, tmp_path: Path) -> None:
-    tool.trained("mmbt")
-    table = table_of_the_split(tool, tmp_path / "mine")
-    bare = tiny_mmf.TinyWorld(tmp_path / "bare")
-    bare.data.mkdir(parents=True)
-    tool.world, full = bare, tool.world
-    own = tool("predict", "--memes", str(table), "--no-report")
-    assert len(ids(own)) == len(read_rows(full.dataset / "annotations" / f"{SPLIT}.jsonl"))
 
 
 def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(
@@ -181,3 +173,48 @@ def test_features_of_another_image_are_not_taken(tool: Tool, tmp_path: Path) -> 
     table.write_text("img,text\ncat_7.png,hello\n", encoding="utf-8")
     assert tool.code("predict", "--memes", str(table), "--features", str(tmp_path / "own.lmdb")) == 3
     assert "cat_7.png" in tool.errors and "rename" in tool.errors
+
+
+def own_set(folder: Path) -> None:
+    """Tables by pandas, with images of several kinds by Pillow."""
+    import numpy as np
+    import pandas
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    number = 0
+    for split, count in {"train": 6, "dev": 4, "test": 3}.items():
+        rows = []
+        for n in range(count):
+            number += 1
+            image = folder / "photos" / split / f"{number}.{('jpg', 'png', 'webp', 'GIF')[n % 4]}"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (50, 60, 3), dtype=np.uint8)).save(image)
+            text = 'she said "love",\nthis cat' if n % 2 else "смех 世界"
+            path = image.relative_to(folder).as_posix()
+            rows.append({"image": path, "text": text, "id": f"{split}-{n}", "label": float(n % 2)})
+        pandas.DataFrame(rows).to_csv(folder / f"{split}.csv", index=False, encoding="utf-8-sig")
+
+
+def test_a_set_of_csv_files_is_trained_on_and_predicted_by_its_own_ids(tool: Tool, tmp_path: Path) -> None:
+    source = tmp_path / "мой набор"
+    source.mkdir()
+    own_set(source)
+    own = tool.in_a_copy("world")
+    shutil.rmtree(own.world.dataset)
+    assert main(["convert", "--zip", str(source), "--data-dir", str(own.world.data)]) == 0
+    tool.read()
+    assert own("train", own.preset("concat_bert"), "--updates", "2")["state"] == "done"
+    assert ids(own("predict")) == ["test-0", "test-1", "test-2"]
+
+
+def test_a_split_that_lies_beside_the_others_is_predicted(tool: Tool) -> None:
+    own = tool.in_a_copy("world")
+    annotations = own.world.dataset / "annotations"
+    shutil.copyfile(annotations / "dev_seen.jsonl", annotations / "трудные.jsonl")
+    tool.trained("bert")
+    mine, same = (own("predict", "--split", split) for split in ("трудные", "dev_seen"))
+    assert len(ids(mine)) == tiny_mmf.SPLITS["dev_seen"]
+    assert (ids(same), probabilities(same)) == (ids(mine), probabilities(mine))
+    assert own.code("predict", "--split", "hard") == 3
+    assert "трудные" in own.errors

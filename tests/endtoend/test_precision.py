@@ -78,7 +78,7 @@ def test_each_of_two_predictions_at_once_records_its_own_precision(tool: Tool, f
     run, at = tool.trained("mmbt"), tool.folder / "at"
     faulty(HALF, {"at": "validation", "do": "wait", "once": str(at)})
     with user(tool, "predict", "--no-report", "--precision", "bf16") as somebody:
-        somebody.waits_for(at)
+        somebody.waits_for(at.exists)
         first = tool("predict", "--no-report")
         Path(f"{at}.go").touch()
         assert somebody.gets_the_prompt_back() == 0

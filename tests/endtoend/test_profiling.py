@@ -69,8 +69,8 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty) -> None:
     at = tool.folder / "at"
     faulty({"at": "forward", "do": "wait", "once": str(at), "update": 2})
     with user(tool, "profile", tool.preset("vilbert"), "--updates", "6") as somebody:
-        somebody.waits_for(at)
-        somebody.sends(_CTRL_C)
+        somebody.waits_for(at.exists)
+        somebody.process.send_signal(_CTRL_C)
         somebody.reads("stopping…")
         Path(f"{at}.go").touch()
         assert somebody.gets_the_prompt_back() == _INTERRUPTED

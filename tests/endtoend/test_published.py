@@ -32,19 +32,12 @@ STILL = ("--updates", "2", "--seed", "1", "optimizer.params.lr=0.0")
 
 @dataclass
 class Shop:
-    """A world in which a model was trained, and a zoo that publishes its weights.
-
-    Attributes:
-        tool: ``mmfw`` in that world.
-        server: serves the zoo's archive.
-        trained: the run whose weights are published.
-        preset: the run's own, which names the zoo's key.
-    """
+    """A world in which a model was trained, and a zoo that publishes its weights."""
 
     tool: Tool
     server: WebServer
-    trained: Run
-    preset: str
+    trained: Run  # whose weights are published
+    preset: str  # the run's own, which names the zoo's key
 
     @property
     def weights(self) -> Path:

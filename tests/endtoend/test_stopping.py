@@ -33,56 +33,37 @@ _TERM = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGTERM
 
 
 class User:
-    """Who typed a command, and waits for the prompt.
-
-    Args:
-        process: the command.
-        tool: where its runs are.
-    """
+    """Who typed a command, the process, and waits for the prompt."""
 
     def __init__(self, process: subprocess.Popen[str], tool: Tool) -> None:
-        self._process = process
+        self.process = process
         self._tool = tool
         self.read = ""
 
     def sees(self, kind: str) -> Run:
         """Wait until the run has told of something."""
-        while self._process.poll() is None:
-            for run in all_runs(self._tool.save_dir):
-                if events(run, kind):
-                    return run
+        runs = lambda: [run for run in all_runs(self._tool.save_dir) if events(run, kind)]
+        found: list[Run] = self.waits_for(runs)
+        return found[0]
+
+    def waits_for(self, something: Callable[[], Any]) -> Any:
+        """Wait until there is something, unless the command ends."""
+        while not (found := something()):
+            assert self.process.poll() is None, "it has ended"
             time.sleep(0.02)
-        raise AssertionError(f"it ended before any {kind}")
-
-    def waits_for(self, file: Path) -> None:
-        """Wait until there is a file."""
-        while not file.exists():
-            self.waits(f"there was {file.name}")
-
-    def waits(self, until: str = "there was a run") -> None:
-        """A moment, unless the command has ended."""
-        assert self._process.poll() is None, f"it ended before {until}"
-        time.sleep(0.02)
-
-    def sends(self, number: int) -> None:
-        """A signal to the command alone, as a terminal sends it."""
-        self._process.send_signal(number)
-
-    def kills(self) -> None:
-        """End the command alone, at once."""
-        self._process.kill()
+        return found
 
     def gets_the_prompt_back(self) -> int:
         """The exit code; what was said is in ``read``."""
-        assert self._process.stderr is not None
-        self.read += self._process.stderr.read()
-        return self._process.wait()
+        assert self.process.stderr is not None
+        self.read += self.process.stderr.read()
+        return self.process.wait()
 
     def reads(self, text: str) -> None:
         """Wait until the command has said something."""
-        assert self._process.stderr is not None
+        assert self.process.stderr is not None
         while text not in self.read:
-            line = self._process.stderr.readline()
+            line = self.process.stderr.readline()
             assert line, f"{text!r} is not in {self.read!r}"
             self.read += line
 
@@ -122,7 +103,7 @@ def goes_on(tool: Tool, run: Run) -> None:
 def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number: int, workers: int) -> None:
     with user(tool, *endless(tool, workers)) as somebody:
         run = somebody.sees("train")
-        somebody.sends(number)
+        somebody.process.send_signal(number)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "saving… press Ctrl+C again to end at once" in somebody.read
     assert "--resume last" in somebody.read
@@ -134,7 +115,7 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
 def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
         run = somebody.sees("run_started")
-        somebody.sends(_CTRL_C)
+        somebody.process.send_signal(_CTRL_C)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "nothing new to save" in somebody.read and "--resume" not in somebody.read
     assert {e["kind"] for e in read_events(run.events)} == {"run_started", "run_ended"}
@@ -145,8 +126,8 @@ def test_before_the_first_update_it_leaves_at_once(tool: Tool, faulty: Faulty, t
     here = tmp_path / "here"
     faulty({"at": "forward", "do": "hang", "update": 1, "once": str(here)})
     with user(tool, *endless(tool, workers=2)) as somebody:
-        somebody.waits_for(here)
-        somebody.sends(_TERM)
+        somebody.waits_for(here.exists)
+        somebody.process.send_signal(_TERM)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "nothing new to save" in somebody.read
 
@@ -160,9 +141,9 @@ def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
     faulty({"at": moment, "do": "wait", "once": str(here)})
     often = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
     with user(tool, *endless(tool), *often) as somebody:
-        somebody.waits_for(here)
+        somebody.waits_for(here.exists)
         (run,) = all_runs(tool.save_dir)
-        somebody.sends(_CTRL_C)
+        somebody.process.send_signal(_CTRL_C)
         somebody.reads("press Ctrl+C again")
         here.with_name("here.go").touch()
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
@@ -176,8 +157,8 @@ def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Fa
     here = tmp_path / "here"
     faulty({"at": "validation", "do": "hang", "once": str(here)})
     with user(tool, "predict") as somebody:
-        somebody.waits_for(here)
-        somebody.sends(_CTRL_C)
+        somebody.waits_for(here.exists)
+        somebody.process.send_signal(_CTRL_C)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "stopping" in somebody.read and "--resume" not in somebody.read
     assert not list(run.reports.glob("*.csv"))
@@ -195,20 +176,20 @@ def connecting(held: Witness, hangs: Path) -> list[dict[str, Any]]:
 
 
 def ends_at_a_second_ctrl_c(somebody: User) -> None:
-    somebody.sends(_CTRL_C)
+    somebody.process.send_signal(_CTRL_C)
     somebody.reads("press Ctrl+C again")
-    somebody.sends(_CTRL_C)
+    somebody.process.send_signal(_CTRL_C)
     assert somebody.gets_the_prompt_back() == _INTERRUPTED
 
 
 def ends_without_progress(somebody: User) -> None:
-    somebody.sends(_CTRL_C)
+    somebody.process.send_signal(_CTRL_C)
     assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "lack of progress" in somebody.read
 
 
 def dies(somebody: User) -> None:
-    somebody.kills()
+    somebody.process.kill()
     assert somebody.gets_the_prompt_back() == (1 if _WINDOWS else -9)
 
 
@@ -229,7 +210,7 @@ def test_nothing_of_a_worker_that_hangs_survives(
         faulty(*connecting(held, hangs))
         with user(tool, *endless(tool, workers=2), *timeout) as somebody:
             held.accept(3)
-            somebody.waits_for(hangs)
+            somebody.waits_for(hangs.exists)
             end(somebody)
         assert held.all_dead()
 
@@ -237,8 +218,7 @@ def test_nothing_of_a_worker_that_hangs_survives(
 @pytest.mark.skipif(_WINDOWS, reason="on Windows the worker ends with its parent, as the test above shows")
 def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
-        while not (runs := all_runs(tool.save_dir)):
-            somebody.waits()
+        runs = somebody.waits_for(lambda: all_runs(tool.save_dir))
         assert state(runs[0]) == "running", "from the moment that it is listed"
         run = somebody.sees("train")
         dies(somebody)

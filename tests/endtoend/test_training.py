@@ -55,13 +55,6 @@ def test_a_bert_that_is_here_lands_in_the_model_tensor_by_tensor_without_asking_
         assert torch.equal(mine[0], value), name
 
 
-def test_epochs_are_passes_over_the_training_rows_in_the_batches_that_the_users_own_words_make(
-    tool: Tool,
-) -> None:
-    result = tool("train", tool.preset("vilbert"), "--epochs", "2", "training.batch_size=7")
-    assert result["updates"] == 2 * 2, "14 rows are two batches of seven"
-
-
 def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Tool) -> None:
     """Windows has no fork: each worker is a new Python that unpickles MMF's dataset and own code."""
     user_dir = tool.folder / "spawning"
@@ -117,13 +110,6 @@ def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_p
     assert "has no labels" in Path(predicted["report"]).read_text(encoding="utf-8")
     assert predicted["rows"] == tiny_mmf.SPLITS["test_unseen"]
     assert predicted["auroc"] is None and predicted["accuracy"] is None
-
-
-def test_a_checkpoint_of_another_model_is_refused_instead_of_leaving_the_head_random(tool: Tool) -> None:
-    other = tool.trained("bert").checkpoints / "current.ckpt"
-    tool.trained("vilbert", run="mine")
-    assert tool.code("predict", "mine", "--checkpoint", str(other)) == 3
-    assert "lacks" in tool.errors and "parameters" in tool.errors
 
 
 def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that_mmf_refuses(
