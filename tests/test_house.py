@@ -49,6 +49,10 @@ def test_the_commands_import_nothing_heavy_before_they_run() -> None:
     assert _python("-c", "\n".join(lines)).stdout.split() == []
 
 
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def _undocumented(node: ast.Module | ast.ClassDef, where: str) -> Iterator[str]:
     if ast.get_docstring(node) is None:
         yield where
@@ -61,9 +65,8 @@ def _undocumented(node: ast.Module | ast.ClassDef, where: str) -> Iterator[str]:
                 yield name
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_public_name_is_documented(path: Path) -> None:
-    assert list(_undocumented(ast.parse(path.read_text(encoding="utf-8")), path.stem)) == []
+def test_every_public_name_is_documented() -> None:
+    assert [name for path in MODULES for name in _undocumented(_parsed(path), path.stem)] == []
 
 
 def test_every_module_can_be_read_in_one_sitting() -> None:
@@ -176,13 +179,6 @@ def _literals(tree: ast.Module) -> Iterator[str]:
             yield node.value
 
 
-LIBRARY = [
-    path
-    for path in MODULES
-    if path.parent.name != "commands" and path.name not in {"cli.py", "console.py", "__main__.py"}
-]
-
-
 @cache
 def _named() -> re.Pattern[str]:
     """Finds an option or a command of mmfw in a text."""
@@ -192,34 +188,34 @@ def _named() -> re.Pattern[str]:
     )
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "mmf_win" / "archives").glob("*.py")), ids=lambda path: path.stem
-)
-def test_the_library_of_archives_names_neither_options_nor_commands(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert [text for text in _literals(tree) if _named().search(text)] == []
+def test_the_library_of_archives_names_neither_options_nor_commands() -> None:
+    texts = (
+        text for path in (ROOT / "mmf_win" / "archives").glob("*.py") for text in _literals(_parsed(path))
+    )
+    assert [text for text in texts if _named().search(text)] == []
 
 
-# The Examiner prints what its caller in a notebook asks it to print, as mlrunner's does.
-SILENT = [path for path in LIBRARY if path != ROOT / "mmf_win" / "sweeps" / "examiner.py"]
+def _prints(path: Path) -> bool:
+    called = (node.func for node in ast.walk(_parsed(path)) if isinstance(node, ast.Call))
+    return any(isinstance(node, ast.Name) and node.id in ("say", "print") for node in called)
 
 
-@pytest.mark.parametrize("path", SILENT, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_only_commands_print(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    assert {node.id for node in called if isinstance(node, ast.Name)} & {"say", "print"} == set()
+def test_only_commands_print() -> None:
+    # The Examiner prints what its caller in a notebook asks it to print, as mlrunner's does.
+    may = {"cli.py", "console.py", "__main__.py", "examiner.py"}
+    silent = (path for path in MODULES if path.parent.name != "commands" and path.name not in may)
+    assert [path for path in silent if _prints(path)] == []
 
 
 def _skips_on_a_system(path: Path) -> Iterator[str]:
     """The reasons of the tests that are skipped on one system; CI lets any reason pass under Wine."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.skipif":
             condition = ast.unparse(node.args[0])
             if "sys.platform" in condition or condition == "not is_wine()":
                 yield from (ast.literal_eval(word.value) for word in node.keywords if word.arg == "reason")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.stem)
-def test_what_a_system_skips_names_windows_so_that_ci_lets_it(path: Path) -> None:
-    assert [reason for reason in _skips_on_a_system(path) if "Windows" not in reason] == []
+def test_what_a_system_skips_names_windows_so_that_ci_lets_it() -> None:
+    reasons = (reason for path in (ROOT / "tests").rglob("test_*.py") for reason in _skips_on_a_system(path))
+    assert [reason for reason in reasons if "Windows" not in reason] == []

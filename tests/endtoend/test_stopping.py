@@ -42,9 +42,10 @@ class User:
 
     def sees(self, kind: str) -> Run:
         """Wait until the run has told of something."""
-        runs = lambda: [run for run in all_runs(self._tool.save_dir) if events(run, kind)]
-        found: list[Run] = self.waits_for(runs)
-        return found[0]
+        told: list[Run] = self.waits_for(
+            lambda: [r for r in all_runs(self._tool.save_dir) if events(r, kind)]
+        )
+        return told[0]
 
     def waits_for(self, something: Callable[[], Any]) -> Any:
         """Wait until there is something, unless the command ends."""
