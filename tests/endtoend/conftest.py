@@ -89,17 +89,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 @dataclass
 class Tool:
-    """``mmfw`` as a user types it, in a folder of the user's own.
-
-    Attributes:
-        world: the dataset.
-        folder: where presets and runs go.
-        kept: where runs are kept for other tests with the same MMF.
-    """
+    """``mmfw`` as a user types it, in a folder of the user's own."""
 
     world: tiny_mmf.TinyWorld
-    folder: Path
-    kept: Path
+    folder: Path  # where presets and runs go
+    kept: Path  # where runs are kept for other tests with the same MMF
     read: Callable[[], tuple[str, str]]
     errors: str = ""
     output: str = ""
@@ -129,10 +123,7 @@ class Tool:
 
     def settings(self, name: str) -> dict[str, Any]:
         """The settings of one of the tiny recipes."""
-        return {
-            **self._recipe(name).settings,
-            "training": {"batch_size": 4, "num_workers": 0},
-        }
+        return {**self._recipe(name).settings, "training": {"batch_size": 4, "num_workers": 0}}
 
     def code(self, *words: str) -> int:
         """The exit code of a command; what it said is kept in ``output`` and ``errors``."""
@@ -147,12 +138,16 @@ class Tool:
         assert code == 0, self.errors + self._log()
         return json.loads(output)
 
+    def train(self, *words: str) -> Run:
+        """A run that is trained, or resumed, by ``mmfw train``."""
+        return self.run_of(self("train", *words))
+
     def trained(self, name: str, *, seed: int = 1, run: str | None = None) -> Run:
         """A run of one update with one of the tiny recipes, called ``run``; trained once for all tests."""
         kept = self.kept / f"{name}-{seed}"
         if not kept.exists():
             words = ("--updates", "1", "--seed", str(seed), "--name", kept.name)
-            first = self.run_of(self("train", self.preset(name), *words))
+            first = self.train(self.preset(name), *words)
             shutil.copytree(first.path, kept)
             shutil.rmtree(first.path.parent)
         copy = Run.create(self.save_dir, run or name)

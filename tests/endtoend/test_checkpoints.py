@@ -31,7 +31,7 @@ def known(run: Run, name: str) -> Counts:
 
 
 def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "4"))
+    run = tool.train(tool.preset("vilbert"), "--updates", "4")
     assert files(run) == {
         "best.ckpt",
         "current.ckpt",
@@ -59,7 +59,7 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
 
 def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:
     words = ("--updates", "2", "--batch-size", "7", *NOTHING_IS_LEARNED)
-    run = tool.run_of(tool("train", tool.preset("vilbert"), *words))
+    run = tool.train(tool.preset("vilbert"), *words)
     assert known(run, "current.ckpt").best_update == 1
     assert (run.checkpoints / "best.ckpt").samefile(run.checkpoints / "models" / "model_1.ckpt")
     tool("train", "--resume", "best", "--updates", "4", "training.early_stop.patience=2")
@@ -89,9 +89,9 @@ def test_a_run_that_stopped_early_says_where_and_resumes_only_to_train_on(tool: 
 def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best_and_without_it_finds_a_new_one(
     tool: Tool,
 ) -> None:
-    old = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "3", *NOTHING_IS_LEARNED))
+    old = tool.train(tool.preset("vilbert"), "--updates", "3", *NOTHING_IS_LEARNED)
     start = str(old.checkpoints / "current.ckpt")
-    new = tool.run_of(tool("train", "--resume", start, "--updates", "4"))
+    new = tool.train("--resume", start, "--updates", "4")
     assert new.path != old.path and new.request().start == start and starts(new) == [3]
     assert known(new, "best.ckpt") == known(old, "best.ckpt")
     assert known(new, "current.ckpt").best_update == 1
@@ -104,7 +104,7 @@ def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best_and_without_i
 
 def test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say(tool: Tool) -> None:
     words = ("--name", "a", "--updates", "2", *NOTHING_IS_LEARNED)
-    old = tool.run_of(tool("train", tool.preset("vilbert"), *words))
+    old = tool.train(tool.preset("vilbert"), *words)
     tool.trained("vilbert", run="b")
     hostile.cut(old.checkpoints / "current.ckpt")
     assert tool.code("verify", "runs") == 3

@@ -141,7 +141,7 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_wo
     assert shop.lmdb.read_bytes() == shop.data
     shop.server.asked.clear()
     assert mmf_alone(shop) == 0
-    first = shop.tool.run_of(shop.tool("train", shop.preset, *_UPDATES))
+    first = shop.tool.train(shop.preset, *_UPDATES)
     assert shop.server.asked == []
 
     archive = tmp_path / "weights.tar.gz"
@@ -163,7 +163,7 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_wo
     folder = shop.tool.world.data / "models" / "visual_bert.pretrained.own"
     assert (folder / "model.pth").is_file()
     shop.tool.read()  # what the command printed
-    second = shop.tool.run_of(shop.tool("train", shop.preset, *_UPDATES, word, "--name", "second"))
+    second = shop.tool.train(shop.preset, *_UPDATES, word, "--name", "second")
     assert "Checkpoint loaded" in second.log.read_text(encoding="utf-8")
 
     assert shop.tool.code("features", "status", shop.preset, word) == 0
@@ -202,6 +202,6 @@ def test_on_added_features_it_trains_and_predicts_as_on_the_lmdb_that_the_files_
 
 def _trained(tool: Tool, recipe: str, *words: str) -> tuple[list[float], list[float]]:
     """The losses of a training, and its predictions."""
-    run = tool.run_of(tool("train", tool.preset(recipe), "--updates", "3", "--seed", "1", *words))
+    run = tool.train(tool.preset(recipe), "--updates", "3", "--seed", "1", *words)
     assert len(losses(run)) == 3
     return losses(run), probabilities(tool("predict", "--no-report"))

@@ -42,7 +42,7 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_undivided_batch(tool: To
 def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(tool: Tool, faulty: Faulty) -> None:
     """And in prediction it changes nothing but the rows at once."""
     faulty({"at": "validation", "do": "cuda_oom", "above": 2})
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
+    run = tool.train(tool.preset("vilbert"), "--updates", "2", "--seed", "1")
     (failed,) = events(run, "attempt_failed")
     assert (failed["reason"], failed["next"]) == ("cuda_oom", {"eval_batch": 2})
     assert [(e["update"], e["micro_batch"]) for e in events(run, "train_started")] == [(0, 4), (1, 4)]
@@ -85,7 +85,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tool: Tool, faulty: Faulty) -
 def test_a_killed_data_loader_worker_means_fewer_of_them(tool: Tool, faulty: Faulty) -> None:
     """As Linux does it when memory runs out, with kill -9."""
     faulty({"at": "loader_worker", "do": "kill", "above": 1})
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1", "training.num_workers=2"))
+    run = tool.train(tool.preset("vilbert"), "--updates", "1", "training.num_workers=2")
     assert [event["workers"] for event in events(run, "train_started")] == [2, 1]
     assert events(run, "attempt_failed")[0]["reason"] == "host_oom"
     assert "with 2 DataLoader workers; trying 1" in tool.errors
@@ -93,7 +93,7 @@ def test_a_killed_data_loader_worker_means_fewer_of_them(tool: Tool, faulty: Fau
 
 def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, faulty: Faulty) -> None:
     def micro_batches(*words: str) -> list[int]:
-        run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "1", *words))
+        run = tool.train(tool.preset("vilbert"), "--updates", "1", *words)
         return [event["micro_batch"] for event in events(run, "train_started")]
 
     faulty({"at": "step", "do": "cuda_oom", "above": 2})
@@ -116,10 +116,10 @@ def test_mmfs_own_accumulation_is_right_at_an_epochs_end_in_parts_and_in_a_run_t
 ) -> None:
     """14 rows are five batches, of which an update takes three: the last one of an epoch has two."""
     words = ("--epochs", "2", "--batch-size", "3", "--seed", "3", "training.update_frequency=3")
-    whole = tool.run_of(tool("train", without_dropout(tool), "--name", "whole", *words))
+    whole = tool.train(without_dropout(tool), "--name", "whole", *words)
     faulty({"at": "forward", "do": "cuda_oom", "above": 2}, {"at": "stepped", "do": "stop", "update": 3})
     assert tool.code("train", without_dropout(tool), "--name", "parts", *words) == 130
-    parts = tool.run_of(tool("train", "--resume", "parts"))
+    parts = tool.train("--resume", "parts")
     began = [(e["update"], e["micro_batch"]) for e in events(parts, "train_started")]
     assert began == [(0, 3), (0, 2), (3, 2)]
     assert len(losses(whole)) == 4 and losses(parts) == pytest.approx(losses(whole), rel=1e-4)
@@ -131,7 +131,7 @@ def test_auto_takes_the_rows_that_a_fake_gpus_memory_holds(tool: Tool, faulty: F
     """The machine has no GPU: what measures one is replaced, everything else is real."""
     faulty({"at": "meter", "above": fitting})
     words = ("--updates", "5", "--batch-size", "auto", "--no-retry", "training.batch_size=12")
-    run = tool.run_of(tool("train", tool.preset("vilbert"), *words))
+    run = tool.train(tool.preset("vilbert"), *words)
     rows = [(event["rows"], event["found"]) for event in events(run, "micro_batch")]
     assert rows == [(2, False), (12 if fitting > 12 else 6, True)]
     assert events(run, "train_started")[0]["micro_batch"] == 1
@@ -161,7 +161,7 @@ def test_a_gpu_that_is_full_is_trained_on_with_fewer_rows(
     part = torch.cuda.mem_get_info()[1] // 16
     held = torch.empty(6 * part, dtype=torch.uint8, device="cuda")
     faulty({"at": "forward", "do": "allocate", "bytes": part})
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "3", "--batch-size", "14"))
+    run = tool.train(tool.preset("vilbert"), "--updates", "3", "--batch-size", "14")
     del held
     assert [event["micro_batch"] for event in events(run, "train_started")] == [14, 7]
     (failed,) = events(run, "attempt_failed")

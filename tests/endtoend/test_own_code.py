@@ -41,7 +41,7 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
     assert "--trust" in tool.errors
     assert tool.code("sweep", "run", "small_cnn.yaml", "env.user_dir=my_models", "--dry-run") == 0
     assert not own_code.file().exists()  # it would be trusted from then on
-    run = tool.run_of(tool("train", "small_cnn.yaml", "--trust", "--updates", "1"))
+    run = tool.train("small_cnn.yaml", "--trust", "--updates", "1")
     monkeypatch.chdir(tmp_path)
     assert phase_1("predict", "--split", "test")["rows"] == SPLITS["test_seen"]
 
@@ -104,7 +104,7 @@ def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(
     assert tool.code("train", preset, "--updates", "1") == 3
     assert "own.py" in tool.errors and "--trust" in tool.errors
     assert not marker.exists()
-    run = tool.run_of(tool("train", preset, "--updates", "1", "--trust"))
+    run = tool.train(preset, "--updates", "1", "--trust")
     marker.unlink()
     assert tool.code("predict", run.id) == 3
     assert "own.py" in tool.errors and not marker.exists()

@@ -33,16 +33,16 @@ def test_a_run_in_half_precision_stays_near_the_other_and_resumes_exactly(
 
     preset = tool.preset(name)
     words = ("--updates", "5", *WORDS)
-    full = tool.run_of(tool("train", preset, "--name", "full", *words))
+    full = tool.train(preset, "--name", "full", *words)
     faulty(HALF)
-    whole = tool.run_of(tool("train", preset, "--name", "whole", "--precision", half, *words))
+    whole = tool.train(preset, "--name", "whole", "--precision", half, *words)
     assert f"in {half}:" in tool.errors
     assert losses(whole) != losses(full)
     assert losses(whole) == pytest.approx(losses(full), abs=0.05)
 
     faulty(HALF, {"at": "saved", "do": "stop", "once": str(tool.folder / "stopped")})
     assert tool.code("train", preset, "--name", "parts", "--precision", half, *words) == 130
-    parts = tool.run_of(tool("train", "--resume", "last"))
+    parts = tool.train("--resume", "last")
     assert "goes on in" not in tool.errors
     started = events(parts, "train_started")
     assert [(event["update"], event["precision"]) for event in started] == [(0, half), (1, half)]
@@ -62,7 +62,7 @@ def test_predictions_are_made_in_the_precision_of_the_run_unless_another_is_aske
     tool: Tool, faulty: Faulty
 ) -> None:
     faulty(HALF)
-    run = tool.run_of(tool("train", tool.preset("mmbt"), "--updates", "1", *WORDS, "--precision", "bf16"))
+    run = tool.train(tool.preset("mmbt"), "--updates", "1", *WORDS, "--precision", "bf16")
     assert "precision=bf16" in tool("runs")[0]["differs"]
     before = run.events.read_bytes()
     predicted = [tool("predict", "--no-report"), tool("predict", "--no-report", "--precision", "fp32")]
@@ -91,9 +91,9 @@ def test_hardware_without_half_precision_trains_and_predicts_in_full_and_says_so
     tool: Tool, faulty: Faulty
 ) -> None:
     preset = tool.preset("mmbt")
-    full = tool.run_of(tool("train", preset, "--name", "full", "--updates", "2", *WORDS))
+    full = tool.train(preset, "--name", "full", "--updates", "2", *WORDS)
     faulty(NO_HALF)
-    run = tool.run_of(tool("train", preset, "--updates", "2", *WORDS, "--precision", "bf16"))
+    run = tool.train(preset, "--updates", "2", *WORDS, "--precision", "bf16")
     assert "does not calculate in bf16" in tool.errors
     assert losses(run) == losses(full)
     assert [event["precision"] for event in events(run, "train_started")] == ["fp32"]
@@ -119,7 +119,7 @@ def test_a_run_goes_on_with_mmfs_own_scaler_here_one_of_a_cpu(tool: Tool) -> Non
     folder.mkdir()
     (folder / "__init__.py").write_text(MMFS_SCALER, encoding="utf-8")
     words = ("--updates", "2", f"env.user_dir={folder}", "--trust")
-    run = tool.run_of(tool("train", "--resume", "last", *words))
+    run = tool.train("--resume", "last", *words)
     assert saved(run)["fp16_scaler"]["scale"] > 1
 
 
@@ -128,7 +128,7 @@ def test_an_update_that_overflows_does_not_count_in_the_search_for_a_micro_batch
 ) -> None:
     faulty(HALF, {"at": "meter", "above": 4})
     words = ("--updates", "16", *WORDS, "--precision", "fp16", "--batch-size", "auto")
-    run = tool.run_of(tool("train", tool.preset("vilbert"), *words, "training.batch_size=8"))
+    run = tool.train(tool.preset("vilbert"), *words, "training.batch_size=8")
     found = next(event for event in events(run, "micro_batch") if event["found"])
     before = [event["update"] for event in events(run, "train") if event["t"] < found["t"]]
     left_out = math.log2(2**16 / saved(run)["mmfw"]["scaler"]["scale"])
@@ -138,13 +138,13 @@ def test_an_update_that_overflows_does_not_count_in_the_search_for_a_micro_batch
 def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool, faulty: Faulty) -> None:
     preset = tool.preset("mmbt")
     words = ("--updates", "4", *WORDS)
-    plain = tool.run_of(tool("train", preset, "--name", "plain", *words))
-    fast = tool.run_of(tool("train", preset, "--name", "fast", "--fast", *words))
+    plain = tool.train(preset, "--name", "plain", *words)
+    fast = tool.train(preset, "--name", "fast", "--fast", *words)
     assert losses(fast) != losses(plain), "dropout draws other numbers"
     assert "fast" in tool("runs", "show", "fast")["differs"]
     faulty({"at": "stepped", "do": "stop", "update": 2})
     assert tool.code("train", preset, "--name", "parts", "--fast", *words) == 130
-    parts = tool.run_of(tool("train", "--resume", "last"))
+    parts = tool.train("--resume", "last")
     assert losses(parts) == losses(fast)
     resumed = tool("train", "--resume", "last", "--no-fast", "--updates", "5")
     assert "fast" not in (resumed["differs"] or "")
@@ -155,9 +155,7 @@ def test_without_dropout_a_fast_run_has_the_losses_of_a_plain_one(tool: Tool) ->
     encoder = settings["model_config"]["mmbt"]["text_encoder"]["params"]
     encoder |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     preset = tool.preset("mmbt", settings=settings)
-    runs = [
-        tool.run_of(tool("train", preset, "--updates", "4", *WORDS, *words)) for words in ([], ["--fast"])
-    ]
+    runs = [tool.train(preset, "--updates", "4", *WORDS, *words) for words in ([], ["--fast"])]
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=1e-3)
 
 

@@ -94,7 +94,7 @@ def hinted(errors: str) -> list[str]:
 
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--updates", "2", "--seed", "1"))
+    run = tool.train(tool.preset("vilbert"), "--updates", "2", "--seed", "1")
     trained = {file: sha256(file) for file in (*run.checkpoints.rglob("*"), run.log) if file.is_file()}
     results = predict(
         tool,

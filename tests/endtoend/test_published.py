@@ -72,9 +72,7 @@ def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     vilbert = Path(tool.preset("vilbert", offline=False, zoo=KEY))  # with the BERT of the world of all tests
     preset = str(vilbert.rename(vilbert.with_name("крошка.yaml")))
     if not kept.exists():
-        run = own.run_of(
-            own("train", preset, "--updates", "3", "--seed", "5", "--name", "trained", *LEARNING)
-        )
+        run = own.train(preset, "--updates", "3", "--seed", "5", "--name", "trained", *LEARNING)
         shutil.copytree(run.path, kept)
     trained = Run(own.save_dir / "trained" / "2026-01-01T00-00-00")
     shutil.rmtree(trained.path.parent, ignore_errors=True)
@@ -155,7 +153,7 @@ def test_training_on_from_weights_begins_at_update_0(shop: Shop) -> None:
     [final] = shop.trained.checkpoints.glob("*_final.pth")
     expected = shop.probas("trained", "--split", "dev_seen")
     for name, init in (("checkpoint", str(best)), ("weights", str(final))):
-        run = shop.tool.run_of(shop.tool("train", shop.preset, "--init", init, "--name", name, *STILL))
+        run = shop.tool.train(shop.preset, "--init", init, "--name", name, *STILL)
         assert starts(run) == [0]
         known = counts(run.checkpoints / "best.ckpt")
         assert known is not None and known.best_update == 1, "the best score is the old run's"
@@ -163,7 +161,7 @@ def test_training_on_from_weights_begins_at_update_0(shop: Shop) -> None:
         assert shop.probas(name, "--split", "dev_seen") == expected
 
     words = ("--name", "zoo", "--updates", "2", "--seed", "1", *LEARNING)
-    run = shop.tool.run_of(shop.tool("train", shop.preset, "--init", "published", *words))
+    run = shop.tool.train(shop.preset, "--init", "published", *words)
     assert shop.tool("runs", "show", "zoo")["init"] == KEY
     assert shop.probas("zoo", "--checkpoint", "last", "--split", "dev_seen") != expected
     going_on = shop.tool("train", "--resume", "last", "--updates", "3")

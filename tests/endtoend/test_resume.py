@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -86,12 +89,12 @@ def test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights
     """14 rows are four batches; after updates 2 and 4, a validation is due as well, and 7 is the last."""
     preset = tool.preset("vilbert")
     words = ("--updates", "7", "--seed", "3", *SCHEDULE, f"training.num_workers={workers}")
-    whole = tool.run_of(tool("train", preset, "--name", "whole", *words))
+    whole = tool.train(preset, "--name", "whole", *words)
     faulty(*({"at": "stepped", "do": "stop", "update": update} for update in (2, 4, 7)))
     assert tool.code("train", preset, "--name", "parts", *words) == 130
     assert tool.code("train", "--resume", "parts") == 130
     assert tool.code("train", "--resume", "parts") == 130
-    parts = tool.run_of(tool("train", "--resume", "last"))
+    parts = tool.train("--resume", "last")
     assert starts(parts) == [0, 2, 4, 7]
     assert list(trained(parts)) == list(trained(whole)) == [1, 2, 3, 4, 5, 6, 7]
     for figure in ("lr", "loss", "epoch"):
@@ -103,3 +106,15 @@ def test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights
     assert of_parts.pop(7) == pytest.approx(of_whole.pop(7))
     assert of_parts == of_whole
     assert_same_weights(parts, whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the soak looks for processes in /proc, not on Windows")
+@pytest.mark.usefixtures("mmf")
+def test_the_soak_finds_that_a_training_interrupted_at_random_moments_loses_nothing() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "soak.py"
+    words = ("--interruptions", "2", "--updates", "150", "--seed", "5")
+    done = subprocess.run(
+        [sys.executable, str(script), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 interruptions, 150 updates" in done.stdout and "Lost: nothing." in done.stdout

@@ -72,7 +72,7 @@ def test_losses_are_bit_by_bit_those_of_mmf_alone(
     """14 rows, four a batch: the images are decoded in the first of 13 passes, and cached in the others."""
     monkeypatch.setenv("MMF_CACHE_DIR", str(tmp_path / "cache"))
     words = ("--updates", str(UPDATES), "--seed", "7", "training.log_interval=1")
-    run = tool.run_of(tool("train", tool.preset(name), *words))
+    run = tool.train(tool.preset(name), *words)
     theirs = mmf_alone(tool, run, tmp_path)
     kept = [path for path in (tmp_path / "cache" / "mmfw-images").rglob("*") if path.is_file()]
     assert len(kept) == (19 if name == "mmbt" else 0), "of train and dev_unseen"

@@ -41,7 +41,7 @@ def test_a_bert_that_is_here_lands_in_the_model_tensor_by_tensor_without_asking_
     with WebServer.serving() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         preset = tool.preset("bert", offline=False)
-        run = tool.run_of(tool("train", preset, "--updates", "1", "optimizer.params.lr=0.0"))
+        run = tool.train(preset, "--updates", "1", "optimizer.params.lr=0.0")
         tool("predict")
     assert not hub.asked
     groups = saved(run)["optimizer"]["param_groups"]
@@ -121,7 +121,7 @@ def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that
     annotations = "dataset_config.hateful_memes.annotations"
     word = f"{annotations}.train[0]=hateful_memes/defaults/annotations/dev_seen.jsonl"
     words = ("training.experiment_name=lr=high", word)
-    run = tool.run_of(tool("train", tool.preset("vilbert"), "--epochs", "1", *words))
+    run = tool.train(tool.preset("vilbert"), "--epochs", "1", *words)
     config = OmegaConf.load(run.checkpoints / "config.yaml")
     assert config.training.experiment_name == "lr=high"
     assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]

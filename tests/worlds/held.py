@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 _PATIENCE = 300.0
 
@@ -17,50 +16,32 @@ held = socket.create_connection(("127.0.0.1", int(port)))
 
 
 class Witness:
-    """Accepts the connections of processes that are to die.
+    """Accepts the connections of processes that are to die."""
 
-    Attributes:
-        port: where to connect to.
-    """
-
-    def __init__(self, server: socket.socket) -> None:
-        self._server = server
-        self._held: list[socket.socket] = []
+    def __init__(self, server: socket.socket, held: ExitStack) -> None:
         self.port = str(server.getsockname()[1])
+        self._server, self._stack = server, held
+        self._held: list[socket.socket] = []
 
     def accept(self, count: int = 1) -> None:
         """Wait until so many processes more have connected."""
         for _ in range(count):
-            connection, _ = self._server.accept()
-            connection.settimeout(_PATIENCE)
-            self._held.append(connection)
+            self._held.append(self._stack.enter_context(self._server.accept()[0]))
+            self._held[-1].settimeout(_PATIENCE)
 
     def all_dead(self) -> bool:
-        """Whether no accepted connection is held any more; waits for it to be so.
-
-        Raises:
-            TimeoutError: a process still holds its own.
-        """
+        """Whether no accepted connection is held any more; a TimeoutError where one is for too long."""
         for connection in self._held:
             # Windows resets the connections of a process that was killed.
-            with contextlib.suppress(ConnectionResetError):
+            with suppress(ConnectionResetError):
                 if connection.recv(1) != b"":
                     return False
         return bool(self._held)
-
-    def close(self) -> None:
-        """Close what was accepted."""
-        for connection in self._held:
-            connection.close()
 
 
 @contextmanager
 def witness() -> Iterator[Witness]:
     """A witness on a free port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as held:
         server.settimeout(_PATIENCE)
-        one = Witness(server)
-        try:
-            yield one
-        finally:
-            one.close()
+        yield Witness(server, held)

@@ -140,19 +140,11 @@ def _hang_in_c(*_: Any) -> None:
 
 
 _ACTIONS = {
-    "wait": _wait,
-    "connect": _connect,
-    "linger": _linger,
-    "cuda_oom": _cuda_oom,
-    "allocate": _allocate,
-    "memory_error": _memory_error,
-    "kill": _kill,
-    "nan": _nan,
-    "spoil": _spoil,
-    "truncate": _truncate,
-    "stop": _stop,
-    "hang": _hang,
-    "hang_in_c": _hang_in_c,
+    action.__name__[1:]: action
+    for action in (
+        *(_wait, _connect, _linger, _cuda_oom, _allocate, _memory_error, _kill, _nan, _spoil, _truncate),
+        *(_stop, _hang, _hang_in_c),
+    )
 }
 
 
@@ -218,7 +210,7 @@ class _FakeMeter:
         self._rows = rows
 
     def restart(self) -> None:
-        """Begin to measure."""
+        pass
 
     def peak(self) -> int:
         return 1000 + 100 * _state["rows"]
