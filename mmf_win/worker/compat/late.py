@@ -115,8 +115,8 @@ PATCHES = (
         edits=(
             Edit(
                 "torch._compile",
-                "import torch._dynamo\n\n",
-                'if "torch._dynamo" not in sys.modules: return fn(*args, **kwargs)\n'
+                "                import torch._dynamo\n\n",  # torch 2.1 has it elsewhere, less indented
+                '                if "torch._dynamo" not in sys.modules: return fn(*args, **kwargs)\n'
                 "                import torch._dynamo\n",
                 {"sys": sys},
             ),

@@ -86,7 +86,8 @@ def _unpickle_only_arrays(module: ModuleType) -> None:
             try:
                 return load(self, image_file_path)
             except (Refused, ValueError) as error:
-                raise type(error)(f"the record of {Path(image_file_path).stem}: {error}") from None
+                kind = Refused if isinstance(error, Refused) else ValueError  # some take more than a text
+                raise kind(f"the record of {Path(image_file_path).stem}: {error}") from None
 
     module.pickle, reader._load = SimpleNamespace(loads=loads), named  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Measures where the time of training goes: what its first updates wait for, or all of a short one::
+"""Measures where the time of training goes: what its first updates wait for, or all of a short one:
 
 warm-up │ measured │ traced │ the last update, a checkpoint, a validation
 """

@@ -14,7 +14,7 @@ import pytest
 
 from mmf_win.upstream.versions import ONLY_IN
 from mmf_win.worker import compat
-from mmf_win.worker.compat import mmf_models, omegaconf
+from mmf_win.worker.compat import late, mmf_models, omegaconf
 from mmf_win.worker.compat.__main__ import main as list_patches
 from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks
 
@@ -114,3 +114,9 @@ def test_a_model_is_a_bert_by_what_its_folder_holds_and_else_by_its_name_as_mmf_
 
 def test_a_url_is_no_text_link() -> None:
     assert omegaconf.follow("https://example.org/a.yaml") == "https://example.org/a.yaml"
+
+
+def test_a_torch_that_has_the_compilers_import_elsewhere_stays_as_it_is() -> None:
+    edit = late.PATCHES[0].edits[0]
+    of_torch_2_1 = "        def inner():\n            import torch._dynamo\n\n            return 1\n"
+    assert edit.old not in of_torch_2_1

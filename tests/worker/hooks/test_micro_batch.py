@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.worker.hooks.micro_batch import LargestFit  # noqa: E402
+from mmf_win.worker.hooks.micro_batch import LargestFit, meter_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -71,3 +71,7 @@ def test_the_largest_of_equal_parts_that_fit_is_found_in_three_updates(
 
 def test_there_is_nothing_to_look_for_in_a_batch_of_one() -> None:
     assert found(1, 500) == (1, 1)
+
+
+def test_a_cpu_has_no_limit_to_look_for() -> None:
+    assert meter_of(torch.device("cpu")) is None
