@@ -9,12 +9,15 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from mmf_win.errors import DamagedFeatures
 from mmf_win.upstream.versions import ONLY_IN
 from mmf_win.worker import compat
-from mmf_win.worker.compat import late, mmf_models, omegaconf
+from mmf_win.worker.compat import late, mmf_data, mmf_models, omegaconf
 from mmf_win.worker.compat.__main__ import main as list_patches
 from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, lacks
 
@@ -120,3 +123,17 @@ def test_a_torch_that_has_the_compilers_import_elsewhere_stays_as_it_is() -> Non
     edit = late.PATCHES[0].edits[0]
     of_torch_2_1 = "        def inner():\n            import torch._dynamo\n\n            return 1\n"
     assert edit.old not in of_torch_2_1
+
+
+def test_an_image_whose_name_is_no_text_is_told_of_as_the_features_record() -> None:
+    class Reader:
+        db_path = "features"
+
+        def _load(self, image_file_path: str) -> bytes:
+            return image_file_path.encode()
+
+    module: Any = ModuleType("readers")
+    module.LMDBFeatureReader = Reader
+    mmf_data._unpickle_only_arrays(module)
+    with pytest.raises(DamagedFeatures, match="features: damaged: the record of "):
+        Reader()._load("\udc80.npy")
