@@ -66,13 +66,18 @@ class HubModel(GivenModel):
         return _files_in(snapshot_of(self.source) or self.folder, weights=self.weights)
 
     def copies(self, mirror: Mirror) -> Sequence[Path]:
-        """The folders with a copy of it: below its name, or as in Hugging Face's home or cache."""
-        if mirror.path is None:
+        """The folders with a copy of it: of its name, or as in Hugging Face's home or cache.
+
+        The mirror is such a folder, or one above it.
+        """
+        if (place := mirror.path) is None:
             return []
-        cached = _folder_of(self.source).name
-        folders = [mirror.path / self.source.rpartition("/")[2], mirror.path / self.source]
-        for cache in (mirror.path, mirror.path / "hub"):
-            folders += (cache / cached / "snapshots").glob("*")
+        own, cached = self.source.rpartition("/")[2], _folder_of(self.source).name
+        folders = (
+            [place] if own == place.name or cached in place.parts else [place / own, place / self.source]
+        )
+        for above in (place, place / cached, place / "hub" / cached):
+            folders += (above / "snapshots").glob("*") if above.name == cached else ()
         return [each for each in folders if self._is_complete(_files_in(each, weights=self.weights))]
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:

@@ -22,7 +22,7 @@ class Mirror:
     """Another place to get files from than their own sources; without one, there is none.
 
     Attributes:
-        url: that of a folder.
+        url: that of a folder or a file.
         path: a folder or file on this machine.
         keep_archives: leave a downloaded archive where MMF would, to repair from it without a download.
         offline: take files from this machine only.
@@ -112,4 +112,6 @@ class Mirror:
 
     def _urls(self, names: Sequence[str], own: str | None) -> list[str]:
         there = [f"{self.url.rstrip('/')}/{name}" for name in names] if self.url else []
+        if self.url and self.url.rpartition("/")[2] in names:
+            there = [self.url]
         return [] if self.offline else [*there, *([own] if own else [])]

@@ -74,10 +74,11 @@ def test_a_wrong_file_on_the_usb_stick_is_named_and_not_used(
     assert data_of(zoo).read_bytes() == DATA
 
 
-def test_a_mirror_is_asked_first_and_the_source_itself_if_it_has_not_got_it(zoo: Zoo) -> None:
+@pytest.mark.parametrize("file", ["", "/features.tar.gz"])
+def test_a_mirror_is_asked_first_and_the_source_itself_if_it_has_not_got_it(zoo: Zoo, file: str) -> None:
     with WebServer.serving(features_tar_gz=features_archive()) as mirror:
-        fetch(zoo, zoo.features, zoo.fc7, source=mirror.url)
-        assert [asked.path for asked in mirror.gets] == ["/features.tar.gz", "/fc7.tar.gz"]
+        fetch(zoo, zoo.features, zoo.fc7, source=mirror.url + file)
+        assert [asked.path for asked in mirror.gets] == ["/features.tar.gz", f"{file}/fc7.tar.gz"]
     assert [asked.path for asked in zoo.server.gets] == ["/fc7.tar.gz"]
 
 
@@ -198,9 +199,12 @@ def read_only() -> Iterator[Callable[[Path], None]]:
     ("laid_out", "named"),
     [
         ("tiny", ""),
+        ("tiny", "tiny"),
         ("owner/tiny", ""),
         (SNAPSHOT, ""),
         (SNAPSHOT, "hub"),
+        (SNAPSHOT, "hub/models--owner--tiny"),
+        (SNAPSHOT, SNAPSHOT),
     ],
 )
 def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
