@@ -8,7 +8,7 @@ from typing import Any
 
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
-from mmf_win.errors import DamagedManifest, DatasetError, UsageError
+from mmf_win.errors import DamagedFeatures, DamagedManifest, DatasetError, UsageError
 from mmf_win.inputs.keys import BUILT_FROM, answer_of, without_features
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry, Manifest
@@ -47,7 +47,10 @@ def add_features(
     given = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with staging(lmdb.parent, wait=True) as here:
         _require_free(lmdb, force)
-        found = answer_of("build_features", str(here.new / lmdb.name), *given)
+        try:
+            found = answer_of("build_features", str(here.new / lmdb.name), *given)
+        except DamagedFeatures as error:
+            raise DatasetError(f"{lmdb}: it could not be built: {error}") from None
         data = here.new / lmdb.name / _DATA
         with Progress("Hashing", data.stat().st_size) as bar:
             entry = Entry(file_digest(data, progress=bar.advance).hex(), data.stat().st_size)

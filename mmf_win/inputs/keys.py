@@ -77,7 +77,7 @@ def answer_of(module: str, lmdb: str, *words: str) -> Any:
         try:
             found = read_json(output)
         except OSError:
-            raise DamagedFeatures(f"{lmdb}: damaged: not done to its end (exit code {code})") from None
+            raise DamagedFeatures(f"{lmdb}: not read or written to its end (exit code {code})") from None
     if "error" in found:
         raise getattr(errors, found["kind"])(found["error"], hint=found["hint"])
     return found["answer"]

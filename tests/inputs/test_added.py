@@ -164,6 +164,17 @@ added.add_features([folder], places.dataset.features / "detectron.lmdb", places,
 """
 
 
+def test_a_process_that_dies_while_it_builds_is_told_of(
+    user_dir: Path, lmdb: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = [sys.executable, "-c", "raise SystemExit(9)"]
+    monkeypatch.setattr("mmf_win.inputs.keys.module_command", lambda *_: died)
+    with pytest.raises(DatasetError, match=r"could not be built.*exit code 9") as raised:
+        add(npy.write_pairs(user_dir / "npy", ["00001"]))
+    assert str(raised.value).startswith(f"{lmdb}: ") and raised.value.hint is None
+    assert not lmdb.exists()
+
+
 @pytest.mark.parametrize("when", ["building", "built", "moving"])
 @pytest.mark.parametrize("there", [True, False])
 def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
