@@ -158,8 +158,9 @@ def test_rows_left_out_at_conversion_and_now_are_counted_together(
 def test_only_the_splits_that_are_read_count_and_a_prediction_needs_every_row(dataset: Dataset) -> None:
     dataset.features_without(dataset.rows("test")[1])
     dataset.check("train", "val")
-    with pytest.raises(DatasetError, match="test 1 of 2") as raised:
-        dataset.check("test", allow_missing=True)
+    for allowed in (False, True):
+        with pytest.raises(DatasetError, match="test 1 of 2") as raised:
+            dataset.check("test", allow_missing=allowed)
     assert "a prediction needs every row" in str(raised.value.hint)
 
 
