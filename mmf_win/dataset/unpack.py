@@ -136,8 +136,9 @@ def _unpack_annotations(
     own, images = read_tables(staged, tables, archive.path, sizes, taken)
     for split, listed in own.items():
         remove(staged[split])
-        write_annotations(staged[split].with_suffix(".jsonl"), listed)
-        rows[split] = read_rows(staged[split].with_suffix(".jsonl"))
+        path = staged[split].with_suffix(".jsonl")
+        write_annotations(path, listed)
+        rows[split] = read_rows(path, shown=f"{archive.path}: {tables[split]}")
     return {split: rows[split] for split in layout.annotations}, images
 
 

@@ -68,6 +68,17 @@ def test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_say
     assert "mmfw train" in mmfw.err
 
 
+def test_a_set_that_lacks_a_split_is_converted_as_the_hint_says(
+    user_dir: Path, data_dir: Path, mmfw: Mmfw
+) -> None:
+    files = {name: content for name, content in memes().items() if "dev_seen" not in name}
+    copy = hostile.plain_zip(user_dir / "copy.zip", files)
+    mmfw("convert", "--zip", copy, "--data-dir", data_dir, code=3)
+    assert "dev_seen" in mmfw.err and "--allow-missing" in mmfw.err
+    run(mmfw, copy, data_dir, "--allow-missing")
+    assert "dev_unseen" in mmfw.out and "dev_seen" not in mmfw.out
+
+
 def test_rows_that_are_left_out_stand_beside_the_full_number(
     user_dir: Path, data_dir: Path, mmfw: Mmfw
 ) -> None:

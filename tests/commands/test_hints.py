@@ -93,7 +93,7 @@ ELSEWHERE = {
     "cli: mmfw bug-report": "test_without_any_run_it_is_about_the_machine",
     "doctor/system: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
     "dataset/layout: --allow-missing": "test_memes_without_an_image_can_be_left_out",
-    "dataset/unpack: --allow-missing": "test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed",
+    "dataset/unpack: --allow-missing": "test_a_set_that_lacks_a_split_is_converted_as_the_hint_says",
     "commands/verify: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw features": "test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
+from mmf_win.dataset.annotations import LARGEST_ID, Row, read_rows, splits_on_disk
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import DatasetError
 from mmf_win.paths import Places
@@ -90,6 +90,18 @@ def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path
     assert [(row.id, row.own_id) for row in rows_of(places, "dev")] == [(13, "x"), (14, "8")]
     assert [(row.id, row.own_id) for row in rows_of(places, "test")] == [(13, "x")]
     assert result.shared_ids == {"dev & test": 1}, "one meme has one number"
+
+
+def test_ids_that_leave_no_room_for_those_of_other_rows_are_told_by_the_users_own_names(
+    user_dir: Path, places: Places
+) -> None:
+    names = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF"]
+    largest = own_set() | {"train.csv": table(names, id=[1, 2, LARGEST_ID], label=[1, 0, 1])}
+    source = lay_out(largest, user_dir / "mine")
+    with pytest.raises(DatasetError, match="at most") as caught:
+        convert(source, places)
+    assert str(caught.value).startswith((f"{source}: dev.csv", f"{source}: test.csv"))
+    assert tree(places.data_dir) == {}
 
 
 def test_csv_and_json_lines_may_be_mixed(user_dir: Path, places: Places) -> None:
