@@ -339,7 +339,8 @@ def _program(words: Sequence[str], shell: bool) -> Sequence[str]:
 
 def _last_words(log: Path) -> str:
     """The error in a log: its last line that says so, else its last line."""
-    with log.open("rb") as file:
+    text = ""
+    with suppress(OSError), log.open("rb") as file:  # the command may have removed it
         file.seek(max(0, log.stat().st_size - _TAIL))
         text = file.read().decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

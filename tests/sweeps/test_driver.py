@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -148,6 +149,32 @@ def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep) -> None
     said, _ = other.communicate(timeout=_PATIENCE)
     assert other.returncode == 0 and "4 success" in said
     assert (sweep.counts["begin"], sweep.counts["end"]) == (6, 4)
+
+
+def test_what_failed_goes_on_at_the_command_that_failed(sweep: Sweep) -> None:
+    fails = "import pathlib, sys; sys.exit(0 if pathlib.Path(sys.argv[1], 'luck').exists() else 'no luck')"
+    sweep.open()
+    unlucky = python(sweep.folder, fails, shlex.quote(sweep.folder.as_posix()))
+    sweep.write(2, gated(sweep.folder), unlucky)
+    code, said = sweep.run()
+    assert code == 7 and "c1: no luck" in said and "--failed" in said
+    assert set(sweep.states.values()) == {"failed"}
+    sweep.write(3, gated(sweep.folder), unlucky)
+    (sweep.folder / "luck").touch()
+    assert sweep.run("--failed")[0] == 0
+    assert sweep.counts["begin"] == 2, "neither a command that ended well nor a task that has not failed"
+    assert sweep.run("--force")[0] == 0
+    assert sweep.counts["begin"] == 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no file that is open")
+def test_a_command_that_removes_its_log_fails_by_its_exit_code(sweep: Sweep) -> None:
+    removes = (
+        "import pathlib, sys; [log.unlink() for log in pathlib.Path(sys.argv[1]).glob('log.*')]; sys.exit(3)"
+    )
+    sweep.write(1, python(sweep.folder, removes, "{_output}"))
+    code, said = sweep.run()
+    assert code == 7 and "c0: exit code 3" in said
 
 
 def test_only_the_chosen_commands_run_and_the_rest_later(sweep: Sweep) -> None:
