@@ -5,7 +5,7 @@
     <output>/
       sweep.yaml        what was asked for last; what of it has not begun has no folder
       optuna.sqlite     what Optuna knows of a search
-      optuna.lock       held while a driver makes the study or a trial, which Optuna does not keep apart
+      optuna.lock       held while a driver makes the study, or makes or ends a trial, which Optuna mixes up
       <task>/           named by its parameters
         param           YAML: its values, names and commands
         stat            YAML: command → running, finished, failed, stopped

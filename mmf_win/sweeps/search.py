@@ -108,7 +108,8 @@ class OptunaSearch:
                 trial.set_user_attr(_REPEATS, True)
                 ended = recorded(self._sweep.task(known[task.key].name))
                 if ended is not None and ended.key == task.key and ended.state in ("success", "pruned"):
-                    self.tell(replace(ended, trial=trial.number))
+                    value = objective(self._asked, self._sweep.task(ended.name))
+                    self._tell(trial.number, ended.state, value)
                 else:
                     self._tell(trial.number, "failed", None)
         return None  # there is hardly a combination left
@@ -136,9 +137,10 @@ class OptunaSearch:
 
     def tell(self, task: Task) -> None:
         """Learn how a task ended."""
-        trial = self._trial_with(task)
-        if trial is not None:
-            self._tell(trial.number, task.state, objective(self._asked, self._sweep.task(task.name)))
+        with locked(self._sweep.study_lock, math.inf):  # others may see it end, too
+            trial = self._trial_with(task)
+            if trial is not None:
+                self._tell(trial.number, task.state, objective(self._asked, self._sweep.task(task.name)))
 
     def _trial_with(self, task: Task) -> Any:
         """The trial of a task; None where it has none, or had it in a study that was lost."""

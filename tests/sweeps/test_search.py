@@ -13,7 +13,7 @@ from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
 from mmf_win.sweeps.table import objective
 from mmf_win.sweeps.task import Task, begun
-from tests.worlds.rivals import compete
+from tests.worlds.rivals import COUNT, compete, meet
 from tests.worlds.sweeping import ended, trained, yaml
 
 pytest.importorskip("optuna")
@@ -136,6 +136,24 @@ def test_drivers_that_begin_together_share_the_trials(sweep: SweepFolder) -> Non
     found = compete(_propose, sweep.path)
     assert len(found) == len(set(found)) == 9
     assert len({task.trial for task in begun(sweep)}) == 9
+
+
+def _tell_of_all(folder: Path) -> list[str]:
+    """Names of what a driver has seen end, at the same moment as others."""
+    sweep = SweepFolder(folder)
+    search, tasks = _search(sweep, _asked(_MANY)), begun(sweep)
+    for task in tasks:
+        meet()
+        search.tell(task)
+    return [task.name for task in tasks]
+
+
+def test_drivers_that_see_a_task_end_together_tell_of_it_once(sweep: SweepFolder) -> None:
+    search = _search(sweep, _asked(_MANY))
+    while (task := search.propose()) is not None:
+        ended(sweep, task)
+    assert len(compete(_tell_of_all, sweep.path)) == COUNT * 9
+    assert _search(sweep, _asked(_MANY)).unbegun() == []
 
 
 def test_without_its_study_a_search_begins_anew(sweep: SweepFolder) -> None:
