@@ -39,7 +39,6 @@ SMALLER = {
 # In a process of its own, as `mmfw demo` does it.
 _MAKE_SMALLER_DEMO = """
 import json, sys
-from functools import partial
 from pathlib import Path
 from mmf_win.demo import make, synthetic
 synthetic.SIZES = json.loads(sys.argv[2])

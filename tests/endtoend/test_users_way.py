@@ -22,6 +22,7 @@ from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import read_events
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
+from mmf_win.upstream.install import find_mmf
 from tests.worlds import tiny_mmf
 from tests.worlds.held import witness
 from tests.worlds.packages import ROOT, Packages, bare_environment, hide_all_but
@@ -54,12 +55,14 @@ sys.exit(f"the parent has imported {{heavy}}" if heavy else code)
 
 @pytest.fixture
 def installed(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The variables that make Python have the wheel, what that asks for, and nothing else."""
+    """The variables that make Python have the wheel, what that asks for, and MMF by ``mmfw setup``."""
     folder, environ = tmp_path_factory.mktemp("empty") / "среда", bare_environment() | _SECRETS | _ONE_THREAD
     hide_all_but(packages.wheel, folder, "train")
     environ["PYTHONPATH"] = str(folder)
     if sys.platform != "win32":
-        subprocess.run([folder / "bin" / "mmfw", "--version"], env=environ, cwd=folder, check=True)
+        environ["MMFW_HOME"] = str(folder.with_name("home"))
+        setup = [folder / "bin" / "mmfw", "setup", "--mmf", find_mmf().root]
+        subprocess.run(setup, env=environ, cwd=folder, check=True)
     return environ
 
 
