@@ -102,7 +102,8 @@ def _go(path: Path) -> dict[str, Any]:
     run = _run("train", "demo", "--seed", str(_SEED), *data, *save)
     _run("predict", run.id, *data, *save)
     csv = max(run.reports.glob("*.csv"))
-    scores = {name: saved_metrics.read(csv)[name] for name in ("auroc", "accuracy")}
+    metrics = saved_metrics.read(csv)
+    scores = {name: metrics[name] for name in ("auroc", "accuracy")}
     files = {"csv": str(csv), "report": str(csv.with_suffix(".html"))}
     return {**scores, **files, "run": run.id, "data_dir": data_dir, "save_dir": save_dir}
 

@@ -70,14 +70,14 @@ def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
     Raises:
         DatasetError: images are missing; it names the first of them with their lines.
     """
-    folder = table.parent.absolute()
+    folder = table.parent
     missing = [f"{meme.img} (line {meme.line})" for meme in memes if not (folder / meme.img).is_file()]
     if missing:
         raise DatasetError(
             f"{table}: {len(missing)} of {len(memes)} images are missing: {first_few(missing)}",
-            hint=f"relative paths begin at {folder}",
+            hint=f"relative paths begin at {folder.absolute()}",
         )
-    return [replace(meme, img=(folder / meme.img).as_posix()) for meme in memes]
+    return [replace(meme, img=(folder / meme.img).absolute().as_posix()) for meme in memes]
 
 
 def with_own_ids(memes: Sequence[Row]) -> list[Row]:
