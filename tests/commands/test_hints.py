@@ -20,7 +20,7 @@ from mmf_win.paths import Places
 from mmf_win.runs import outcomes
 from mmf_win.upstream.install import find_mmf
 from tests.worlds import hostile, tiny_mmf
-from tests.worlds.memes import PASSWORD, encrypted_zip, memes
+from tests.worlds.memes import PASSWORD, encrypted_zip, memes, without_images
 from tests.worlds.tools import Mmfw, typed
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +83,12 @@ FOLLOWED = {
     "dataset/convert: mmfw convert": Case(
         "repair dataset --source {dir}/memes.zip", 3, forget_origin, mended=True
     ),
+    "dataset/layout: --allow-missing": Case(
+        "convert --zip {dir}/lacking.zip --data-dir {dir}/new",
+        3,
+        lambda _, folder: hostile.plain_zip(folder / "lacking.zip", without_images(memes(), [1])),
+        option="--allow-missing",
+    ),
     "commands/convert: mmfw convert": Case("convert", 2),
     "commands/train: mmfw runs": Case("train", 2),
 }
@@ -92,7 +98,6 @@ ELSEWHERE = {
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw bug-report": "test_without_any_run_it_is_about_the_machine",
     "doctor/system: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
-    "dataset/layout: --allow-missing": "test_memes_without_an_image_can_be_left_out",
     "dataset/unpack: --allow-missing": "test_a_set_that_lacks_a_split_is_converted_as_the_hint_says",
     "commands/verify: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw repair": "test_the_command_that_verify_names_repairs_it",
