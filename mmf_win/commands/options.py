@@ -18,23 +18,23 @@ from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import Precision
-from mmf_win.runs import presets
-from mmf_win.runs.lookup import all_runs
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _names_and_ids(places: Places) -> list[str]:
-    """Those of readable and unreadable runs; the newest first."""
-    runs = all_runs(places.save_dir)
-    return [*(run.path.parent.name for run in runs), *(run.id for run in runs)]
+def _known(word: str, places: Places) -> Iterable[str]:
+    """What a word of :func:`completed_by` stands for; of runs also unreadable ones, the newest first."""
+    # Imported when the shell asks: no other command needs all of them.
+    if word == "PRESET":
+        from mmf_win.runs import presets
 
+        return presets.names()
+    if word == "RUN":
+        from mmf_win.runs.lookup import all_runs
 
-_LISTS: dict[str, Callable[[Places], Iterable[str]]] = {
-    "PRESET": lambda _places: presets.names(),
-    "RUN": _names_and_ids,
-    "SPLIT": lambda places: splits_on_disk(places.dataset),
-}
+        runs = all_runs(places.save_dir)
+        return [*(run.path.parent.name for run in runs), *(run.id for run in runs)]
+    return splits_on_disk(places.dataset) if word == "SPLIT" else [word]
 
 
 def completed_by(*words: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
@@ -50,7 +50,7 @@ def completed_by(*words: str) -> Callable[[click.Context, click.Parameter, str],
         known: dict[str, None] = {}
         for word in words:
             with suppress(OSError):  # a message would stand in the middle of the command
-                known.update(dict.fromkeys(_LISTS[word](places) if word in _LISTS else [word]))
+                known.update(dict.fromkeys(_known(word, places)))
         found = [CompletionItem(word) for word in known if word.startswith(begun)]
         return found or [CompletionItem(begun, type="file")]
 
