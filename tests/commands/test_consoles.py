@@ -35,10 +35,7 @@ def test_nothing_is_too_foreign_for_a_console(
     if encoding is None:
         environ.pop("PYTHONIOENCODING", None)
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(missing)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=environ,
+        [sys.executable, "-c", CODE, str(missing)], stdin=subprocess.DEVNULL, capture_output=True, env=environ
     )
     encoding = encoding or "utf-8"
     output, error = (said.decode(encoding).replace("\r\n", "\n") for said in (done.stdout, done.stderr))

@@ -48,10 +48,7 @@ def test_each_thing_names_what_it_was_verified_against(world: Places, mmfw: Mmfw
             "region features": ("intact", "the archive features.tar.gz"),
             "models/visual_bert": ("intact", "the archive visual_bert.tar.gz"),
             RUN: ("intact", "the checksums that torch wrote"),
-            f"MMF {find_mmf().version}": (
-                "intact",
-                f"the published archive {of_mmf}",
-            ),
+            f"MMF {find_mmf().version}": ("intact", f"the published archive {of_mmf}"),
         }
 
 

@@ -73,9 +73,7 @@ def test_a_missing_file_is_named() -> None:
         presets.load("nowhere.yaml")
 
 
-def test_a_configuration_of_mmfs_own_is_named_by_the_lines_that_the_hint_says(
-    tmp_path: Path,
-) -> None:
+def test_a_configuration_of_mmfs_own_is_named_by_the_lines_that_the_hint_says(tmp_path: Path) -> None:
     config = write(tmp_path / "of mmf.yaml", "includes: []\nmodel_config: {mmbt: {}}\n")
     with pytest.raises(UsageError) as caught:
         presets.load(str(config))

@@ -24,10 +24,7 @@ def test_a_file_is_a_first_document_and_choices() -> None:
     )
     assert asked.template == {"train": "echo {lr}", "test": "echo"}
     assert asked.resource == ("0", "1,2", "cpu")
-    assert asked.choices == (
-        Choice({"lr": [1, 2], "flag": [True]}, "both", ("test",)),
-        Choice({"lr": [3]}),
-    )
+    assert asked.choices == (Choice({"lr": [1, 2], "flag": [True]}, "both", ("test",)), Choice({"lr": [3]}))
 
 
 WRONG = {

@@ -17,16 +17,7 @@ from mmf_win.errors import MmfError, UsageError
 from mmf_win.files import free_space
 from mmf_win.locking import locked
 from mmf_win.upstream.download import download, remote_size
-from tests.worlds.web import (
-    Fault,
-    WebServer,
-    another_part,
-    answers,
-    breaks_off,
-    login_page,
-    promises,
-    stalls,
-)
+from tests.worlds.web import Fault, WebServer, another_part, answers, breaks_off, login_page, promises, stalls
 
 CONTENT = os.urandom(300_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -36,8 +36,7 @@ from tests.worlds.web import Fault, WebServer, answers
 
 ARCHIVE = tar_gz(TREE)
 no_pip = pytest.mark.skipif(
-    is_wine() and importlib.util.find_spec("pip") is None,
-    reason="this Windows Python has no pip",
+    is_wine() and importlib.util.find_spec("pip") is None, reason="this Windows Python has no pip"
 )
 
 
