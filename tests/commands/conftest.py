@@ -21,8 +21,6 @@ from tests.worlds.mmf_sources import tar_gz as mmf_archive
 from tests.worlds.torch_files import checkpoint
 from tests.worlds.web import WebServer
 
-LONG_AGO = 1_600_000_000
-
 
 @pytest.fixture
 def empty(home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
@@ -42,20 +40,14 @@ def world(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     weights = user_dir / "visual_bert.tar.gz"
     weights.write_bytes(tar_gz({"model.pth": b"weights " * 1000}))
     extract_verified(weights, empty.data_dir / "models" / "visual_bert")
-    make_run(empty)
+    run = Run(empty.save_dir / "mmbt_grid" / "2026-01-01T00-00-00")
+    checkpoint(run.checkpoints / "best.ckpt", 10)
+    checkpoint(run.checkpoints / "current.ckpt", 20)
+    run.request_file.write_text("{}", encoding="utf-8")
     with WebServer.serving(mmf_tar_gz=mmf_archive(TREE)) as server:
         source = github(server.url)
         install(source)
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))
         for file in user_dir.rglob("*"):
-            os.utime(file, (LONG_AGO, LONG_AGO))
+            os.utime(file, (1_600_000_000, 1_600_000_000))
         yield empty
-
-
-def make_run(places: Places) -> Run:
-    """A run with two checkpoints."""
-    run = Run(places.save_dir / "mmbt_grid" / "2026-01-01T00-00-00")
-    checkpoint(run.checkpoints / "best.ckpt", 10)
-    checkpoint(run.checkpoints / "current.ckpt", 20)
-    run.request_file.write_text("{}", encoding="utf-8")
-    return run

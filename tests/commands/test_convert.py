@@ -12,20 +12,15 @@ from pathlib import Path
 import click
 import pytest
 
-from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.paths import Places
 from tests.worlds import hostile
-from tests.worlds.memes import image, lay_out, memes, without_images
+from tests.worlds.memes import PASSWORD, encrypted_zip, image, lay_out, memes, without_images
 from tests.worlds.tools import Mmfw, typed
-
-PASSWORD = "пароль 密码"
 
 
 @pytest.fixture
 def archive(user_dir: Path) -> Path:
-    path = user_dir / "hateful memes 恶意.zip"
-    write_encrypted_zip(path, memes(), PASSWORD)
-    return path
+    return encrypted_zip(user_dir / "hateful memes 恶意.zip", memes())
 
 
 @pytest.fixture
@@ -33,8 +28,8 @@ def data_dir(user_dir: Path) -> Path:
     return user_dir / "data dir"
 
 
-def run(mmfw: Mmfw, archive: Path, data_dir: Path, *options: str, code: int = 0) -> None:
-    mmfw("convert", archive, "--data-dir", data_dir, *options, code=code)
+def run(mmfw: Mmfw, archive: Path, data_dir: Path, *options: str, code: int = 0) -> str:
+    return mmfw("convert", archive, "--data-dir", data_dir, *options, code=code)
 
 
 def test_a_table_of_splits_and_what_to_do_next_or_json_for_scripts(
@@ -45,8 +40,7 @@ def test_a_table_of_splits_and_what_to_do_next_or_json_for_scripts(
     assert "mmfw train" in mmfw.err
     assert "SHA-256" in mmfw.err  # nobody has published this archive
     assert PASSWORD not in mmfw.out + mmfw.err
-    run(mmfw, archive, data_dir, "--json")
-    again = json.loads(mmfw.out)
+    again = json.loads(run(mmfw, archive, data_dir, "--json"))
     counts = {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": [], "own": False}
     assert again["splits"]["train"] == counts and again["already_done"]
     assert again["target"] == str(Places.resolve(data_dir).dataset.root)
@@ -87,8 +81,7 @@ def test_rows_that_are_left_out_stand_beside_the_full_number(
     lines = {words[0]: words[1:] for line in mmfw.out.splitlines() if (words := line.split())}
     assert lines["test_unseen"] == ["1", "of", "3", "0", "1", "2"]
     assert lines["test_seen"] == ["2", "1", "1", "0"]
-    run(mmfw, copy, data_dir, "--json")
-    summary = json.loads(mmfw.out)["splits"]["test_unseen"]
+    summary = json.loads(run(mmfw, copy, data_dir, "--json"))["splits"]["test_unseen"]
     assert (summary["rows"], summary["missing"], summary["missing_ids"]) == (1, 2, ["14", "15"])
 
 
@@ -139,8 +132,7 @@ def test_what_makes_no_sense_is_a_mistake(
 
 @pytest.mark.skipif(sys.platform != "win32", reason="drives are a matter of Windows")
 def test_a_drive_that_does_not_exist(archive: Path, mmfw: Mmfw) -> None:
-    run(mmfw, archive, Path("Q:\\data"), "--password", PASSWORD, code=2)
-    assert "no drive Q:" in mmfw.err
+    assert "no drive Q:" in run(mmfw, archive, Path("Q:\\data"), "--password", PASSWORD, code=2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="such names exist on Linux only, not on Windows or macOS")

@@ -14,7 +14,8 @@ from mmf_win.console import shell_line
 from mmf_win.doctor import survey
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import find_mmf, install, use_checkout
-from tests.worlds.mmf_sources import TREE, VERSION, github, tar_gz
+from tests.worlds.memes import lay_out
+from tests.worlds.mmf_sources import TREE, VERSION, checkout, github, tar_gz
 from tests.worlds.tools import Mmfw
 from tests.worlds.web import WebServer
 
@@ -80,10 +81,8 @@ def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
 def test_a_missing_dataset_is_repaired_by_convert(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
     data = user_dir / "data"
     assert any("mmfw convert" in hint for hint in _hints(mmfw.json("doctor", "--data-dir", data)))
-    dataset = data / "datasets/hateful_memes/defaults"
-    for path in ("annotations/train.jsonl", "annotations/dev.jsonl", "images/img/1.png", "images/img/2.png"):
-        (dataset / path).parent.mkdir(parents=True, exist_ok=True)
-        (dataset / path).touch()
+    names = ("annotations/train.jsonl", "annotations/dev.jsonl", "images/img/1.png", "images/img/2.png")
+    dataset = lay_out(dict.fromkeys(names, b""), data / "datasets/hateful_memes/defaults")
     (dataset / "features/detectron.lmdb").mkdir(parents=True)
     found = mmfw.json("doctor", "--data-dir", data)
     assert found["dataset"] == {"splits": ["dev", "train"], "images": 2, "features": True}
@@ -98,10 +97,7 @@ def test_little_space_is_said_with_a_fake_disk(
 
 
 def test_people_read_the_same_as_scripts(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
-    for path in ("mmf/version.py", "mmf_cli/run.py"):
-        (user_dir / path).parent.mkdir()
-        (user_dir / path).write_bytes(TREE[path].content)
-    use_checkout(user_dir)
+    use_checkout(checkout(user_dir / "my mmf"))
     assert f"MMF {VERSION} (path): not verified" in mmfw("doctor")
     assert sys.version.split()[0] in mmfw.out
     assert str(home) in mmfw.out

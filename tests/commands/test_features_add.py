@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -21,25 +20,22 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def data(user_dir: Path) -> Path:
     """MMF's data folder with a dataset of which nobody has features."""
-    data = user_dir / "data dir"
-    annotations = {
-        name: content for name, content in memes(top="", litter=False).items() if name.endswith(".jsonl")
-    }
-    lay_out(annotations, Places.resolve(data).dataset.annotations)
-    return data
+    files = memes(top="", litter=False).items()
+    annotations = {name: content for name, content in files if name.endswith(".jsonl")}
+    lay_out(annotations, Places.resolve(user_dir / "data dir").dataset.annotations)
+    return user_dir / "data dir"
 
 
 def test_features_are_put_where_mmf_looks(user_dir: Path, data: Path, mmfw: Mmfw) -> None:
     folder = npy.write_pairs(user_dir / "извлечено 特征", [f"{n:05}" for n in range(1, 7)])
-    words = ["features", "add", str(folder), "--data-dir", str(data), "--json"]
-    mmfw(*words)
-    found = json.loads(mmfw.out)
+    words = ("features", "add", folder, "--data-dir", data)
+    found = mmfw.json(*words)
     lmdb = Places.resolve(data).dataset.features / "detectron.lmdb"
     assert (found["lmdb"], found["images"]) == (str(lmdb), 6)
     assert found["splits"]["train"] == {"rows": 6, "with_features": 6}
     assert found["splits"]["dev_seen"] == {"rows": 3, "with_features": 0}
-    assert "--force" in mmfw(*words[:-1], code=3)
-    mmfw(*words[:-1], "--force")
+    assert "--force" in mmfw(*words, code=3)
+    mmfw(*words, "--force")
     assert [line.split() for line in mmfw.out.splitlines()][1] == ["train", "6", "6"]
     assert f"6 images: {lmdb}" in mmfw.err
 

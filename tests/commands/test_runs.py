@@ -1,4 +1,4 @@
-"""``mmfw runs``: listed, shown, compared and removed."""
+"""``mmfw runs``: listed, shown with their checkpoints, compared and removed, damaged ones too."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ import io
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 import mmf_win.runs
+from mmf_win.console import size
 from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.files import write_json
+from mmf_win.files import share, write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import EventLog, Exit
 from mmf_win.runs.folder import Run
+from tests.worlds import hostile
+from tests.worlds.damaged_runs import DamagedRuns
 from tests.worlds.memes import SLOTS
 from tests.worlds.requests import request
 from tests.worlds.tools import Mmfw, typed
+from tests.worlds.torch_files import checkpoint, laid_out_as_by_torch
 
 
 def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
@@ -273,3 +279,81 @@ def test_a_notebook_gets_a_table(save: Path, tmp_path: Path) -> None:
     assert list(table["preset"]) == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
     assert str(table["started"].dt.tz) == "UTC"
     assert list(mmf_win.runs.frame(tmp_path / "nowhere").columns) == list(table.columns)
+
+
+@pytest.fixture
+def run(user_dir: Path) -> Run:
+    """A run that was best at update 4 and came to update 6, whose last checkpoint has two names."""
+    run = make(user_dir, "a/2026-01-01T00-00-00")
+    log = EventLog(run.events, "1")
+    for update, auroc in ((4, 0.8), (6, 0.6)):
+        log.write("val", update=update, metrics={"hateful_memes/roc_auc": auroc})
+    log.write("val", update=6, metrics={"hateful_memes/roc_auc": 0.8}, final=True)
+    checkpoint(run.checkpoints / "best.ckpt", 4)
+    last = checkpoint(run.checkpoints / "models" / "model_6.ckpt", 6, epoch=2)
+    share(last, run.checkpoints / "current.ckpt")
+    laid_out_as_by_torch(run.checkpoints / "mmbt_final.pth", {"weight": None})
+    return run
+
+
+def verified(mmfw: Mmfw, run: Run) -> dict[str, Any]:
+    """What a script is told of each checkpoint; then ``mmfw`` has what people are told."""
+    words = ("runs", "show", run.path.parent.name, "--verify", "--save-dir", run.path.parents[1])
+    found = mmfw.json(*words)
+    mmfw(*words)
+    return {entry["name"]: entry for entry in found["checkpoints"]}
+
+
+def test_each_checkpoint_is_told_with_what_is_in_it(mmfw: Mmfw, run: Run) -> None:
+    found = verified(mmfw, run)
+    assert list(found) == ["best.ckpt", "current.ckpt", "models/model_6.ckpt", "mmbt_final.pth"]
+    figures = {name: [c["update"], c["epoch"], c["auroc"]] for name, c in found.items()}
+    assert figures["best.ckpt"] == [4, 1, 0.8]
+    assert figures["current.ckpt"] == figures["models/model_6.ckpt"] == [6, 2, 0.6]
+    assert figures["mmbt_final.pth"] == [None, None, None], "it holds weights alone"
+    assert all(found[name]["problem"] is None for name in figures)
+    assert found["best.ckpt"]["written"] == (run.checkpoints / "best.ckpt").stat().st_mtime
+    *_, header, best, _, _, _ = mmfw.out.splitlines()
+    assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
+    assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
+    assert "on disk" in mmfw.err and "what is intact" not in mmfw.err
+
+
+def test_bytes_with_two_names_are_counted_once(mmfw: Mmfw, run: Run) -> None:
+    found = verified(mmfw, run)
+    assert found["current.ckpt"]["same_as"] == ["models/model_6.ckpt"]
+    assert found["best.ckpt"]["same_as"] == []
+    names = ("best.ckpt", "current.ckpt", "mmbt_final.pth")
+    total = sum((run.checkpoints / name).stat().st_size for name in names)
+    assert f"{size(total)} on disk" in mmfw.err
+
+
+def test_a_damaged_one_is_shown_with_the_reason(mmfw: Mmfw, run: Run) -> None:
+    best = run.checkpoints / "best.ckpt"
+    hostile.flip_byte(best, best.stat().st_size // 2)
+    found = verified(mmfw, run)
+    assert found["best.ckpt"]["problem"] == "it is damaged at model/data/0"
+    assert found["current.ckpt"]["problem"] is None
+    assert next(line for line in mmfw.out.splitlines() if line.startswith("best.ckpt")).endswith("damaged")
+    assert "best.ckpt: it is damaged at model/data/0" in mmfw.err
+    assert "mmfw predict a/2026-01-01T00-00-00 --save-dir" in mmfw.err, "it is at its end"
+    later = make(run.path.parents[1], "b/2026-01-02T00-00-00")
+    (later.checkpoints / "best.ckpt").write_bytes(b"cut off")
+    verified(mmfw, later)
+    assert "what is intact" not in mmfw.err, "nothing is"
+
+
+def test_a_run_without_checkpoints_is_no_error(mmfw: Mmfw, user_dir: Path) -> None:
+    assert verified(mmfw, make(user_dir, "b/2026-01-02T00-00-00")) == {}
+    assert "has no checkpoint yet" in mmfw.err
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_damaged_file_of_a_run_is_one_clear_error_of_each_command(user_dir: Path, part: int) -> None:
+    """``python scripts/fuzz.py runs`` tries more of them."""
+    world, can_report = DamagedRuns(user_dir), all(map(find_spec, ("jinja2", "matplotlib", "PIL", "numpy")))
+    wrong: list[str] = []
+    for seed in range(part, 40, 4):
+        found = world.wrong(Random(seed), reports=can_report and seed % 3 == part % 3)
+        wrong += [f"seed {seed}, {line}" for line in found]
+    assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:20])

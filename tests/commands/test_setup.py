@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import locked
 from mmf_win.upstream import install, sources
+from tests.worlds import mmf_sources
 from tests.worlds.mmf_sources import TREE, VERSION, github, tar_gz
 from tests.worlds.tools import Mmfw
 from tests.worlds.web import WebServer
@@ -19,11 +19,7 @@ from tests.worlds.web import WebServer
 
 @pytest.fixture
 def checkout(user_dir: Path) -> Path:
-    root = user_dir / "my mmf"
-    for path, file in TREE.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(file.content)
-    return root
+    return mmf_sources.checkout(user_dir / "my mmf")
 
 
 def test_a_checkout_is_taken_and_stays_without_another_choice(home: Path, checkout: Path, mmfw: Mmfw) -> None:
@@ -55,17 +51,10 @@ def test_without_a_choice_a_broken_copy_is_mended(
 def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
     folder = home / "mmf"
     folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "mmf_win", "setup", "--mmf", str(checkout)]
-    utf8 = {**os.environ, "PYTHONUTF8": "1"}
+    command = [sys.executable, "-X", "utf8", "-m", "mmf_win", "setup", "--mmf", str(checkout)]
+    closed = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     with locked(folder / LOCK):
-        second = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=utf8,
-            encoding="utf-8",
-        )
+        second = subprocess.Popen(command, **closed, stderr=subprocess.PIPE, encoding="utf-8")
         assert second.stderr is not None
         said = second.stderr.readline()
         assert "waiting for it" in said and str(folder) in said

@@ -55,10 +55,10 @@ def test_each_thing_names_what_it_was_verified_against(world: Places, mmfw: Mmfw
 def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: Places, mmfw: Mmfw) -> None:
     hostile.flip_byte(world.dataset.images / "img/00003.png", 100)
     hostile.cut(world.dataset.features / "detectron.lmdb/data.mdb")
-    (world.data_dir / "models/visual_bert/model.pth").unlink()
+    model = world.data_dir / "models/visual_bert/model.pth"
+    model.unlink()
     hostile.cut(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
     (find_mmf().root / "mmf.txt").unlink()
-    model = world.data_dir / "models/visual_bert/model.pth"
     found = verified(mmfw, code=3)
     assert {what: finding["problems"] for what, finding in found.items()} == {
         "dataset": ["changed: images/img/00003.png (other content)"],
@@ -119,11 +119,8 @@ def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
     lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
     found = verified(mmfw)
-    assert states(found) == {
-        "dataset": "not verified",
-        "models/mine": "recorded",
-        "MMF 1.0.0rc12": "not verified",
-    }
+    of_mmf = {"MMF 1.0.0rc12": "not verified"}
+    assert states(found) == {"dataset": "not verified", "models/mine": "recorded", **of_mmf}
     assert found["models/mine"]["against"] == "its first reading"
 
 
@@ -173,10 +170,7 @@ def test_a_read_only_dataset_is_verified(empty: Places, small_disk: Path, user_d
 def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(empty: Places, mmfw: Mmfw) -> None:
     """Also what lies in another data folder, which is no matter of this one."""
     files = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"weights"}
-    berts = [
-        lay_out(files, empty.data_dir / "bert"),
-        lay_out(files, empty.data_dir.parent / "other" / "bert"),
-    ]
+    berts = [lay_out(files, folder / "bert") for folder in (empty.data_dir, empty.data_dir.parent / "other")]
     for bert in berts:
         (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)
         assert GivenModel("BERT", bert, empty).verify().state == "recorded"
@@ -189,10 +183,7 @@ def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(empty: Places, 
 def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
     empty: Places, user_dir: Path, mmfw: Mmfw
 ) -> None:
-    folder = user_dir / "my-bert"
-    folder.mkdir()
-    for name in ("config.json", "vocab.txt"):
-        (folder / name).write_text("{}", encoding="utf-8")
+    folder = lay_out({"config.json": b"{}", "vocab.txt": b"{}"}, user_dir / "my-bert")
     assert model(str(folder), empty, weights=False).verify().state == "recorded"
     mmfw("verify", "features")
     (folder / "vocab.txt").unlink()

@@ -30,6 +30,7 @@ from mmf_win.upstream.install import (
     use_checkout,
 )
 from mmf_win.upstream.sources import MmfSource
+from tests.worlds import mmf_sources
 from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, github, pypi, tar_gz
 from tests.worlds.tools import is_wine
 from tests.worlds.web import Fault, WebServer, answers
@@ -180,14 +181,11 @@ class TestGithub:
             assert server.asked == []
         assert "MMFW_HOME" in (raised.value.hint or "")
 
-    def test_a_killed_setup_leaves_nothing_that_is_believed(
-        self, home: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_killed_setup_leaves_nothing_that_is_believed(self, home: Path) -> None:
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
             # Dies at the worst time: all is fetched, nothing is verified.
             script = (
-                "import os, dataclasses\n"
-                "from mmf_win.upstream.install import install\n"
+                "import os, dataclasses\nfrom mmf_win.upstream.install import install\n"
                 "from tests.worlds.mmf_sources import github\n"
                 "class Dying(type(github(''))):\n"
                 "    def fetch(self, here): super().fetch(here); os._exit(9)\n"
@@ -290,11 +288,7 @@ def test_a_python_without_pip_is_told_what_to_do(home: Path, monkeypatch: pytest
 class TestCheckout:
     @pytest.fixture
     def checkout(self, user_dir: Path) -> Path:
-        root = user_dir / "my mmf"
-        for path, file in TREE.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_bytes(file.content)
-        return root
+        return mmf_sources.checkout(user_dir / "my mmf")
 
     def test_it_is_remembered_where_it_is_and_may_be_edited(
         self, home: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
@@ -323,9 +317,7 @@ class TestCheckout:
 def test_an_mmf_of_the_environment_is_found_without_being_imported(
     home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in ("mmf/version.py", "mmf_cli/run.py"):
-        (user_dir / path).parent.mkdir()
-        (user_dir / path).write_bytes(TREE[path].content)
+    mmf_sources.checkout(user_dir)
     (user_dir / "mmf/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
     assert find_mmf() == Installed(user_dir, VERSION, "environment")

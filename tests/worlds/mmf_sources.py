@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mmf_win.upstream.sources import GithubArchive, PypiWheel
+from tests.worlds.memes import lay_out
 
 VERSION = "9.9.0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -60,6 +61,11 @@ def tar_gz(files: Mapping[str, File], top: str = f"mmf-{COMMIT}") -> bytes:
     return buffer.getvalue()
 
 
+def checkout(root: Path) -> Path:
+    """The tiny MMF in a folder of the user's own."""
+    return lay_out({path: file.content for path, file in TREE.items()}, root)
+
+
 def github(url: str, tree: str = TREE_ID) -> GithubArchive:
     """The tiny MMF on a server."""
     return GithubArchive(version=VERSION, commit=COMMIT, tree=tree, url=f"{url}/mmf.tar.gz")
@@ -86,13 +92,11 @@ def _urlsafe(content: bytes) -> str:
 
 def bare_mmf(root: Path, version: str = "1.0.0rc10", more: str = "") -> Path:
     """An MMF that has but its version and its defaults, with ``more`` of them as YAML; return its folder."""
-    configs = root / "mmf" / "configs"
     folders = "  cache_dir: c\n  data_dir: d\n  save_dir: s\n  report_dir: r\n"
-    for path, text in {
-        configs / "defaults.yaml": "env:\n  user_dir: ${env:MMF_USER_DIR,}\n" + folders + more,
-        configs / "datasets" / "hateful_memes" / "defaults.yaml": "{dataset_config: {hateful_memes: {}}}",
-        root / "mmf" / "version.py": f'__version__ = "{version}"\n',
-    }.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    texts = {
+        "configs/defaults.yaml": "env:\n  user_dir: ${env:MMF_USER_DIR,}\n" + folders + more,
+        "configs/datasets/hateful_memes/defaults.yaml": "{dataset_config: {hateful_memes: {}}}",
+        "version.py": f'__version__ = "{version}"\n',
+    }
+    lay_out({f"mmf/{path}": text.encode() for path, text in texts.items()}, root)
     return root
