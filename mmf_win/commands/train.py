@@ -103,8 +103,7 @@ Examples:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check what the training would read, print its settings, and leave nothing but the hashes of files "
-    "that were read for the first time.",
+    help="Check what the training would read and print its settings; leave nothing but caches.",
 )
 @click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
 @options.stop_timeout

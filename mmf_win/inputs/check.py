@@ -69,6 +69,7 @@ def check(
     slots: Sequence[str],
     allow_missing: bool = False,
     offline: bool = False,
+    record: bool = True,
     hint_words: Sequence[str] = (),
 ) -> Inputs:
     """Make sure that everything a run reads is there and intact.
@@ -80,6 +81,7 @@ def check(
         slots: which of ``train``, ``val`` and ``test`` it reads.
         allow_missing: leave out the rows whose features or images are missing; who predicts needs every row.
         offline: nothing can be downloaded.
+        record: write the hashes of files that have none yet.
         hint_words: the preset and the overrides that make the run read these files.
 
     Raises:
@@ -90,7 +92,7 @@ def check(
     _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)
     inputs = inputs_of(root, places, config, slots)
-    findings = {each: each.verify() for each in inputs}
+    findings = {each: each.verify(record=record) for each in inputs}
     models = [each for each in inputs if findings[each].state == "missing" and each.is_fetched_for_runs]
     typed = [*hint_words, *data_option(places.data_dir)]
     _require_intact([(each, findings[each]) for each in inputs if each not in models], hint_words, typed)

@@ -68,13 +68,12 @@ class Input:
         verified = last_check(known)
         return finding if verified is None else self._intact(finding, files, known, verified)
 
-    def verify(self, *, full: bool = False) -> Finding:
+    def verify(self, *, full: bool = False, record: bool = True) -> Finding:
         """Verify the files, reading those that were touched since they were read last.
-
-        Where there is no list of their hashes, they get one once they were read to their end.
 
         Args:
             full: read every file.
+            record: where there is no list of their hashes, write one once they were read to their end.
 
         Raises:
             HostileFeatures: MMF would run code that is in one.
@@ -83,7 +82,7 @@ class Input:
         if finding.state != "not verified":
             return finding
         try:
-            hashes, wrong = self._compare(files, hashes, full)
+            hashes, wrong = self._compare(files, hashes, full, record)
         except HostileFeatures:  # to write them again from the same archive would not help
             raise
         except DataError as error:
@@ -139,11 +138,11 @@ class Input:
         return "the hash in its name" if all(map(hash_in_name, files)) else FIRST_READING
 
     def _compare(
-        self, files: Sequence[Path], hashes: Manifest | None, full: bool
+        self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
     ) -> tuple[Manifest | None, list[Difference]]:
-        """The list of hashes, which has all files now, or None if it cannot be written; what is wrong."""
+        """The list of hashes, which has all files now, or None if it is not written; what is wrong."""
         ledger = hashes or read_ledger(self.places.cache_dir)
-        return compare(files, ledger, full=full, title=f"Verifying {self.title}")
+        return compare(files, ledger, full=full, record=record, title=f"Verifying {self.title}")
 
     def published(self) -> tuple[str | None, str | None]:
         """Where they are published, and the SHA-256 of what is there, as far as that is known."""

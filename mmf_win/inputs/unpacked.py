@@ -51,10 +51,10 @@ class Unpacked(Input):
         found = (path for pattern in _CHECKPOINTS for path in self.folder.glob(pattern))
         return super().files() if self.names else sorted(found)
 
-    def verify(self, *, full: bool = False) -> Finding:
+    def verify(self, *, full: bool = False, record: bool = True) -> Finding:
         """Verify them, and tell MMF of what is intact; it downloads it again otherwise."""
-        finding = super().verify(full=full)
-        if self.entry and finding.is_usable:
+        finding = super().verify(full=full, record=record)
+        if record and self.entry and finding.is_usable:
             with suppress(OSError):  # of a folder that is read-only
                 mark_built(self.entry.marker, self.entry.version)
         return finding
@@ -72,11 +72,13 @@ class Unpacked(Input):
         return hashes.verified_against
 
     def _compare(
-        self, files: Sequence[Path], hashes: Manifest | None, full: bool
+        self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
     ) -> tuple[Manifest | None, list[Difference]]:
         names = [path.relative_to(self.folder).as_posix() for path in files]
         if hashes is None or only(files, hashes) is None:
             self._require_acceptable(files)
+            if not record:
+                return None, []
             try:
                 listed = {*names, *(hashes.files if hashes else ())}
                 return record_hashes(self.folder, listed, title=f"Recording {self.title}"), []
@@ -227,9 +229,9 @@ class RegionFeatures(Unpacked):
         return self.files()[0].parent
 
     def _compare(
-        self, files: Sequence[Path], hashes: Manifest | None, full: bool
+        self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
     ) -> tuple[Manifest | None, list[Difference]]:
-        found = super()._compare(files, hashes, full)
+        found = super()._compare(files, hashes, full, record)
         if full and hashes and not found[1]:
             with suppress(DamagedFeatures):  # it came so: a run says what is wrong with it
                 image_keys(self.lmdb(), walk=True)  # a hash does not tell what MMF would run

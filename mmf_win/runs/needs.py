@@ -110,6 +110,7 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
         slots=("train", "val"),
         allow_missing=ours.allow_missing,
         offline=request.offline or job.once.dry_run,
+        record=not job.once.dry_run,
         hint_words=_hint_words(job),
     )
     total = _total(ours.epochs, config, inputs)
