@@ -241,8 +241,9 @@ def _read(
     if what not in presets.names() and begun(earlier):
         message = f"{earlier.path} is a sweep that has lost its {earlier.specification.name}"
         raise UsageError(message, hint="run the file that it was made of again, into this folder")
-    preset, (seeds, updates, data_dir, after) = presets.load(what), typed.values()
-    _, overrides = split_words(after, names=0)
+    preset = presets.load(what)
+    seeds, updates, data_dir = (typed[option] for option in ("--seeds", "--updates", "--data-dir"))
+    _, overrides = split_words(typed["KEY=VALUE"], names=0)
     words = ["--updates", str(updates)] if updates else []
     words += ["--data-dir", str(data_dir.absolute())] if data_dir else []
     asked = grid.of_preset(str(Path(preset.file)) if preset.file else preset.name, seeds, overrides, words)
