@@ -94,8 +94,12 @@ class Run(RunFolder):
             return request
         except (OSError, ValueError) as error:
             message = f"{self.request_file}: not the request of a run ({error})"
-            remove = shell_line("mmfw", "runs", "rm", self.path)
-            raise DataError(message, hint=f"`{remove}` removes this run") from None
+            hint = f"`{shell_line('mmfw', 'runs', 'rm', self.path)}` removes this run"
+            saved = (self.checkpoints / f"{name}.ckpt" for name in ("best", "current"))
+            if weights := next(filter(Path.is_file, saved), None):
+                begin = shell_line("mmfw", "train", "PRESET", "--init", weights)
+                hint = f"`{begin}` begins anew with its weights, and {hint}"
+            raise DataError(message, hint=hint) from None
 
 
 def require_idle(run: Run) -> None:

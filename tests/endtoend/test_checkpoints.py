@@ -102,6 +102,15 @@ def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best_and_without_i
     assert known(new, "best.ckpt").update == 5
 
 
+def test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says(tool: Tool) -> None:
+    preset = tool.preset("vilbert")
+    run = tool.train(preset, "--updates", "1")
+    run.request_file.write_text("{}", encoding="utf-8")
+    assert tool.code("train", "--resume", str(run.path)) == 3
+    begin, _ = re.findall("`mmfw (.*?)`", tool.errors)
+    assert tool("train", preset, *typed(begin)[2:], "--updates", "1")["state"] == "done"
+
+
 def test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say(tool: Tool) -> None:
     words = ("--name", "a", "--updates", "2", *NOTHING_IS_LEARNED)
     old = tool.train(tool.preset("vilbert"), *words)
