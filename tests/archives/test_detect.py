@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mmf_win.archives import Archive, open_archive
+from mmf_win.archives import open_archive
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError
 from tests.worlds.memes import lay_out
@@ -22,33 +23,29 @@ def test_a_folder_is_read_like_an_archive(user_dir: Path) -> None:
     assert unpack(user_dir / "in", user_dir / "out") == FILES
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
 def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
-    if sys.platform == "win32":
-        pytest.skip("links need rights on Windows")
     lay_out({"a/x": b"1"}, user_dir / "in")
     (user_dir / "in" / "a" / "again").symlink_to(user_dir / "in", target_is_directory=True)
     with open_archive(user_dir / "in") as archive:
         assert [member.name for member in archive.members] == ["a/x"]
 
 
-def write_zip(path: Path) -> None:
-    write_encrypted_zip(path, FILES, "x")
-
-
 @pytest.mark.parametrize(
     ("write", "expected"),
     [
-        (write_zip, "zip"),
+        (lambda path: write_encrypted_zip(path, FILES, "x"), "zip"),
         (lambda path: write_7z(path, FILES), "7z"),
         (lambda path: write_tar(path, FILES, ""), "tar"),
         (lambda path: write_tar(path, FILES, "gz"), "tar.gz"),
     ],
     ids=["zip", "7z", "tar", "tar.gz"],
 )
-def test_the_content_decides_not_the_suffix(write: object, expected: str, user_dir: Path) -> None:
+def test_the_content_decides_not_the_suffix(
+    write: Callable[[Path], object], expected: str, user_dir: Path
+) -> None:
     path = user_dir / "download.rar"
-    write(path)  # type: ignore[operator]
-    archive: Archive
+    write(path)
     with open_archive(path) as archive:
         assert archive.format == expected
 
@@ -56,6 +53,7 @@ def test_the_content_decides_not_the_suffix(write: object, expected: str, user_d
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
+        (None, "no such file"),
         (b"", "empty"),
         (b"just text", "not an archive"),
         (b"\n<!DOCTYPE html><html>please log in", "web page"),
@@ -66,14 +64,10 @@ def test_the_content_decides_not_the_suffix(write: object, expected: str, user_d
         (gzip.compress(b"a text that is no tar", mtime=0), "not a valid tar.gz"),
     ],
 )
-def test_what_is_no_archive_is_said_so(content: bytes, reason: str, user_dir: Path) -> None:
+def test_what_is_no_archive_is_said_so(content: bytes | None, reason: str, user_dir: Path) -> None:
     path = user_dir / "не архив.zip"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(ArchiveError, match=reason) as caught:
         open_archive(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_is_said_so(user_dir: Path) -> None:
-    with pytest.raises(ArchiveError, match="no such file"):
-        open_archive(user_dir / "nowhere.zip")

@@ -129,10 +129,7 @@ def test_bombs_take_less_than_a_gigabyte_and_thirty_seconds(user_dir: Path) -> N
         make(user_dir / make.__name__)
     paths = [str(user_dir / make.__name__) for make in BOMBS]
     child = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", _CHILD, *paths],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
+        [sys.executable, "-X", "utf8", "-c", _CHILD, *paths], capture_output=True, encoding="utf-8"
     )
     assert child.stdout.splitlines() == paths, child.stderr
 

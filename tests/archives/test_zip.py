@@ -41,13 +41,10 @@ def test_members_are_files_with_their_sizes_and_checksums(user_dir: Path) -> Non
 
 
 @requires_tool("unzip", "7z")
-@pytest.mark.parametrize("tool", ["unzip", "7z"])
-def test_other_programs_read_our_encrypted_zip(tool: str, user_dir: Path) -> None:
+@pytest.mark.parametrize("command", ["unzip -P secret a.zip -d out", "7z x -psecret -oout a.zip"])
+def test_other_programs_read_our_encrypted_zip(command: str, user_dir: Path) -> None:
     write_encrypted_zip(user_dir / "a.zip", {"x/文.txt": FOX, "empty": b""}, "secret")
-    if tool == "unzip":
-        call("unzip", "-P", "secret", "a.zip", "-d", "out", cwd=user_dir)
-    else:
-        call("7z", "x", "-psecret", "-oout", "a.zip", cwd=user_dir)
+    call(*command.split(), cwd=user_dir)
     assert tree(user_dir / "out") == {"x/文.txt": FOX, "empty": b""}
 
 
@@ -92,19 +89,12 @@ def test_an_aes_zip_of_many_members_with_keys_of_every_size(password: str, user_
 
 @pytest.mark.parametrize("codec", ["utf-8", "cp437", "latin-1"])
 def test_a_password_in_a_code_page_is_found(codec: str, user_dir: Path) -> None:
-    path = user_dir / "a.zip"
-    # 'ü' is another byte in each codec; the writer takes text, so give it the text of those bytes in UTF-8 …
-    cipher_password = "Grüße".encode(codec)
-    _write_with_bytes_password(path, cipher_password)
-    assert unpack(path, user_dir / "out", "Grüße") == {"x": FOX}
-
-
-def _write_with_bytes_password(path: Path, password: bytes) -> None:
-    class Encoded(str):
+    class Encoded(str):  # the writer takes text, and encodes it as UTF-8
         def encode(self, *_: object) -> bytes:  # type: ignore[override]
-            return password
+            return "Grüße".encode(codec)
 
-    write_encrypted_zip(path, {"x": FOX}, Encoded())
+    write_encrypted_zip(user_dir / "a.zip", {"x": FOX}, Encoded())
+    assert unpack(user_dir / "a.zip", user_dir / "out", "Grüße") == {"x": FOX}
 
 
 @pytest.mark.parametrize("files", [{"x": FOX}, memes()], ids=["one member", "many members"])
@@ -151,16 +141,6 @@ def test_utf8_names_without_the_utf8_flag_are_understood(encrypted: Path, user_d
     assert unpack(encrypted, user_dir / "out", "пароль 密码") == FILES
 
 
-def refusal(path: Path, name: str) -> str:
-    """Why a member is not extracted."""
-    out = path.with_name("out")
-    with open_archive(path) as archive, pytest.raises(ArchiveError) as caught:
-        list(archive.extract(only({name: out})))
-    assert not out.exists()
-    assert str(path) in str(caught.value) and name in str(caught.value)
-    return str(caught.value)
-
-
 def declaring(size: int) -> Callable[[Path], Path]:
     """A zip whose directory says that its only member of 3000 bytes has so many."""
     return lambda path: hostile.declare_size(hostile.plain_zip(path, {"x": b"abc" * 1000}), size)
@@ -170,6 +150,13 @@ def packed_by_lzma(path: Path) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("x", FOX)
     return path
+
+
+def damaged(path: Path) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:  # stored, so that only the checksum can tell
+        archive.writestr("good", FOX)
+        archive.writestr("bad", FOX)
+    return hostile.flip_byte(path, path.read_bytes().rindex(b"lazy"))
 
 
 @pytest.mark.parametrize(
@@ -189,12 +176,17 @@ def packed_by_lzma(path: Path) -> Path:
             "too short to be encrypted",
         ),
         (packed_by_lzma, "x", "method 14"),
+        (damaged, "bad", "checksum"),
     ],
 )
-def test_what_is_refused_when_wanted(
+def test_what_is_refused_when_wanted_is_named_and_leaves_no_file(
     make: Callable[[Path], Path], name: str, reason: str, user_dir: Path
 ) -> None:
-    assert reason in refusal(make(user_dir / "a.zip"), name)
+    path, out = make(user_dir / "a.zip"), user_dir / "out"
+    with open_archive(path) as archive, pytest.raises(ArchiveError) as caught:
+        list(archive.extract(only({name: out})))
+    assert not out.exists()
+    assert all(part in str(caught.value) for part in (str(path), name, reason))
 
 
 def test_refused_members_do_not_spoil_the_others(user_dir: Path) -> None:
@@ -229,15 +221,6 @@ def test_a_target_below_a_file_is_refused_by_the_system(user_dir: Path) -> None:
     with open_archive(path) as archive, pytest.raises(OSError):
         list(archive.extract(only({"x": user_dir / "out" / "x"})))
     assert (user_dir / "out").read_bytes() == b"a file"
-
-
-def test_a_damaged_member_is_named_and_leaves_no_file(user_dir: Path) -> None:
-    path = user_dir / "a.zip"
-    with zipfile.ZipFile(path, "w") as archive:  # stored, so that only the checksum can tell
-        archive.writestr("good", FOX)
-        archive.writestr("bad", FOX)
-    hostile.flip_byte(path, path.read_bytes().rindex(b"lazy"))
-    assert "checksum" in refusal(path, "bad")
 
 
 def test_a_zip_after_a_program_opens(user_dir: Path) -> None:

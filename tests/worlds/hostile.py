@@ -9,6 +9,7 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import py7zr
 
@@ -111,21 +112,11 @@ def cut(path: Path, share: float = 0.5) -> Path:
     return path
 
 
-def tar_with(path: Path, *infos: tarfile.TarInfo) -> Path:
-    """A tar of members without content."""
-    with tarfile.open(path, "w") as tar:
+def tar_with(path: Path, *infos: tarfile.TarInfo, mode: Literal["w", "w:gz"] = "w") -> Path:
+    """A tar of members that hold zeros, as many as they say."""
+    with tarfile.open(path, mode) as tar:
         for info in infos:
             tar.addfile(info, io.BytesIO(bytes(info.size)))
-    return path
-
-
-def tar_gz_with_large_header(path: Path, kind: bytes, size: int) -> Path:
-    """A bomb: what stands before a member, its long name for instance, takes so many bytes."""
-    with tarfile.open(path, "w:gz") as tar:
-        info = tar_member("header", kind)
-        info.size = size
-        tar.addfile(info, io.BytesIO(bytes(size)))
-        tar.addfile(tar_member("x"))
     return path
 
 

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import py7zr
 from Cryptodome.Cipher import AES
@@ -41,9 +42,12 @@ def unpack(path: Path, out: Path, password: str | None = None) -> Files:
     return tree(out)
 
 
-def write_7z(path: Path, files: Files, password: str | None = None, *, hide_names: bool = False) -> Path:
-    """A solid 7z."""
-    with py7zr.SevenZipFile(path, "w", password=password, header_encryption=hide_names) as archive:
+def write_7z(
+    path: Path, files: Files, password: str | None = None, *, hide_names: bool = False, filters: Any = None
+) -> Path:
+    """A solid 7z, packed by these filters of py7zr's or as it does by itself."""
+    options = {"filters": filters, "password": password, "header_encryption": hide_names}
+    with py7zr.SevenZipFile(path, "w", **options) as archive:
         for name, content in files.items():
             archive.writestr(content, name)
     return path
