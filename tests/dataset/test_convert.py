@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,7 +15,8 @@ import pytest
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.errors import DatasetError, UsageError
-from mmf_win.integrity.manifest import Manifest
+from mmf_win.integrity.manifest import SUMS, Manifest
+from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging
 from tests.dataset.conftest import verify_dataset
@@ -64,6 +66,30 @@ def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(archive: Pat
     assert result.target == places.dataset.root
     assert Conversion.from_json(result.to_json()) == result
     assert (archive.read_bytes(), archive.stat().st_mtime_ns) == before
+
+
+@requires_tool("sha256sum")
+def test_a_conversion_writes_the_manifest(archive: Path, places: Places) -> None:
+    convert(archive, places, ask=lambda: PASSWORD)
+    manifest = Manifest.load(places.dataset.root)
+    assert manifest is not None and manifest.source is not None
+    assert (manifest.basis, manifest.verified_against) == ("archive", f"the archive {archive.name}")
+    assert manifest.source.path == str(archive)
+    assert manifest.files.keys() == laid_out(memes()).keys()
+    call("sha256sum", "--check", "--strict", "--quiet", SUMS, cwd=places.dataset.root)
+
+
+def test_what_was_just_converted_is_not_read_again(
+    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(archive, (1_600_000_000, 1_600_000_000))
+    convert(archive, places, ask=lambda: PASSWORD)
+    annotations = [name for name in laid_out(memes()) if name.startswith("annotations/")]
+    manifest = Manifest.load(places.dataset.root)
+    assert manifest is not None
+    find_damage(manifest, only=annotations)  # written as late as they were checked
+    monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
+    assert find_damage(manifest, only=manifest.files.keys() - annotations) == []
 
 
 @pytest.mark.parametrize("name", ["img.tar.gz", "img.tgz"])
@@ -145,13 +171,10 @@ def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, p
 # --- half an image set -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def half(user_dir: Path) -> Path:
-    """As public mirrors are: images 1, 2, 8 and 16 are missing."""
-    return encrypted_zip(user_dir / "mirror.zip", without_images(memes(), [1, 2, 8, 16]))
-
-
-def test_missing_images_are_counted_for_each_split(half: Path, places: Places) -> None:
+def test_missing_images_are_counted_for_each_split_and_their_memes_can_be_left_out(
+    user_dir: Path, places: Places
+) -> None:
+    half = encrypted_zip(user_dir / "as on mirrors.zip", without_images(memes(), [1, 2, 8, 16]))
     with pytest.raises(DatasetError) as caught:
         convert(half, places, ask=lambda: PASSWORD)
     counts = "train 2 of 6, dev_seen 1 of 3, dev_unseen 1 of 4, test_unseen 1 of 3 (img/00001.png"
@@ -159,8 +182,6 @@ def test_missing_images_are_counted_for_each_split(half: Path, places: Places) -
     assert "--allow-missing" in str(caught.value.hint)
     assert tree(places.data_dir) == {}
 
-
-def test_memes_without_an_image_can_be_left_out(half: Path, places: Places) -> None:
     result = convert(half, places, ask=lambda: PASSWORD, allow_missing=True)
     assert result.splits["train"] == SplitSummary(4, 2, 2, missing=2, missing_ids=["1", "2"])
     train = places.dataset.split("train").read_bytes()
@@ -184,13 +205,22 @@ def test_a_second_conversion_does_nothing(
     assert convert(archive, places).already_done
 
 
-def test_another_dataset_is_replaced_only_by_force(archive: Path, user_dir: Path, places: Places) -> None:
+def test_another_dataset_is_replaced_only_by_force_that_does_not_fail(
+    archive: Path, user_dir: Path, places: Places
+) -> None:
     old = memes(PHASE_1)
     convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
     with pytest.raises(DatasetError) as caught:
         convert(archive, places, ask=lambda: PASSWORD)
     assert "--force" in str(caught.value.hint)
     assert tree(places.dataset.root) == laid_out(old)
+
+    data = jsonl([{"id": 1, "img": "img/nowhere.png", "text": ""}])
+    bad = encrypted_zip(user_dir / "bad.zip", {**memes(), "hateful_memes/train.jsonl": data})
+    with pytest.raises(DatasetError):
+        convert(bad, places, ask=lambda: PASSWORD, force=True)
+    assert tree(places.dataset.root) == laid_out(old)
+    assert convert(user_dir / "old.zip", places).already_done
 
     convert(archive, places, ask=lambda: PASSWORD, force=True)
     assert tree(places.dataset.root) == laid_out(memes())  # nothing of phase 1 is left
@@ -235,17 +265,6 @@ def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(archive: Path
     assert tree(places.dataset.root) == own
     (places.dataset.images / "img").rename(places.data_dir / "kept")  # as the hint says
     convert(archive, places, ask=lambda: PASSWORD, force=True)
-
-
-def test_force_that_fails_leaves_the_old_dataset(archive: Path, user_dir: Path, places: Places) -> None:
-    old = memes(PHASE_1)
-    convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
-    data = jsonl([{"id": 1, "img": "img/nowhere.png", "text": ""}])
-    bad = encrypted_zip(user_dir / "bad.zip", {**memes(), "hateful_memes/train.jsonl": data})
-    with pytest.raises(DatasetError):
-        convert(bad, places, ask=lambda: PASSWORD, force=True)
-    assert tree(places.dataset.root) == laid_out(old)
-    assert convert(user_dir / "old.zip", places).already_done
 
 
 def test_a_move_that_fails_puts_everything_back(

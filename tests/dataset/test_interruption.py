@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,32 +19,33 @@ from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds.extractions import interrupt_after, noted
+from tests.worlds.kills import installations
 from tests.worlds.memes import PASSWORD, laid_out, memes, tree
 from tests.worlds.tools import call, requires_tool
 
 
-def test_ctrl_c_leaves_nothing_that_looks_finished(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_after(5, patch)
-        convert(archive, places, ask=lambda: PASSWORD)
-    assert [path.name for path in places.dataset.root.iterdir()] == [".mmfw-lock"]
-    convert(archive, places, ask=lambda: PASSWORD)
-    assert tree(places.dataset.root) == laid_out(memes())
-
-
-def test_ctrl_c_while_bytes_are_written_stops_at_once(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def while_bytes_are_written(patch: pytest.MonkeyPatch) -> None:
     def interrupt(self: Progress, amount: int) -> None:
         if self._title == "Converting":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Progress, "advance", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    patch.setattr(Progress, "advance", interrupt)
+
+
+@pytest.mark.parametrize("press", [lambda patch: interrupt_after(5, patch), while_bytes_are_written])
+def test_ctrl_c_stops_at_once_and_leaves_nothing_that_looks_finished(
+    archive: Path,
+    places: Places,
+    press: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        press(patch)
         convert(archive, places, ask=lambda: PASSWORD)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
+    assert [path.name for path in places.dataset.root.iterdir()] == [".mmfw-lock"]
+    convert(archive, places, ask=lambda: PASSWORD)
+    assert tree(places.dataset.root) == laid_out(memes())
 
 
 _DIE = """\
@@ -89,6 +90,16 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
     assert len([name for name in again if name.endswith(".png")]) == 16, "it begins again"
     assert tree(places.dataset.root) == laid_out(memes())
     assert sorted(p.name for p in places.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
+
+
+@pytest.mark.parametrize("kind", ["force", "features"])
+def test_a_kill_at_any_step_of_an_installation_leaves_no_part_that_is_believed(
+    kind: str, user_dir: Path
+) -> None:
+    installation = installations(user_dir)[kind]
+    _, moves = installation.steps()
+    for step in moves if sys.platform != "win32" else moves[::5]:  # where a process takes seconds to start
+        assert installation.try_kill(step), f"the command ended before step {step}"
 
 
 @requires_tool("mkfs.ext4", "mount", on_windows=False)

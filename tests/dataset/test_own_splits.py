@@ -132,10 +132,8 @@ def test_images_may_lie_beside_the_folder_of_the_tables(packed: bool, user_dir: 
     images = {"img/a.png": b"a", "img/b.png": b"b"}
     files |= {"img.tar.gz": tar_gz(images)} if packed else images
     convert(lay_out(files, user_dir / "a"), places)
-    assert [row.img for row in rows_of(places, "train") + rows_of(places, "dev")] == [
-        "img/a.png",
-        "img/b.png",
-    ]
+    rows = rows_of(places, "train") + rows_of(places, "dev")
+    assert [row.img for row in rows] == ["img/a.png", "img/b.png"]
     assert (places.dataset.images / "img/b.png").read_bytes() == b"b"
 
 
@@ -184,10 +182,9 @@ def test_images_that_mmf_would_take_for_each_other_are_refused(user_dir: Path, p
 
 
 def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: Places) -> None:
+    source = lay_out({"train.csv": table(["a.png"], label=[0])}, user_dir / "a")
     with pytest.raises(DatasetError, match="no images"):
-        convert(
-            lay_out({"train.csv": table(["a.png"], label=[0])}, user_dir / "a"), places, allow_missing=True
-        )
+        convert(source, places, allow_missing=True)
 
 
 # --- a split that the user has put beside the others -------------------------------------------------------
