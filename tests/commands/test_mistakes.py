@@ -33,6 +33,8 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 RUN = "save/mmbt/2026-01-01T00-00-00"
 DEFAULTS = "data/datasets/hateful_memes/defaults"
+NO_DATASET = "no Hateful Memes dataset in {here}/save\nhint: `mmfw convert --zip ARCHIVE --data-dir {here}"
+NO_RUN = "{here}/no: there is no run yet\nhint: `mmfw train PRESET --save-dir {here}/no` makes one"
 CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
 
 
@@ -52,6 +54,11 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
         (["train", "data", "--data-dir", "data"], 2, "data is a folder"),
         (["train", RUN, "--data-dir", "data"], 2, f"mmfw train --resume {RUN}"),
         (["train", "mmbt_gird.yaml", "--data-dir", "data"], 2, "mmbt_grid"),
+        (["train"], 2, "`mmfw train --list`"),
+        (["train", "vilbret"], 2, "did you mean vilbert?"),
+        (["train", "mmbt_grid", "--data-dir", "save"], 3, NO_DATASET),
+        (["train", "--resume", "best", "--save-dir", "no"], 2, NO_RUN),
+        (["predict", "mmbt_grid", "--save-dir", "no"], 2, "mmfw train mmbt_grid --save-dir"),
         (["train", "--resume", "nope"], 2, "mmfw runs --save-dir"),
         (["predict", f"{RUN}/checkpoints/best.ckpt"], 2, "mmfw predict --checkpoint"),
         (["predict", "--checkpoint", "latest"], 3, "best, last"),
@@ -99,3 +106,18 @@ def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_r
     mmfw("convert", "--zip", "unpacked", code=3)
     error, hint = mmfw.err.splitlines()
     assert error == f"error: {here / 'data'}: Permission denied" and "name another folder" in hint
+
+
+@pytest.mark.parametrize(
+    ("name", "fit"),
+    [
+        *(("..", "run"), ("", "run"), ("a/b", "a-b"), ("-x", "x")),
+        *(("lr=1", "lr-1"), ("nul", "_nul"), ("-nul", "_nul")),
+    ],
+)
+def test_a_name_that_no_command_could_take_is_refused_with_one_that_fits(
+    user_dir: Path, mmfw: Mmfw, name: str, fit: str
+) -> None:
+    words = ["train", "demo", "--data-dir", str(user_dir), "--name"]
+    assert f"hint: --name {fit}\n" in mmfw(*words, name, code=2)
+    mmfw(*words, fit, code=3)

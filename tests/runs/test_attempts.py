@@ -1,10 +1,9 @@
-"""What is tried after memory ran out, with functions in the place of workers."""
+"""What is tried after memory ran out, with functions for workers, and what is remembered of it."""
 
 from __future__ import annotations
 
 import math
 import re
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,12 @@ import pytest
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
 from mmf_win.protocol import Attempt, Event, EventLog, Exit, read_events
 from mmf_win.runs import attempts as attempts_module
-from mmf_win.runs import gpus
+from mmf_win.runs import fits, gpus
 from mmf_win.runs.attempts import until_it_fits
 from mmf_win.runs.folder import Run
 from mmf_win.runs.plan import following, limit_to_lower, smaller_rows
+from tests.worlds.memes import lay_out
+from tests.worlds.tools import Mmfw
 from tests.worlds.torch_files import checkpoint
 
 STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "workers": 4, "seed": 7}
@@ -77,14 +78,6 @@ def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
     assert tried == [4, 2, 1, 0]
 
 
-@pytest.fixture
-def mmf(tmp_path: Path) -> str:
-    """A folder that says of itself to be an MMF with ``evaluation.use_cpu``."""
-    (tmp_path / "mmf").mkdir()
-    (tmp_path / "mmf" / "version.py").write_text('__version__ = "1.0.0rc12"\n', encoding="utf-8")
-    return str(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "group", "key", "chosen", "holds"),
     [
@@ -94,9 +87,10 @@ def mmf(tmp_path: Path) -> str:
     ],
 )
 def test_what_the_next_attempt_needs_wins_over_the_users_settings(
-    mmf: str, name: str, group: str, key: str, chosen: object, holds: object
+    tmp_path: Path, name: str, group: str, key: str, chosen: object, holds: object
 ) -> None:
-    failed = asked(mmf=mmf, settings={group: {key: chosen, "other": 1}})
+    mmf = lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path)  # it has evaluation.use_cpu
+    failed = asked(mmf=str(mmf), settings={group: {key: chosen, "other": 1}})
     settings = following(failed, name, 2, STARTED, None).settings
     assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
 
@@ -128,8 +122,7 @@ class Attempts:
         log = EventLog(asked.run.events, asked.attempt.path.name)
         log.write(**{**STARTED, "micro_batch": asked.micro_batch or 32})
         if dict(enumerate(self.saves, start=1)).get(len(self.begun)):
-            with zipfile.ZipFile(self.run.checkpoints / "current.ckpt", "w") as archive:
-                archive.writestr("archive/data.pkl", b"")
+            checkpoint(self.run.checkpoints / "current.ckpt", len(self.begun))
             log.write("checkpoint", update=len(self.begun))
         return Exit("ok") if self.fits(asked) else Exit(**self.ends)
 
@@ -243,3 +236,28 @@ def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: py
     with pytest.raises(Interrupted) as caught:
         until_it_fits(run, asked(), Attempts(run, lambda asked: False))
     assert "--resume last" in str(caught.value.hint)
+
+
+def test_what_fitted_is_remembered_and_shown_until_the_whole_batch_does(home: Path, mmfw: Mmfw) -> None:
+    assert fits.load() == {}
+    fits.remember("mmbt on a GPU", 8)
+    fits.remember("vilbert on a GPU", 4)
+    assert fits.load() == {"mmbt on a GPU": 8, "vilbert on a GPU": 4}
+    assert "mmbt on a GPU" in mmfw("doctor")
+    fits.remember("mmbt on a GPU", None)
+    assert fits.load() == {"vilbert on a GPU": 4}
+
+
+@pytest.mark.parametrize("content", ["{half a", "[1]", '{"a": "many"}', '{"a": -1}'])
+def test_a_file_that_is_no_memory_holds_nothing_and_is_replaced(home: Path, content: str) -> None:
+    home.mkdir()
+    fits.file().write_text(content, encoding="utf-8")
+    assert fits.load() == {}
+    fits.remember("a", 2)
+    assert fits.load() == {"a": 2}
+
+
+def test_only_the_newest_are_kept(home: Path) -> None:
+    for number in range(203):
+        fits.remember(f"kind {number}", 1)
+    assert list(fits.load()) == [f"kind {number}" for number in range(3, 203)]

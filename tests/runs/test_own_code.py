@@ -25,9 +25,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def code_of(root: Path, tmp_path: Path) -> Any:
+def code_of(root: Path, places: Places) -> Any:
     """A function that says which folder a run's settings get, as whoever starts it asks for it."""
-    places = Places(tmp_path / "cache", tmp_path / "data", tmp_path / "save")
 
     def code_of(named: Any = None, *typed: str, trust: bool = False, **beside: Any) -> str | None:
         settings = {"env": named if isinstance(named, dict) else {"user_dir": named}} if named else {}
@@ -121,8 +120,7 @@ def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
 
 
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
-def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, tmp_path: Path) -> None:
-    places = Places.resolve(tmp_path / "data", tmp_path / "save")
+def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, places: Places) -> None:
     parts = ConfigParts("mine", settings={"env": env, "beside": {"user_dir": "code"}})
     with pytest.raises(UsageError, match=r"env: |incompatible"):
         config.resolve(root, places, parts)

@@ -1,14 +1,22 @@
+"""What presets say, what is said of wrong ones, and which published number belongs to which split."""
+
 from pathlib import Path
 
 import pytest
 
+from mmf_win.dataset.convert import convert
 from mmf_win.errors import UsageError
+from mmf_win.paths import Places
 from mmf_win.runs import presets
+from mmf_win.runs.paper import Published, published, why_none
+from tests.worlds import memes
+from tests.worlds.tools import Mmfw
 
 PUBLISHED = {
     "image_grid", "image_region", "text_bert", "late_fusion", "concat_bert", "mmbt_grid",
     "mmbt_region", "vilbert", "visual_bert", "vilbert_cc", "visual_bert_coco",
 }  # fmt: skip
+NUMBERS = {"val": {"accuracy": 58.2, "auroc": 68.57}, "test": {"auroc": [67.92, 0.87]}}
 
 
 def write(path: Path, text: str) -> Path:
@@ -81,3 +89,55 @@ def test_a_configuration_of_mmfs_own_is_named_by_the_lines_that_the_hint_says(tm
     lines = caught.value.hint.splitlines()[1:]
     preset = presets.load(str(write(tmp_path / "own.yaml", "\n".join(line.strip() for line in lines))))
     assert (preset.model, preset.config) == ("mmbt", str(config))
+
+
+def test_the_list_of_presets_names_the_split_of_each_number(mmfw: Mmfw) -> None:
+    mmfw("train", "--list")
+    header, *rows = mmfw.out.splitlines()
+    for column in ("dev_seen acc", "dev_seen AUROC", "test_seen acc", "test_seen AUROC"):
+        assert column in header
+    [row] = [row for row in rows if row.startswith("vilbert_cc ")]
+    assert row.split()[-5:-1] == ["61.40", "70.07", "61.10±1.56", "70.03±1.77"]
+    assert "dev_seen and test_seen" in mmfw.err
+    presets_told = {told["name"]: told["published"] for told in mmfw.json("train", "--list")}
+    assert presets_told["vilbert_cc"]["dev_seen"] == {"accuracy": 61.4, "auroc": 70.07}
+    assert presets_told["vilbert_cc"]["test_seen"]["auroc"] == [70.03, 1.77]
+    assert presets_told["demo"] == {}
+
+
+def test_the_papers_splits_are_the_seen_ones_and_those_of_the_first_phase() -> None:
+    for split in ("dev_seen", "dev"):
+        assert published(NUMBERS, split, "auroc") == Published(pytest.approx(0.6857), None, split, 500)
+    for split in ("test_seen", "test"):
+        paper = Published(pytest.approx(0.6792), pytest.approx(0.0087), split, 1000)
+        assert published(NUMBERS, split, "auroc") == paper
+
+
+@pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine", "val", ""])
+def test_no_other_split_has_any(split: str) -> None:
+    assert published(NUMBERS, split, "auroc") is None
+    assert split in why_none(split) and "dev_seen and test_seen" in why_none(split)
+
+
+def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_dir: Path) -> None:
+    tables = {f"{split}.csv": f"img,text,label\n{split}.png,hello,1\n".encode() for split in ("train", "dev")}
+    images = {f"{split}.png": memes.image(n) for n, split in enumerate(("train", "dev"))}
+    sets = {"own": tables | images, "released": memes.memes(), "first": memes.memes(memes.PHASE_1)}
+    found = {}
+    for name, files in sets.items():
+        places = Places.resolve(user_dir / f"data {name}")
+        convert(memes.lay_out(files, user_dir / name), places)
+        preset = presets.load("mmbt_grid")
+        found[name] = presets.request(preset, {"val": "dev"}, places).published == preset.published
+    assert found == {"own": False, "released": True, "first": True}
+
+
+@pytest.mark.parametrize("numbers", [{}, {"test": {}}, {"test": {"auroc": None}}, NUMBERS])
+def test_what_the_paper_does_not_report_is_not_there(numbers: dict[str, object]) -> None:
+    assert published(numbers, "test_seen", "accuracy") is None
+
+
+@pytest.mark.parametrize("number", [-1, 101, 10**40, float("inf"), float("nan"), "1", None])
+def test_what_is_no_percentage_is_as_if_it_were_not_there(number: object) -> None:
+    for value in (number, [50.0, number]):
+        assert published({"test": {"auroc": value}}, "test_seen", "auroc") is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.cli import main
 from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, UsageError
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places
@@ -21,7 +19,7 @@ from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
 from tests.worlds import tiny_mmf, zoo
 from tests.worlds.memes import tar_gz
-from tests.worlds.tools import NEWEST_MMF
+from tests.worlds.tools import NEWEST_MMF, Mmfw
 from tests.worlds.torch_files import checkpoint
 from tests.worlds.web import WebServer
 
@@ -49,10 +47,8 @@ class Shop:
 
     def write_zoo(self) -> None:
         """Name the archive that is on the server now, with its hash."""
-        keys = (KEY, *PRETRAINED)
-        zoo.write_yaml(
-            self.folder, self.server, **{key.replace(".", "__"): (ARCHIVE, ARCHIVE) for key in keys}
-        )
+        keys = (key.replace(".", "__") for key in (KEY, *PRETRAINED))
+        zoo.write_yaml(self.folder, self.server, **dict.fromkeys(keys, (ARCHIVE, ARCHIVE)))
 
     def archive(self, update: int) -> bytes:
         """An archive as MMF's zoo has them, of a checkpoint of this update."""
@@ -141,17 +137,14 @@ def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
     assert shop.server.asked == []
 
 
-def test_what_is_broken_is_repaired_by_the_command_that_verify_names(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_broken_is_repaired_by_the_command_that_verify_names(shop: Shop, mmfw: Mmfw) -> None:
     published_weights.run_of("mmbt_grid", shop.places)
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
     whole = weights.read_bytes()
     weights.unlink()
     weights.write_bytes(whole[:100])
-    assert main(["verify"]) == 3
-    assert "mmfw repair features" in capsys.readouterr().err
-    assert main(["repair", "features"]) == 0
+    assert "mmfw repair features" in mmfw("verify", code=3)
+    mmfw("repair", "features")
     assert weights.read_bytes() == whole
 
 
@@ -201,28 +194,21 @@ def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:
         ["train", "--init", "published"],
     ],
 )
-def test_what_contradicts_itself_is_refused_before_anything_is_fetched(shop: Shop, words: list[str]) -> None:
-    assert main(words) == 2
+def test_what_contradicts_itself_is_refused_before_a_fetch(shop: Shop, words: list[str], mmfw: Mmfw) -> None:
+    mmfw(*words, code=2)
     assert shop.server.asked == [] and not shop.places.save_dir.exists()
 
 
-def test_a_split_that_is_not_there_is_named_before_anything_is_fetched(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["predict", "--published", "mmbt_grid", "--split", "test_hidden"]) == 3
-    assert "test_hidden" in capsys.readouterr().err
+def test_a_split_that_is_not_there_is_named_before_anything_is_fetched(shop: Shop, mmfw: Mmfw) -> None:
+    assert "test_hidden" in mmfw("predict", "--published", "mmbt_grid", "--split", "test_hidden", code=3)
     assert shop.server.asked == []
 
 
-def test_a_run_of_published_weights_is_not_the_newest_to_resume(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_published_weights_is_not_the_newest_to_resume(shop: Shop, mmfw: Mmfw) -> None:
     run = published_weights.run_of("mmbt_grid", shop.places)
     assert state(run) == "killed", "it ended no training"
-    assert main(["train", "--resume", "last"]) == 2
-    assert "there is no run" in capsys.readouterr().err
-    assert main(["train", "--resume", run.id]) == 2
-    assert "mmfw train mmbt_grid --init published" in capsys.readouterr().err
+    assert "there is no run" in mmfw("train", "--resume", "last", code=2)
+    assert "mmfw train mmbt_grid --init published" in mmfw("train", "--resume", run.id, code=2)
 
 
 def test_every_published_baseline_names_weights_of_the_zoo() -> None:
@@ -238,14 +224,11 @@ def test_every_published_baseline_names_weights_of_the_zoo() -> None:
 
 
 def test_the_list_says_which_presets_have_weights_in_the_installed_mmf(
-    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["train", "--list", "--json"]) == 0
-    listed = {preset["name"]: preset for preset in json.loads(capsys.readouterr().out)}
+    listed = {preset["name"]: preset for preset in mmfw.json("train", "--list")}
     assert [name for name, preset in listed.items() if preset["published_weights"]] == ["mmbt_grid"]
     assert {preset["mmf"] for preset in listed.values()} == {read_version(find_mmf().root)}
-    assert main(["train", "--list"]) == 0
-    assert capsys.readouterr().out.count(" published") == 1
+    assert mmfw("train", "--list").count(" published") == 1
     monkeypatch.setenv("MMFW_HOME", str(shop.folder / "no mmf"))
-    assert main(["train", "--list", "--json"]) == 0
-    assert {preset["published_weights"] for preset in json.loads(capsys.readouterr().out)} == {None}
+    assert {preset["published_weights"] for preset in mmfw.json("train", "--list")} == {None}

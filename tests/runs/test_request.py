@@ -1,4 +1,4 @@
-"""What a run was asked for, over the life of a run."""
+"""What a run was asked for, over the life of a run, and what an attempt gets of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import DataError
+from mmf_win.paths import Places
+from mmf_win.protocol import Attempt
+from mmf_win.runs import needs
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Once, Ours, Request, options
+from mmf_win.runs.request import Job, Once, Ours, Request, options
 from tests.worlds.memes import SLOTS
+from tests.worlds.mmf_sources import bare_mmf
 from tests.worlds.requests import request
 
 
@@ -65,9 +69,7 @@ def test_only_options_that_were_given_are_set() -> None:
     assert options(batch_size="auto") == {"mmfw": {"auto_batch": True}}
     assert over(request(batch_size="auto"), batch_size=8).ours.auto_batch is False
     assert options() == options(allow_missing=False) == {}
-    assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, (
-        "a preset's epochs give way"
-    )
+    assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, "a preset's give way"
 
 
 def test_what_was_chosen_for_one_command_is_no_setting() -> None:
@@ -99,3 +101,24 @@ def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> Non
     run.request_file.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=r"request\.json"):
         run.request()
+
+
+def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attempt_and_request(
+    tmp_path: Path, places: Places
+) -> None:
+    root = bare_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
+    run = request(model="mmbt", preset="mine", precision="bf16", mmf="1.0.0rc12")
+    first = Attempt("train", "mmbt", str(root), settings={"training": {"fp16": False}}, precision="bf16")
+    for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
+        attempt, kept, _ = needs.composed(first, Job(run, Once(overrides=[word]), places), "run r")
+        assert attempt.precision == kept.request.ours.precision == precision
+        assert attempt.settings["training"]["fp16"] is (precision is None)
+
+
+def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(tmp_path: Path, places: Places) -> None:
+    root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
+    job = Job(request(model="mmbt"), Once(overrides=["checkpoint.reset.all=true"]), places)
+    first = Attempt("train", "mmbt", str(root))
+    attempt, _, config = needs.composed(first, job, "preset mine")
+    assert attempt.settings == {"checkpoint": {"reset": {"all": True}}}
+    assert config["checkpoint"]["reset"]["all"] is True
