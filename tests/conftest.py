@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -115,27 +116,15 @@ pytest_runtest_call = pytest_runtest_setup
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """In CI a test, or a module, fails that is skipped and may not be."""
     report = yield
-    if not hasattr(report, "wasxfail"):
-        _fail_if_skipped_in_ci(report)
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    report = yield
-    _fail_if_skipped_in_ci(report)
-    return report
-
-
-def _fail_if_skipped_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
-    if _MUST_RUN and report.skipped:
+    if _MUST_RUN and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if not _MAY_SKIP.search(reason):
             report.outcome = "failed"
             report.longrepr = f"In CI no test may be skipped for this: {reason}"
+    return report
+
+
+pytest_make_collect_report = pytest_runtest_makereport

@@ -52,15 +52,14 @@ def test_a_table_fits_the_terminal_and_loses_nothing(monkeypatch: pytest.MonkeyP
     assert sorted("".join(lines).replace(" ", "")) == sorted(whole.replace(" ", "").replace("\n", ""))
 
 
-def test_a_narrow_table_leaves_out_what_matters_least_and_keeps_its_names_whole(
+def test_a_narrow_table_leaves_out_what_matters_least_and_cuts_no_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = [("mmbt_grid/2026-01-01T00-00-00", "mmbt_grid", 1, "failed: cuda_oom")]
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("COLUMNS", "45")
-    header, *lines = console.aligned(
-        ("run", "preset", "seed", "state"), rows, optional=("seed", "preset")
-    ).splitlines()
+    columns = ("run", "preset", "seed", "state")
+    header, *lines = console.aligned(columns, rows, optional=("seed", "preset")).splitlines()
     assert header.split() == ["run", "state"]
     assert lines[0].startswith("mmbt_grid/2026-01-01T00-00-00")
     assert max(map(len, lines)) <= 45
@@ -108,9 +107,7 @@ def test_work_goes_on_without_any_stderr(monkeypatch: pytest.MonkeyPatch) -> Non
     assert console.colour("done", 32) == "done"
 
 
-def test_the_log_is_shown_with_warnings_as_notes_while_a_command_runs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_log_is_shown_warnings_as_notes_while_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("mmf_win.some.room")
     with console.log_shown():
         log.info("two files are read again")

@@ -17,6 +17,7 @@ import click
 import pytest
 
 from mmf_win.cli import COMMANDS
+from mmf_win.errors import MmfwError
 from tests.worlds.tools import script
 
 ROOT = Path(__file__).parents[1]
@@ -171,27 +172,63 @@ def _options(command: click.Command) -> Iterator[str]:
             yield from _options(inner)
 
 
-def _literals(tree: ast.Module) -> Iterator[str]:
-    """All texts but docstrings."""
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            yield node.value
+def _said(node: ast.expr) -> str:
+    """A text of the code with a sign for each part that is put in when it runs."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_said, node.values))
+    return "…"
+
+
+@cache
+def _texts(folder: Path) -> list[str]:
+    """All of a folder's modules but docstrings."""
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(_parsed(path))]
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = (node for node in nodes if isinstance(node, (ast.Constant, ast.JoinedStr)))
+    return [_said(text) for text in texts if id(text) not in prose]
+
+
+def _messages() -> list[str]:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall("^### `(.*)`$", page, re.MULTILINE)
+    return [message for message in messages if message != "CUDA out of memory"]  # which is PyTorch's
+
+
+@pytest.mark.parametrize("message", _messages())
+def test_a_message_in_troubleshooting_is_one_of_the_code(message: str) -> None:
+    assert message in "\n".join(_texts(ROOT / "mmf_win"))
+
+
+def _classes(of: type[MmfwError] = MmfwError) -> Iterator[type[MmfwError]]:
+    yield of
+    for below in of.__subclasses__():
+        yield from _classes(below)
+
+
+def test_the_exit_codes_are_those_of_the_errors() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (\d+) \|", page.partition("## Exit codes")[2], re.MULTILINE)
+    assert {int(code) for code in listed} == {0, *(error.exit_code for error in _classes())}
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r": ([a-z-]+\.md)$", site, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(listed)
 
 
 @cache
 def _named() -> re.Pattern[str]:
     """Finds an option or a command of mmfw in a text."""
-    options = {option for name in COMMANDS for option in _options(_command(name))}
-    return re.compile(
-        rf"(?<![\w-])({'|'.join(map(re.escape, options))})(?![\w-])|\bmmfw ({'|'.join(COMMANDS)})\b"
-    )
+    options = {re.escape(option) for name in COMMANDS for option in _options(_command(name))}
+    return re.compile(rf"(?<![\w-])({'|'.join(options)})(?![\w-])|\bmmfw ({'|'.join(COMMANDS)})\b")
 
 
 def test_the_library_of_archives_names_neither_options_nor_commands() -> None:
-    texts = (
-        text for path in (ROOT / "mmf_win" / "archives").glob("*.py") for text in _literals(_parsed(path))
-    )
+    texts = _texts(ROOT / "mmf_win" / "archives")
     assert [text for text in texts if _named().search(text)] == []
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -78,7 +78,7 @@ def test_the_command_is_declared_and_nothing_else_is_in_it(wheel: zipfile.Path) 
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("twine") is None or importlib.util.find_spec("check_wheel_contents") is None,
+    find_spec("twine") is None or find_spec("check_wheel_contents") is None,
     reason="not installed: twine and check-wheel-contents",
 )
 def test_the_index_would_take_both_and_nothing_odd_is_in_the_wheel(packages: Packages) -> None:
@@ -86,9 +86,7 @@ def test_the_index_would_take_both_and_nothing_odd_is_in_the_wheel(packages: Pac
         ("twine", "check", "--strict", str(packages.sdist), str(packages.wheel)),
         ("check_wheel_contents", "--no-config", str(packages.wheel)),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command], capture_output=True, encoding="utf-8", check=False
-        )
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, encoding="utf-8")
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -102,9 +100,7 @@ def test_without_a_compiler_the_rest_is_built(packages: Packages, tmp_path: Path
 
 
 @pytest.mark.skipif(is_wine(), reason="Windows has no compiler under Wine")
-@pytest.mark.skipif(
-    importlib.util.find_spec("mmf_win.archives._zipcrypto") is None, reason="built without the C extension"
-)
+@pytest.mark.skipif(find_spec("mmf_win.archives._zipcrypto") is None, reason="built without the C extension")
 def test_one_build_of_the_extension_serves_every_python(wheel: zipfile.Path) -> None:
     assert [name.partition(".")[0] for name in _extensions(wheel)] == [_EXTENSION]
     assert "-cp310-abi3-" in str(wheel.root.filename)

@@ -64,9 +64,8 @@ def test_reports_with_colons_are_renamed_with_their_folders(tmp_path: Path) -> N
 
 @posix_only
 def test_nothing_is_renamed_when_a_new_name_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "a:b").touch()
-    (tmp_path / "c:d").touch()
-    (tmp_path / "c-d").touch()
+    for name in ("a:b", "c:d", "c-d"):
+        (tmp_path / name).touch()
     with pytest.raises(DataError, match="cannot become c-d"):
         make_portable(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a:b", "c-d", "c:d"]
@@ -82,9 +81,7 @@ def test_files_in_the_current_folder_do_not_stand_in_for_libraries(tmp_path: Pat
     assert (done.returncode, done.stdout) == (0, '{"a":1}\n')
 
 
-def test_decoded_images_lie_in_the_cache_unless_they_are_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_lie_in_the_cache_unless_they_are_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = Places(tmp_path, tmp_path, tmp_path)
     assert places.images == tmp_path / "mmfw-images"
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")

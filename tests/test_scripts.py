@@ -78,9 +78,7 @@ def test_scripts_with_other_extras_share_one_in_which_only_what_is_new_is_instal
 
 
 @pytest.mark.parametrize("failing", ["venv", "pip"])
-def test_an_unfinished_environment_is_made_anew(
-    scripts: ModuleType, commands: FakeCommands, failing: str
-) -> None:
+def test_half_an_environment_is_made_anew(scripts: ModuleType, commands: FakeCommands, failing: str) -> None:
     commands.failing = failing
     with pytest.raises(SystemExit):
         scripts.Venv(".venv", ["dev"]).ensure()
@@ -101,7 +99,7 @@ def test_an_unfinished_environment_is_made_anew(
     ],
     ids=["missing", "failing"],
 )
-def test_a_command_that_fails_ends_the_script_with_a_message(
+def test_a_failing_command_ends_the_script_saying_so(
     scripts: ModuleType, command: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit, match=said):
@@ -110,19 +108,16 @@ def test_a_command_that_fails_ends_the_script_with_a_message(
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
-    [
-        (["--help"], 0, "python scripts/demo.py"),
-        (["--setup-only", "--seed", "2"], 1, "--setup-only runs no demo"),
-    ],
+    [("--help", 0, "python scripts/demo.py"), ("--setup-only --seed 2", 1, "--setup-only runs no demo")],
     ids=["help", "dropped"],
 )
 def test_the_demo_script_says_what_it_takes_and_installs_nothing(
-    tmp_path: Path, words: list[str], code: int, said: str
+    tmp_path: Path, words: str, code: int, said: str
 ) -> None:
     for name in ("demo.py", "_venv.py"):
         (tmp_path / "scripts").mkdir(exist_ok=True)
         (tmp_path / "scripts" / name).write_bytes((SCRIPTS / name).read_bytes())
-    asked = [sys.executable, str(tmp_path / "scripts" / "demo.py"), *words]
+    asked = [sys.executable, str(tmp_path / "scripts" / "demo.py"), *words.split()]
     ended = subprocess.run(asked, capture_output=True, encoding="utf-8", check=False)
     assert ended.returncode == code and said in ended.stdout + ended.stderr
     assert not (tmp_path / ".venv").exists()
@@ -201,10 +196,8 @@ def test_parts_that_hang_are_ended_and_fail_with_a_fake_wine(
 @only_on_linux
 def test_ctrl_c_ends_the_parts_that_run_with_a_fake_wine(user_dir: Path, fake_wine: None) -> None:
     with witness() as held:
-        part = [sys.executable, "-c", f"port = {held.port}{HOLD}held.recv(1)"]
-        code = (
-            f"import windows_tests, pathlib; windows_tests.run({{'1': {part}, '2': {part}}}, pathlib.Path())"
-        )
+        parts = {name: [sys.executable, "-c", f"port = {held.port}{HOLD}held.recv(1)"] for name in "12"}
+        code = f"import windows_tests, pathlib; windows_tests.run({parts}, pathlib.Path())"
         environ = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
         with subprocess.Popen([sys.executable, "-c", code], env=environ, stderr=subprocess.DEVNULL) as tests:
             held.accept(2 if len(os.sched_getaffinity(0)) > 1 else 1)

@@ -49,9 +49,7 @@ def test_actionlint_finds_nothing(workflow: Path) -> None:
 @needs_actionlint
 def test_actionlint_would_find_something(tmp_path: Path) -> None:
     workflow = tmp_path / "bad.yml"
-    workflow.write_text(
-        "on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{rum: x}]}}\n", encoding="utf-8"
-    )
+    workflow.write_text("on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{rum: x}]}}", encoding="utf-8")
     assert _lint(workflow)
 
 
@@ -84,52 +82,41 @@ def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the step runs on Linux, not on Windows")
 @pytest.mark.parametrize(("tag", "code"), [(f"v{__version__}", 0), (f"v{__version__}.1", 1), ("v9", 1)])
 def test_a_tag_that_is_not_the_version_is_refused(tag: str, code: int) -> None:
-    (step,) = (
-        s for s in _read("release.yml")["jobs"]["sdist"]["steps"] if s.get("name") == "the tag is the version"
-    )
-    done = subprocess.run(
-        ["bash", "-e", "-c", step["run"]],
-        cwd=ROOT,
-        env={**os.environ, "GITHUB_REF_NAME": tag},
-        stdout=subprocess.DEVNULL,
-    )
+    steps = _read("release.yml")["jobs"]["sdist"]["steps"]
+    (step,) = (step for step in steps if step.get("name") == "the tag is the version")
+    environ = {**os.environ, "GITHUB_REF_NAME": tag}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
     assert done.returncode == code
 
 
 def test_every_vulnerability_that_is_ignored_is_explained() -> None:
     workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
-    explained = re.findall(
-        r"^\| ([A-Z]+-[\w-]+) \|", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.M
-    )
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| ([A-Z]+-[\w-]+) \|", security, re.MULTILINE)
     assert re.findall(r"--ignore-vuln (\S+)", workflow) == explained
 
 
-@pytest.fixture
-def jobs() -> dict[str, Any]:
-    """The jobs of CI."""
-    return dict(_read("ci.yml")["jobs"])
+CI = _read("ci.yml")["jobs"]
 
 
-def test_it_runs_what_the_readme_tells_people_to_run(jobs: dict[str, Any]) -> None:
-    run = {
-        line for job in jobs.values() for step in job["steps"] for line in step.get("run", "").splitlines()
-    }
+def test_it_runs_what_the_readme_tells_people_to_run() -> None:
+    run = {line for job in CI.values() for step in job["steps"] for line in step.get("run", "").splitlines()}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     scripts = set(re.findall(r"^python scripts/.*$", readme, re.MULTILINE))
     assert scripts == {"python scripts/demo.py", "python scripts/test.py"}
     assert scripts <= run
 
 
-def test_the_tests_run_on_windows_and_linux(jobs: dict[str, Any]) -> None:
-    job = jobs["test"]
+def test_the_tests_run_on_windows_and_linux() -> None:
+    job = CI["test"]
     assert {"ubuntu-latest", "windows-latest"} <= set(job["strategy"]["matrix"]["os"])
     assert job["runs-on"] == "${{ matrix.os }}"
     (tests,) = (step for step in job["steps"] if step.get("run") == "python scripts/test.py")
     assert "if" not in tests
 
 
-def test_they_run_on_the_newest_mmf_and_on_the_lowest_versions(jobs: dict[str, Any]) -> None:
-    job = jobs["versions"]
+def test_they_run_on_the_newest_mmf_and_on_the_lowest_versions() -> None:
+    job = CI["versions"]
     chosen = {entry["arguments"] for entry in job["strategy"]["matrix"]["include"]}
     assert chosen == {"--mmf github -k rc12", "--lowest"}
     assert job["steps"][-1] == {"run": "python scripts/test.py ${{ matrix.arguments }}"}

@@ -20,7 +20,6 @@ from mmf_win.protocol import Event, read_events
 from mmf_win.runs import attempts, fits, own_code
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf, warm
-from tests.worlds.recipes import Recipe, recipes, recipes_of_rc12
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 Faulty = Callable[..., None]
@@ -158,8 +157,8 @@ class Tool:
         """The run that a command's result names."""
         return Run(Path(result["path"]))
 
-    def _recipe(self, name: str) -> Recipe:
-        return (recipes() | recipes_of_rc12(self.world))[name]
+    def _recipe(self, name: str) -> tiny_mmf.Recipe:
+        return (tiny_mmf.recipes() | tiny_mmf.recipes_of_rc12(self.world))[name]
 
     def _places(self, command: str) -> list[str]:
         save = ["--save-dir", str(self.save_dir)]

@@ -11,10 +11,7 @@ from mmf_win.dataset.predictions import read_predictions
 from mmf_win.paths import is_portable
 from tests.endtoend.conftest import Faulty, Tool, probabilities, starts
 from tests.worlds import tiny_mmf
-from tests.worlds.recipes import recipes
 from tests.worlds.tools import shown_by_tensorboard
-
-MODELS = sorted(recipes())
 
 
 def train_resume_predict(tool: Tool, preset: str) -> None:
@@ -45,7 +42,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert probabilities(fast) == pytest.approx(probabilities(predicted), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(tiny_mmf.recipes()))
 def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, faulty: Faulty, name: str) -> None:
     """Texts of some words are padded to 32 tokens, or with --fast to 8."""
     settings = tool.settings(name)

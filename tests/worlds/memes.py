@@ -68,12 +68,11 @@ def public_copy() -> tuple[Files, dict[str, list[int]]]:
     for split, size in sizes.items():
         ids = range(first, first + size)
         gone[split] = sorted(sorted(ids, key=lambda id_: id_ % 10, reverse=True)[: lack[split]])
-        rows = [_row(id_, split, first_phase=False) for id_ in ids]
-        there = [
-            row if id_ in gone[split] else row | {"img": "img/00000.png"}
-            for id_, row in zip(ids, rows, strict=True)
+        rows = [
+            _row(id_, split, first_phase=False) | ({} if id_ in gone[split] else {"img": "img/00000.png"})
+            for id_ in ids
         ]
-        files[f"{TOP}{split}.jsonl"] = jsonl(there)
+        files[f"{TOP}{split}.jsonl"] = jsonl(rows)
         first += size
     return files, gone
 

@@ -87,11 +87,8 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
             configurations.append(type(error).__name__)
     zoo: dict[str, Any] = {}
     for kind, key in [("datasets", "hateful_memes"), *(("models", key) for key in asked["zoo_keys"])]:
-        version, resources = get_zoo_config(key, zoo_type=kind)
-        zoo[key] = [
-            version,
-            OmegaConf.to_container(resources) if OmegaConf.is_config(resources) else resources,
-        ]
+        version, found = get_zoo_config(key, zoo_type=kind)
+        zoo[key] = [version, OmegaConf.to_container(found) if OmegaConf.is_config(found) else found]
     registered = registry.mapping["model_name_mapping"].items()
     models = {name: model.config_path() for name, model in registered if "config_path" in vars(model)}
     return {"configurations": configurations, "zoo": zoo, "models": models}

@@ -63,10 +63,7 @@ def raw_records(lmdb_folder: Path) -> dict[str, bytes]:
     """All records as they are."""
     import lmdb
 
-    with (
-        lmdb.open(str(lmdb_folder), readonly=True, lock=False) as environment,
-        environment.begin() as transaction,
-    ):
+    with lmdb.open(str(lmdb_folder), readonly=True, lock=False) as env, env.begin() as transaction:
         keys = pickle.loads(transaction.get(b"keys"))
-        assert len(keys) == environment.stat()["entries"] - 1
+        assert len(keys) == env.stat()["entries"] - 1
         return {key.decode(): transaction.get(key) for key in keys}

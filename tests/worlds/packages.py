@@ -89,11 +89,8 @@ def hide_all_but(wheel: Path, folder: Path, *extras: str) -> None:
 def bare_environment() -> dict[str, str]:
     """The variables of this process without those that lead another Python to the checkout or to an MMF."""
     compiled = "PYTHONPYCACHEPREFIX"  # leads nowhere, and keeps compiled files apart
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name == compiled or not name.startswith(("MMF", "PYTHON"))
-    }
+    kept = [name for name in os.environ if name == compiled or not name.startswith(("MMF", "PYTHON"))]
+    return {name: os.environ[name] for name in kept}
 
 
 def _asked_for(name: str, extras: Iterable[str]) -> set[str]:

@@ -1,6 +1,7 @@
 """A small world in which the real MMF trains in seconds: data, word vectors, a BERT, and sizes to match.
 
-Everything is seeded, a few megabytes large, and in the formats of the real thing.
+Everything is seeded, a few megabytes large, and in the formats of the real thing. Recipes make the published
+baselines, and models of the newest MMF, as small.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tests.worlds import npy
 
@@ -26,16 +28,13 @@ BOXES = 10  # of each image; real ones have 100
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-BERT_SIZES = SIZES | {
-    "intermediate_size": INNER,
-    "max_position_embeddings": POSITIONS,
-    "vocab_size": len(TOKENS),
-}
+BERT_SIZES = SIZES | dict(intermediate_size=INNER, max_position_embeddings=POSITIONS, vocab_size=len(TOKENS))
 FEATURES = 2048  # numbers a box, which MMF's configurations count on
 FC7 = 24  # real ones have 2048
 BERT = "bert-base-uncased"  # as MMF's configurations call it
 COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
 CLASSES = 1601  # of the detector that made the real features
+Settings = dict[str, Any]
 
 
 class TinyWorld:
@@ -126,10 +125,7 @@ def build_features(path: Path, stems: list[str]) -> None:
     path.mkdir(parents=True)
     keys = [stem.encode() for stem in stems]
     # create=True would make the folder, on Windows under a name in the ANSI code page.
-    with (
-        lmdb.open(str(path), map_size=256 * 2**20, create=False) as env,
-        env.begin(write=True) as transaction,
-    ):
+    with lmdb.open(str(path), map_size=1 << 28, create=False) as env, env.begin(write=True) as transaction:
         transaction.put(b"keys", pickle.dumps(keys))
         for key in keys:
             info = npy.info(BOXES, classes=CLASSES, seed=int(random.integers(1000)))
@@ -179,3 +175,147 @@ def unlabel(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWor
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+
+
+class Recipe(NamedTuple):
+    """One of the published baselines at a tiny size."""
+
+    model: str
+    config: str  # MMF's own, over which the settings are merged
+    settings: Settings
+
+
+def recipes() -> dict[str, Recipe]:
+    """The baselines that can be trained without downloads, by name, for both versions of MMF."""
+    text = {"bert_model_name": BERT, "text_hidden_size": HIDDEN, "text_encoder": {"params": {**SIZES}}}
+    image: Settings = {"modal_encoder": {"params": {"pretrained": False}}}
+    regions: Settings = {"modal_hidden_size": FC7}
+    tokens = {"params": {"tokenizer_config": {"type": BERT}, "max_seq_length": 16}}
+    whole_bert: Settings = {**BERT_SIZES, "bert_model_name": BERT}
+    cnn: Settings = {
+        "cnn": {"layers": {"input_dims": [3, 8], "output_dims": [8, 10], "kernel_sizes": [5, 5]}},
+        "classifier": {"params": {"in_dim": 740}},
+    }
+    vilbert = whole_bert | {
+        "v_hidden_size": HIDDEN,
+        "v_num_hidden_layers": LAYERS,
+        "v_num_attention_heads": HEADS,
+        "v_intermediate_size": INNER,
+        "bi_hidden_size": HIDDEN,
+        "bi_num_attention_heads": HEADS,
+        "bi_intermediate_size": INNER,
+        "v_biattention_id": [0, 1],
+        "t_biattention_id": [0, 1],
+    }
+
+    transforms = [
+        {"type": "Resize", "params": {"size": [40, 40]}},
+        {"type": "CenterCrop", "params": {"size": [32, 32]}},
+        *("ToTensor", "GrayScaleTo3Channels"),
+    ]
+
+    def recipe(model: str, config: str, size: Settings, *, words: bool = False) -> Recipe:
+        processors: Settings = {"image_processor": {"params": {"transforms": transforms}}}
+        if not words:
+            processors["text_processor"] = tokens
+        dataset = {"max_features": BOXES, "processors": processors}
+        settings = {"model_config": {model: size}, "dataset_config": {"hateful_memes": dataset}}
+        return Recipe(model, f"projects/{config}.yaml", settings)
+
+    unimodal = "others/unimodal/configs/hateful_memes"
+    return {
+        "concat_bow": recipe("concat_bow", "others/concat_bow/hateful_memes/defaults", image, words=True),
+        "image": recipe("unimodal_image", f"{unimodal}/image", image, words=True),
+        "regions": recipe("unimodal_image", f"{unimodal}/with_features", regions, words=True),
+        "text": recipe("unimodal_text", f"{unimodal}/text", {}, words=True),
+        "bert": recipe("unimodal_text", f"{unimodal}/bert", text),
+        "cnn_lstm": recipe("cnn_lstm", "others/cnn_lstm/hateful_memes/defaults", cnn, words=True),
+        "concat_bert": recipe("concat_bert", "others/concat_bert/hateful_memes/defaults", text | image),
+        "late_fusion": recipe("late_fusion", "others/late_fusion/hateful_memes/defaults", text | image),
+        "mmbt": recipe("mmbt", "mmbt/configs/hateful_memes/defaults", text | image),
+        "mmbt_regions": recipe("mmbt", "mmbt/configs/hateful_memes/with_features", text | regions),
+        "visual_bert": recipe("visual_bert", "visual_bert/configs/hateful_memes/direct", whole_bert),
+        "vilbert": recipe("vilbert", "vilbert/configs/hateful_memes/direct", vilbert),
+    }
+
+
+def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
+    """Models that 1.0.0rc12 alone has, two of them with configurations that are not for Hateful Memes."""
+    tokens: Settings = {"type": BERT, "params": {"do_lower_case": True}}
+    text: Settings = {"tokenizer_config": tokens, "mask_probability": 0, "max_seq_length": 16}
+    bbox = {"bbox_key": "bbox", "image_width_key": "image_width", "image_height_key": "image_height"}
+    lxmert: Settings = {**BERT_SIZES, "bert_model_name": BERT, "l_layers": 1, "x_layers": 1, "r_layers": 1}
+    lxmert |= {"training_head_type": "classification", "num_labels": 2, "losses": ["cross_entropy"]}
+    regions: Settings = {
+        "use_features": True,
+        "use_images": False,
+        "return_features_info": True,
+        "max_features": BOXES,
+        "processors": {
+            "text_processor": {"type": "bert_tokenizer", "params": text},
+            "transformer_bbox_processor": {"type": "transformer_bbox", "params": bbox},
+        },
+    }
+    # What transformers reads of a vision transformer that begins with random weights.
+    vit = SIZES | {"model_type": "vit", "intermediate_size": INNER, "image_size": 32, "patch_size": 16}
+    folder = world.root / "vit"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(vit), encoding="utf-8")
+    picture: Settings = SIZES | {
+        "random_init": True,
+        "image_size": [32, 32],
+        "patch_size": 16,
+        "hidden_dim": HIDDEN,
+        "intermediate_size": INNER,
+        "mlp_dim": INNER,
+        "pretrained_model_name": str(folder),
+    }
+    head = {"type": "mlp", "loss": "loss", "in_dim": HIDDEN, "hidden_size": HIDDEN, "num_labels": 2}
+    words = {"bert_model_name": BERT, "hidden_size": HIDDEN, "hidden_dim": HIDDEN}
+    vilt: Settings = {
+        "tasks": "hateful_memes",
+        "heads": {"hateful_memes": [head | {"pooler_name": "bert_pooler"}]},
+        "losses": {"loss": "cross_entropy"},
+        "image_encoder": {"type": "vit", "params": picture},
+        "text_embeddings": words | {"max_position_embeddings": POSITIONS},
+    }
+    pieces = {"from_pretrained": BERT, "mask_probability": 0, "max_seq_length": 16}
+    pictures: Settings = {
+        "processors": {
+            "text_processor": {"type": "vilt_text_tokenizer", "params": pieces},
+            "image_processor": {"type": "vilt_image_processor", "params": {"size": [32, 32]}},
+        }
+    }
+
+    def recipe(model: str, values: Settings, dataset: Settings) -> Recipe:
+        settings: Settings = {
+            "model_config": {model: values},
+            "dataset_config": {"hateful_memes": dataset},
+            "optimizer": {"type": "adam_w", "params": {"lr": 1e-4}},
+            "evaluation": {"metrics": ["accuracy", "binary_f1", "roc_auc"]},
+        }
+        return Recipe(model, f"configs/models/{model}/defaults.yaml", settings)
+
+    part = {"layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
+    resnet = {"pretrained": False, "pool_type": "avg", "num_output_features": 1}
+    texts = {"type": "text", "key": "text", "position_dim": POSITIONS, "segment_id": 0}
+    images = {"type": "image", "key": "image", "position_dim": 1, "segment_id": 1}
+    encoder = {"type": "resnet152", "params": resnet}
+    transformer: Settings = {
+        "transformer_base": BERT,
+        "backend": {"params": {**SIZES, "max_position_embeddings": POSITIONS}},
+        "heads": [{"type": "mlp", "hidden_size": HIDDEN, "num_labels": 2}],
+        "modalities": [
+            {**texts, **part, "embedding_dim": HIDDEN},
+            {**images, **part, "embedding_dim": FEATURES, "encoder": encoder},
+        ],
+    }
+    return {
+        "lxmert": recipe("lxmert", lxmert, regions),
+        "vilt": recipe("vilt", vilt, pictures),
+        "mmf_transformer": Recipe(
+            "mmf_transformer",
+            "projects/hateful_memes/configs/mmf_transformer/defaults.yaml",
+            {**recipes()["mmbt"].settings, "model_config": {"mmf_transformer": transformer}},
+        ),
+    }

@@ -120,12 +120,7 @@ def call(*command: str | Path, cwd: Path) -> None:
     """Run a program that must succeed."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}  # unzip spoils letters that the locale lacks
     subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
+        command, cwd=cwd, env=environment, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL
     )
 
 

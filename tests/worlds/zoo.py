@@ -86,10 +86,7 @@ def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> 
             node[last] = {"version": "1.0_test", "resources": [entry(*names)]}
     for kind, zoo in (("datasets", datasets), ("models", models)):
         (folder / f"{kind}.yaml").write_text(json.dumps(zoo), encoding="utf-8")
-    return {
-        "MMF_DATASET_ZOO": str(folder / "datasets.yaml"),
-        "MMF_MODEL_ZOO": str(folder / "models.yaml"),
-    }
+    return {"MMF_DATASET_ZOO": str(folder / "datasets.yaml"), "MMF_MODEL_ZOO": str(folder / "models.yaml")}
 
 
 def fetch(zoo: Zoo, *inputs: Input, source: str | Path | None = None, keep: bool = True) -> list[Finding]:

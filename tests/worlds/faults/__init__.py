@@ -51,10 +51,7 @@ import torch
 from mmf.models.base_model import BaseModel
 from mmf.utils.checkpoint import Checkpoint
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mmf_win.worker.hooks import checkpoint_io, micro_batch, precision
 
@@ -68,9 +65,7 @@ def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: 
     """Do what is asked for at this point."""
     update = _state["update"] - (at in ("writing", "saved"))
     for fault in _FAULTS:
-        if fault["at"] != at or rows <= fault.get("above", -1):
-            continue
-        if fault.get("update", update) != update:
+        if fault["at"] != at or rows <= fault.get("above", -1) or fault.get("update", update) != update:
             continue
         if "once" in fault:
             if Path(fault["once"]).exists():
@@ -148,11 +143,9 @@ _ACTIONS = {
 }
 
 
-def _forward(
-    self: Any, sample_list: Any, *args: Any, _original: Any = BaseModel.__call__, **kwargs: Any
-) -> Any:
-    rows = _state["rows"] = sample_list.get_batch_size()
-    output = _original(self, sample_list, *args, **kwargs)
+def _forward(self: Any, samples: Any, *args: Any, _original: Any = BaseModel.__call__, **kwargs: Any) -> Any:
+    rows = _state["rows"] = samples.get_batch_size()
+    output = _original(self, samples, *args, **kwargs)
     if self.training:
         strike("forward", rows, model=self, output=output)
     return output
