@@ -1,10 +1,17 @@
-"""Scores: by hand, beside scikit-learn, and where the labels leave nothing to score."""
+"""Scores: by hand, beside scikit-learn, where labels leave nothing to score, and beside a prediction file."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.predictions import Prediction
 
 with suppress(ImportError):  # where the extra `train` is not installed, these tests are not run
     import numpy as np
@@ -12,7 +19,7 @@ with suppress(ImportError):  # where the extra `train` is not installed, these t
     from scipy import stats as scipy
     from sklearn import metrics as sklearn
 
-    from mmf_win.results import metrics
+    from mmf_win.results import metrics, saved_metrics
 
 pytestmark = pytest.mark.torch
 
@@ -29,9 +36,14 @@ def sample(rows: int, seed: int = 0, *, digits: int | None = None) -> tuple[list
 
 
 def test_a_case_computed_by_hand() -> None:
-    """Of the four pairs of a hateful and a benign meme, three are in the right order."""
+    """Of the four pairs of a hateful and a benign meme, three are in the right order.
+
+    The hateful memes are above 1 and 2 of the benign ones, which are below 2 and 1 of the hateful ones.
+    So both components are 1/2 and 1, with a variance of 1/8, and that of the AUROC is 1/8 / 2 + 1/8 / 2.
+    """
     scores = metrics.measure([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
-    assert scores["auroc"].value == 0.75
+    assert (scores["auroc"].value, scores["auroc"].low) == (0.75, pytest.approx(0.75 - 1.959964 / 8**0.5))
+    assert scores["auroc"].high == 1, "no AUROC is above 1"
     assert scores["accuracy"].value == 0.75
     assert scores["average_precision"].value == pytest.approx((1 + 2 / 3) / 2)
     assert scores["f1"].value == pytest.approx(2 / 3)
@@ -87,24 +99,10 @@ def auroc(labels: list[int], probas: list[float]) -> metrics.Score:
 
 def covariance(labels: list[int], *columns: list[float]) -> npt.NDArray[np.float64]:
     """Of the AUROCs of several predictions, as DeLong et al. define it, pair by pair."""
-    hateful, benign = ([n for n, label in enumerate(labels) if label == side] for side in (1, 0))
-    pairs = np.array([[[psi(p[h], p[b]) for b in benign] for h in hateful] for p in columns])
+    hateful, benign = (np.array(columns)[:, np.array(labels) == side] for side in (1, 0))
+    pairs = np.heaviside(hateful[:, :, None] - benign[:, None, :], 0.5)
     s10, s01 = (np.atleast_2d(np.cov(pairs.mean(axis=axis))) for axis in (2, 1))
-    return np.asarray(s10 / len(hateful) + s01 / len(benign))
-
-
-def psi(hateful: float, benign: float) -> float:
-    return 1.0 if hateful > benign else 0.5 if hateful == benign else 0.0
-
-
-def test_delongs_interval_computed_by_hand() -> None:
-    """The hateful memes are above 1 and 2 of the benign ones, which are below 2 and 1 of the hateful ones.
-
-    So both components are 1/2 and 1, with a variance of 1/8, and that of the AUROC is 1/8 / 2 + 1/8 / 2.
-    """
-    score = auroc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
-    assert (score.value, score.low) == (0.75, pytest.approx(0.75 - 1.959964 / 8**0.5))
-    assert score.high == 1, "no AUROC is above 1"
+    return np.asarray(s10 / pairs.shape[1] + s01 / pairs.shape[2])
 
 
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
@@ -169,3 +167,44 @@ def test_a_model_is_no_better_than_itself_and_better_than_chance() -> None:
     assert worse.value == -better.value
     assert (worse.low, worse.high, worse.p) == (-better.high, -better.low, better.p)
     assert metrics.auroc_difference([1, 1], [0.1, 0.2], [0.2, 0.1]) is None
+
+
+def scored(labels: Sequence[int | None]) -> dict[str, Any]:
+    """The scores of predictions that rise from row to row."""
+    rows = [Row(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
+    predictions = [Prediction(str(n), (n + 1) / (len(labels) + 1), 0) for n in range(len(labels))]
+    found = saved_metrics.scores(rows, predictions, 0.5, None)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found, "a NaN is no JSON"
+    return found
+
+
+def test_auroc_and_accuracy_have_intervals_around_them() -> None:
+    found = scored([n % 3 % 2 for n in range(10_000)])
+    assert (found["rows"], found["hateful"]) == (10_000, 3333)
+    assert set(found["intervals"]) == {"auroc", "accuracy"}
+    for name, (low, high) in found["intervals"].items():
+        assert low < found[name] < high
+
+
+def test_ranks_are_not_judged_as_probabilities() -> None:
+    rows = [Row(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
+    predictions = [Prediction(str(n), n / 3, 0) for n in range(4)]
+    found = saved_metrics.scores(rows, predictions, 0.5, "rank")
+    assert {name for name in saved_metrics.METRICS if found[name] is None} == {"brier", "calibration_error"}
+    assert found["auroc"] == saved_metrics.scores(rows, predictions, 0.5, "mean")["auroc"]
+
+
+@pytest.mark.parametrize("labels", [[], [None, None], [0, 1, None]])
+def test_without_a_label_for_each_row_there_are_no_scores(labels: list[int | None]) -> None:
+    found = scored(labels)
+    assert found["rows"] == len(labels)
+    assert found["hateful"] is None and found["intervals"] == {}
+    assert all(found[name] is None for name in saved_metrics.METRICS)
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff"])
+def test_a_record_that_cannot_be_read_is_empty(tmp_path: Path, content: bytes | None) -> None:
+    csv = tmp_path / "predictions.csv"
+    if content is not None:
+        saved_metrics.path_beside(csv).write_bytes(content)
+    assert saved_metrics.read(csv) == {}

@@ -12,14 +12,9 @@ from mmf_win.phases import Waiting
 from mmf_win.results import profile as results
 from mmf_win.runs.profiling import Profile
 
-MODEL = {
-    "forward": 0.049,
-    "backward": 0.099,
-    "optimizer": 0.033,
-    "transfer": 0.0001,
-    "logging": 0.0003,
-    "other": 0.003,
-}
+MODEL = {"forward": 0.049, "backward": 0.099, "optimizer": 0.033}
+MODEL |= {"transfer": 0.0001, "logging": 0.0003, "other": 0.003}
+WAITS = "the model waits for data 57 % of the time"
 
 
 def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any) -> Profile:
@@ -32,22 +27,11 @@ def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **c
         changes: other figures.
     """
     spent = {**MODEL, "data": data}
-    figures: dict[str, Any] = {
-        "name": "planted",
-        "folder": Path("there"),
-        "checkpoint_interval": 1000,
-        "evaluation_interval": 1000,
-        "max_updates": 22000,
-        "device": "cpu",
-        "batch": 8,
-        "spent": spent,
-        "waiting": Waiting(data, sum(spent.values()), workers, 1, 2, data, cpu),
-        "checkpoint": 0.13,
-        "validation": 0.45,
-        "gpu_busy": None,
-        "images_once": False,
-    }
-    return Profile(**{**figures, **changes})
+    waiting = Waiting(data, sum(spent.values()), workers, 1, 2, data, cpu)
+    figures: dict[str, Any] = {"name": "planted", "folder": Path("there"), "device": "cpu", "gpu_busy": None}
+    figures |= {"checkpoint_interval": 1000, "evaluation_interval": 1000, "max_updates": 22000, "batch": 8}
+    figures |= {"checkpoint": 0.13, "validation": 0.45, "spent": spent, "waiting": waiting}
+    return Profile(**{**figures, "images_once": False, **changes})
 
 
 def said(profile: Profile) -> list[str]:
@@ -61,17 +45,10 @@ def said(profile: Profile) -> list[str]:
         (profiled(), "the model itself takes the time: forward 25 %, backward 51 %, optimizer 17 %"),
         (
             profiled(data=0.25, cpu=0.25, images_once=True),
-            "the model waits for data 57 % of the time, mostly for the processor (less once all images are "
-            "decoded): training.num_workers=1",
+            f"{WAITS}, mostly for the processor (less once all images are decoded): training.num_workers=1",
         ),
-        (
-            profiled(data=0.25, cpu=0.01),
-            "the model waits for data 57 % of the time, mostly for the disk: training.num_workers=2",
-        ),
-        (
-            profiled(data=0.25, cpu=None, workers=2),
-            "the model waits for data 57 % of the time; more DataLoader workers would not help",
-        ),
+        (profiled(data=0.25, cpu=0.01), f"{WAITS}, mostly for the disk: training.num_workers=2"),
+        (profiled(data=0.25, cpu=None, workers=2), f"{WAITS}; more DataLoader workers would not help"),
         (
             profiled(checkpoint=3.2, checkpoint_interval=20),
             "checkpoints take 45 % of the time, 3.2 s each: training.checkpoint_interval=400",

@@ -1,10 +1,12 @@
-"""The page that compares runs."""
+"""The page that compares runs, those of a sweep by their settings."""
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +19,22 @@ comparison = pytest.importorskip("mmf_win.results.report.comparison")
 from mmf_win.cli import main  # noqa: E402
 from mmf_win.errors import UsageError  # noqa: E402
 from mmf_win.protocol import Exit  # noqa: E402
-from tests.worlds import report_world  # noqa: E402
-from tests.worlds.report_world import World, attempt, left_out, tell, text_of  # noqa: E402
+from mmf_win.results.report.plots import by_setting  # noqa: E402
+from tests.worlds.report_world import SPLIT, World, attempt, left_out, sweep, tell, text_of  # noqa: E402
 
 
 def entries(runs: list[Any]) -> list[Any]:
-    return [comparison.entry_of(run, pages._scored(run, report_world.SPLIT, None)) for run in runs]
+    return [comparison.entry_of(run, pages._scored(run, SPLIT, None)) for run in runs]
 
 
 def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
-    runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
-    for run in runs:
-        world.predict(run)
-    other = world.run("visual_bert", preset="visual_bert", published={})
-    world.predict(other)
+    runs = [world.predicted(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
+    other = world.predicted("visual_bert", preset="visual_bert", published={})
     first, second = comparison.grouped(entries([*runs, other]))
     aurocs = [entry.auroc for entry in first.entries]
     assert first.spread("auroc") == pytest.approx((statistics.mean(aurocs), statistics.stdev(aurocs), 3))
     assert second.spread("auroc") == (second.entries[0].auroc, None, 1), "one run has no deviation"
-    page = text_of(pages.of_runs([*runs, other], world.save).read_text(encoding="utf-8"))
+    page = text_of(pages.of_runs([*runs, other], world.save))
     assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f} n = 3" in page
     assert "Published AUROC on test_seen" in page
     assert "0.6792 on 1,000 rows: not comparable" in page, "with 32"
@@ -71,7 +70,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
     found = grouped(first, other, second)
     assert list(found.values()) == [[first, second], [other]]
     assert list(found)[1] == f"mmbt_grid{name}"
-    page = text_of(pages.of_runs([first, other, second], world.save).read_text(encoding="utf-8"))
+    page = text_of(pages.of_runs([first, other, second], world.save))
     assert "n = 2" in page and "n = 3" not in page
 
 
@@ -132,9 +131,7 @@ def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: Wo
 
 
 def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
-    good, bad = world.run("good"), world.run("bad")
-    world.predict(good, skill=1.5)
-    world.predict(bad, skill=0.0)
+    good, bad = world.predicted("good", skill=1.5), world.predicted("bad", skill=0.0)
     (contrast,) = comparison.contrasts(entries([bad, good]))
     first, second, difference = (contrast[key] for key in ("first", "second", "difference"))
     assert (first.run, second.run, contrast["memes"]) == (good, bad, 32)
@@ -150,7 +147,7 @@ def test_a_run_beside_itself_does_not_differ(world: World) -> None:
     (twin.reports / csv.name.replace("_a_", "_b_")).write_bytes(csv.read_bytes())
     (contrast,) = comparison.contrasts(entries([run, twin]))
     assert (contrast["difference"].value, contrast["difference"].p) == (0.0, None)
-    page = text_of(pages.of_runs([run, twin], world.save).read_text(encoding="utf-8"))
+    page = text_of(pages.of_runs([run, twin], world.save))
     assert "+0.0000 – – 32" in page, "neither an interval nor a p-value"
 
 
@@ -163,17 +160,15 @@ def test_runs_without_predictions_are_compared_by_their_training(world: World) -
 @pytest.mark.parametrize("label", [{"label": 1}, {}], ids=["one class", "no labels"])
 def test_without_both_classes_the_difference_is_undefined(world: World, label: dict[str, int]) -> None:
     world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", **label} for n in range(1, 9)])
-    runs = [world.run("a"), world.run("b")]
-    for run in runs:
-        world.predict(run)
-    assert "undefined" in text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
+    runs = [world.predicted("a"), world.predicted("b")]
+    assert "undefined" in text_of(pages.of_runs(runs, world.save))
 
 
 def test_the_command_compares_when_several_runs_are_named(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b"):
-        world.predict(world.run(name))
+        world.predicted(name)
     save = ["--save-dir", str(world.save), "--json"]
     assert main(["report", "a", "b", *save]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -195,23 +190,117 @@ def test_what_cannot_be_compared_is_an_error(world: World) -> None:
 
 @pytest.mark.parametrize("asked", [{}, {"published": {}}], ids=["a preset of the paper", "another"])
 def test_no_published_number_stands_beside_another_split(world: World, asked: dict[str, Any]) -> None:
-    world.dataset.split("test_unseen").write_bytes(world.dataset.split(report_world.SPLIT).read_bytes())
-    runs = [world.run("a", **asked), world.run("b", **asked)]
-    for run in runs:
-        world.predict(run, "test_unseen")
-    page = text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
+    world.dataset.split("test_unseen").write_bytes(world.dataset.split(SPLIT).read_bytes())
+    runs = [world.predicted(name, split="test_unseen", **asked) for name in ("a", "b")]
+    page = text_of(pages.of_runs(runs, world.save))
     assert "0.6792" not in page and "Published" not in page
     assert ("The paper reports dev_seen and test_seen, not test_unseen." in page) == (not asked)
 
 
 def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
-    left_out(world, report_world.SPLIT, 8)
-    runs = [world.run("a"), world.run("b", seed=2), world.run("c", preset="vilbert")]
+    left_out(world, 8)
+    runs = [world.predicted("a"), world.predicted("b", seed=2), world.predicted("c", preset="vilbert")]
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
         tell(run, attempt("1", 0, 120, "ok", validated=data, seed=run.request().seed))
-        world.predict(run)
-    page = text_of(pages.of_runs(runs, world.save).read_text(encoding="utf-8"))
-    assert f"Rows of {report_world.SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
+    page = text_of(pages.of_runs(runs, world.save))
+    assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
     assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
     assert "on different rows" in page, "of the first preset's two runs"
+
+
+def plotted(values: list[Any], scores: list[float | None] | None = None) -> Any:
+    """The plot of one setting."""
+    reached = scores or [n / 100 for n in range(len(values))]
+    [plot] = by_setting([({"lr": value}, score) for value, score in zip(values, reached, strict=True)])
+    return plot
+
+
+def places(plot: Any) -> dict[str, float]:
+    """How far from the left each label of the values stands."""
+    found = re.findall(r"rotate\(-0 ([\d.]+)[^>]*>([^<]*)</text>", plot.svg.partition("matplotlib.axis_2")[0])
+    return {text: float(x) for x, text in found}
+
+
+def dots(plot: Any) -> list[tuple[float, float]]:
+    """Where the runs stand, from the left and from the top."""
+    found = re.findall(r'<use [^>]*x="(.*?)" y="(.*?)" style="fill: var\(--accent', plot.svg)
+    return [(float(x), float(y)) for x, y in found]
+
+
+def line(plot: Any) -> list[tuple[float, float]]:
+    """The points of the line in the colour of the runs."""
+    found = re.search(r'<path d="([^"]*)"[^>]*stroke: var\(--accent\); stroke-opacity[^>]*linecap', plot.svg)
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML] ([\d.]+) ([\d.]+)", found[1])] if found else []
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([16, 1000, 32], ["16", "32", "1000"]),
+        (["1e-5", 1e-4, 1e-3, "1e-4"], ["1e-05", "0.0001", "0.001"]),
+        (["b", "c", "a", True], ["True", "a", "b", "c"]),
+        ([64, None, 16], ["16", "64", "not set"]),
+    ],
+)
+def test_values_stand_in_order_and_apart(values: list[Any], labels: list[str]) -> None:
+    plot = plotted(values)
+    at = places(plot)
+    assert list(at) == labels
+    distances = [b - a for a, b in pairwise(at.values())]
+    assert distances == pytest.approx([distances[0]] * len(distances), rel=0.01)
+    assert sorted({x for x, _ in dots(plot)}) == pytest.approx(list(at.values()), abs=0.1)
+
+
+def test_many_labels_are_turned_and_do_not_touch() -> None:
+    plot = plotted([f"{n:02} and more" for n in range(60)])
+    turned = re.findall(r"translate\(([\d.]+) [^)]*\) rotate\(-90\)", plot.svg)
+    assert len(turned) == 20 and all(b - a > 9 for a, b in pairwise(map(float, turned)))
+
+
+@pytest.mark.parametrize(
+    "value", ["a", None, float("nan"), 10**400, "", "$x^", "<b>&", [1], "\N{SNOWMAN}" * 30]
+)
+def test_any_value_can_be_drawn(value: object) -> None:
+    assert len(dots(plotted([value, 1]))) == 2
+
+
+def test_a_line_goes_through_the_mean_at_each_value() -> None:
+    plot = plotted([1, 2, 2, 3], [0.5, 0.6, 0.8, 0.9])
+    (_, first), (_, low), (_, high), (_, last) = dots(plot)
+    assert [y for _, y in line(plot)] == pytest.approx([first, (low + high) / 2, last], abs=0.01)
+    assert line(plotted([1, 2, 3])) == [], "one run a value has no mean"
+
+
+def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
+    found = by_setting([({"a": n, "b": 7, "c": n // 2}, n / 10 if n < 2 else None) for n in range(4)])
+    assert [(plot.title, plot.name) for plot in found] == [("a", "setting-1")]
+    assert len(dots(found[0])) == 2 and found[0].caption == "2 runs at 2 values."
+    assert by_setting([({"a": n}, None) for n in range(4)]) == []
+
+
+def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World) -> None:
+    runs, settings = sweep(world, 12, predicted=10)
+    about = comparison.of_runs([(run, pages._scored(run, SPLIT, None)) for run in runs], None, settings)
+    contrasted = {run.id for c in about["contrasts"] for run in (c["first"].run, c["second"].run)}
+    assert contrasted == {run.id for run in runs[2:10]}, "of those with predictions"
+    assert len(about["contrasts"]) == 8 * 7 / 2
+    assert len(about["colours"]) == 8 and about["plots"][0].caption.startswith("8 runs")
+    runs[0].events.unlink()
+    page = text_of(pages.of_runs(runs, world.save, settings=settings))
+    assert "Of 12 runs, these are the 8 with the best validation AUROC." in page
+    assert "Of the runs that predicted test_seen, only the 8 with the best validation AUROC" in page
+    assert "11 runs at 11 values" in page and "Left out, without a validation AUROC: 1 of 12 runs." in page
+
+
+def test_of_few_runs_all_are_shown_and_of_no_sweep_there_are_no_settings(world: World) -> None:
+    runs, settings = sweep(world, 9, predicted=9)
+    page = pages.of_runs(runs, world.save).read_text(encoding="utf-8")
+    assert 'id="setting' not in page and "these are the" not in page
+    assert page.count('data-name="Other"') == 9 * 8 / 2
+    data = {"split": "dev_seen", "rows": 433, "full_rows": 500}
+    for run, validated in zip(runs[:2], (None, data), strict=True):
+        tell(run, attempt("1", 0, 120, "ok", validated=validated))
+        page = text_of(pages.of_runs(runs[:2], world.save, settings=settings))
+        assert "2 runs at 2 values" in page and "these are the" not in page and "only the" not in page
+        assert ("The runs were validated on different rows" in page) == (validated is not None)

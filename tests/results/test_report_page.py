@@ -1,4 +1,4 @@
-"""The page of one run, and what is wrong with what it is made from."""
+"""The page of one run: what it shows, published numbers among them, and what is wrong with its sources."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import pytest
 
 pytestmark = pytest.mark.torch
 pages = pytest.importorskip("mmf_win.results.report.pages")
+sklearn = pytest.importorskip("sklearn.metrics")
 
 from mmf_win.cli import main  # noqa: E402
+from mmf_win.dataset.annotations import read_rows  # noqa: E402
 from mmf_win.dataset.own_memes import annotations_beside  # noqa: E402
+from mmf_win.dataset.predictions import read_predictions  # noqa: E402
 from mmf_win.errors import DataError, UsageError  # noqa: E402
 from mmf_win.files import write_json  # noqa: E402
 from mmf_win.locking import locked  # noqa: E402
@@ -25,9 +28,7 @@ from tests.worlds.report_world import SPLIT, World, attempt, left_out, tell, tex
 
 
 def made(world: World, **chosen: Any) -> str:
-    run = world.run()
-    world.predict(run)
-    page: Path = pages.of_run(run, **chosen)
+    page: Path = pages.of_run(world.predicted(), **chosen)
     return page.read_text(encoding="utf-8")
 
 
@@ -54,7 +55,7 @@ def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(
     for chosen, meant, other in ((older, older, newer), (None, newer, older)):
         page = pages.of_run(run, split=SPLIT, csv=chosen)
         assert page == meant.with_suffix(".html")
-        text = text_of(page.read_text(encoding="utf-8"))
+        text = text_of(page)
         assert meant.name in text and other.name not in text
 
 
@@ -73,7 +74,7 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Worl
         {"run": f"{name}/x", "checkpoint": f"{name}/best.ckpt", "checkpoint_sha256": sha * 32}
         for name, sha in (("a", "ab"), ("b", "cd"))
     ]
-    left_out(world, SPLIT, 8)
+    left_out(world, 8)
     csv = ensemble(world, "mean", members=members)
     written = pages.of_ensemble(csv)
     assert written == csv.with_suffix(".html")
@@ -93,32 +94,24 @@ def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: World) -> 
     assert 'id="calibration"' not in page and "Brier" not in page and "Calibration error" not in page
     assert "PyTorch 2.13.0" in text_of(page)
     assert "probabilit" not in page.lower() and "got the higher rank" in text_of(page)
-    memes = [{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1032)]
-    world.annotate(memes)
+    world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1032)])
     page = pages.of_ensemble(csv).read_text(encoding="utf-8")
     assert "Highest ranks" in page and "probabilit" not in page.lower()
 
 
 def test_intervals_name_their_method_and_why_there_is_none(world: World) -> None:
-    run = world.run()
-    world.predict(run, skill=5)
-    page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
+    page = text_of(pages.of_run(world.predicted(skill=5)))
     assert "Wilson" in page and "DeLong" in page
     assert "AUROC 1.0000 what the challenge ranked by" in page and "such as one of 1, has none" in page
     assert re.search(r"Accuracy 1\.0000 95 % interval 0\.8\d+ – 1\.0000", page)
 
 
 def test_texts_of_megabytes_are_cut_with_their_length(world: World) -> None:
-    memes = [
-        {"id": n, "img": f"img/{n:05}.png", "text": f"{n} long " * 100_000, "label": n % 2}
-        for n in range(1000, 1006)
-    ]
-    world.annotate(memes)
-    run = world.run()
-    world.predict(run)
-    page = pages.of_run(run)
+    texts = {n: f"{n} long " * 100_000 for n in range(1000, 1006)}
+    world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": texts[n], "label": n % 2} for n in texts])
+    page = pages.of_run(world.predicted())
     assert page.stat().st_size < 500_000
-    assert f"1000 long … ({10 * 100_000:,} characters)" in text_of(page.read_text(encoding="utf-8"))
+    assert f"1000 long … ({10 * 100_000:,} characters)" in text_of(page)
 
 
 def test_pillows_warnings_are_not_for_the_user(world: World) -> None:
@@ -133,11 +126,8 @@ def test_pillows_warnings_are_not_for_the_user(world: World) -> None:
 
 def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
     evil = '<script>alert("1")</script>"\' onload=alert(2)'
-    memes = [
-        {"id": 1, "img": "img/01000.png", "label": 0, "text": evil},
-        {"id": 2, "img": '"><script>', "label": 1, "text": evil},
-    ]
-    world.annotate(memes)
+    memes = [{"id": 1, "img": "img/01000.png", "label": 0}, {"id": 2, "img": '"><script>', "label": 1}]
+    world.annotate([{**meme, "text": evil} for meme in memes])
     run = world.run(preset=evil[:40], model="<b>", settings={})
     csv = run.reports / f"hateful_memes_mmbt_grid_{SPLIT}_2026-01-01T00-00-01.csv"
     csv.write_text("id,proba,label\n1,0.9,1\n2,0.1,0\n", encoding="utf-8")
@@ -204,10 +194,10 @@ def test_a_run_without_predictions_gets_its_curves(world: World) -> None:
 
 
 def test_published_weights_are_said_to_be_untrained(world: World) -> None:
-    run = world.run("mmbt_grid-published", published_weights="mmbt.hateful_memes.images", seed=None)
+    asked = {"published_weights": "mmbt.hateful_memes.images", "seed": None}
+    run = world.predicted("mmbt_grid-published", **asked)
     run.events.unlink()
     run.exit_file.unlink()
-    world.predict(run)
     page = pages.of_run(run).read_text(encoding="utf-8")
     assert "mmbt.hateful_memes.images" in page and "nothing was trained here" in page
     assert 'id="training-title"' not in page and "Training took" not in page
@@ -218,8 +208,7 @@ def test_a_run_that_is_still_going_says_so(world: World) -> None:
     run = world.run()
     run.exit_file.unlink()
     with locked(run.lock):
-        page = pages.of_run(run).read_text(encoding="utf-8")
-    assert "still going; this page shows it up to update 120" in page
+        assert "still going; this page shows it up to update 120" in text_of(pages.of_run(run))
 
 
 def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
@@ -228,13 +217,13 @@ def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
     run.events.write_bytes(b'\x00\xff not JSON\n[1]\n{"kind": 3}\n' + torn)
     assert 'id="loss"' in pages.of_run(run).read_text(encoding="utf-8")
     run.events.unlink()
-    assert "No update has been reported yet" in pages.of_run(run).read_text(encoding="utf-8")
+    assert "No update has been reported yet" in text_of(pages.of_run(run))
 
 
 def test_attempts_are_marked_and_explained(world: World) -> None:
     run = world.run()
     tell(run, [*attempt("1", 0, 60, "cuda_oom"), *attempt("2", 30, 120, "ok", micro_batch=16)])
-    page = text_of(pages.of_run(run).read_text(encoding="utf-8"))
+    page = text_of(pages.of_run(run))
     began = "Attempt 2 began at update 30, after the GPU&#39;s memory had run out"
     assert f"{began}; batch 32, micro-batch 16." in page
     assert "Batch 32, micro-batch 16" in page
@@ -247,13 +236,9 @@ def test_two_thousand_memes_make_a_page_below_5_mb(world: World) -> None:
     for n in range(4):  # nothing is larger than noise
         image = Image.frombytes("RGB", (256, 256), noise.randbytes(3 * 256 * 256))
         image.save(world.dataset.images / "img" / f"{n}.png")
-    memes = [
-        {"id": n, "img": f"img/{n % 4}.png", "text": f"{n // 2} " * 40, "label": n % 2} for n in range(2000)
-    ]
-    world.annotate(memes)
-    run = world.run()
-    world.predict(run)
-    page = pages.of_run(run)
+    texts = {n: f"{n // 2} " * 40 for n in range(2000)}
+    world.annotate([{"id": n, "img": f"img/{n % 4}.png", "text": texts[n], "label": n % 2} for n in texts])
+    page = pages.of_run(world.predicted())
     assert page.read_text(encoding="utf-8").count("<img") == 12 + 12 + 2 * 8
     assert page.stat().st_size < 5_000_000
 
@@ -261,12 +246,11 @@ def test_two_thousand_memes_make_a_page_below_5_mb(world: World) -> None:
 def test_the_newest_predictions_are_shown_and_others_by_their_split(world: World) -> None:
     memes = [json.loads(line) for line in world.dataset.split(SPLIT).read_text(encoding="utf-8").splitlines()]
     world.annotate(memes[:8], "dev_seen")
-    run = world.run()
-    world.predict(run)
+    run = world.predicted()
     older = world.predict(run, "dev_seen")
     older.rename(older.with_name(older.name.replace("00-00-01", "00-00-00-2")))
-    assert f"on {SPLIT}" in text_of(pages.of_run(run).read_text(encoding="utf-8"))
-    assert "on dev_seen" in text_of(pages.of_run(run, split="dev_seen").read_text(encoding="utf-8"))
+    assert f"on {SPLIT}" in text_of(pages.of_run(run))
+    assert "on dev_seen" in text_of(pages.of_run(run, split="dev_seen"))
     with pytest.raises(UsageError, match="no predictions for train") as caught:
         pages.of_run(run, split="train")
     assert "dev_seen" in str(caught.value.hint)
@@ -326,3 +310,66 @@ def test_the_page_takes_the_place_of_files_alone(
     assert main([*command, str(link)]) == 0
     assert link.is_symlink()
     assert "<html" in real.read_text(encoding="utf-8")
+
+
+def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
+    world.annotate([{"id": n, "img": f"img/{n}.png", "text": f"{n}", "label": n % 2} for n in range(1000)])
+    run = world.run()
+    csv = world.predict(run)
+    page = text_of(pages.of_run(run, images=False))
+    labels = [row.label for row in read_rows(world.dataset.split(SPLIT))]
+    auroc = sklearn.roc_auc_score(labels, [row.proba for row in read_predictions(csv)])
+    assert f"AUROC {auroc:.4f}" in page
+    assert "Published 0.6792 ± 0.0087 on the 1,000 rows of test_seen" in page
+    assert "arXiv:2005.04790" in page
+    assert f"{auroc - 0.6792:+.4f}".replace("-", "−") in page
+    assert "Not comparable" not in page
+
+
+def told_of(world: World, split: str, **asked: Any) -> str:
+    """The page of a run that predicted the world's 32 memes as this split."""
+    world.dataset.split(split).write_bytes(world.dataset.split(SPLIT).read_bytes())
+    return text_of(pages.of_run(world.predicted(split=split, **asked), split=split, images=False))
+
+
+@pytest.mark.parametrize(
+    ("split", "number"),
+    [("dev_seen", "0.6857"), ("dev", "0.6857"), ("test_seen", "0.6792"), ("test", "0.6792")],
+)
+def test_a_published_number_names_its_split_and_is_not_compared_with_other_rows(
+    world: World, split: str, number: str
+) -> None:
+    page = told_of(world, split)
+    rows = {"0.6857": "500", "0.6792": "1,000"}[number]
+    assert re.search(rf"Published {number}( ± \S+)? on the {rows} rows of {split}\b", page)
+    assert "Not comparable: here it is 32 rows" in page
+    assert not re.search(r"rows of \w+ [+−]0", page), "a difference is shown"
+
+
+@pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine"])
+def test_no_published_number_stands_beside_another_split(world: World, split: str) -> None:
+    page = told_of(world, split, splits={"train": "train", "val": split, "test": split})
+    assert f"The paper reports dev_seen and test_seen, not {split}." in page
+    for number in ("0.6857", "0.6792", "0.5820", "0.6006"):
+        assert number not in page
+
+
+def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: World) -> None:
+    left_out(world, 8)
+    run = world.predicted()
+    data = {"split": "train", "rows": 8400, "full_rows": 8500}
+    validated = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
+    tell(run, attempt("1", 0, 120, "ok", data=data, validated=validated))
+    page = text_of(pages.of_run(run))
+    assert f"These predictions cover 32 of 40 rows of {SPLIT}" in page
+    assert f"Split {SPLIT}, 32 of 40 memes" in page
+    assert "Not comparable: here it is 32 of 40 rows" in page
+    assert "Trained on 8,400 of 8,500 rows of train" in page
+    assert "Validated on 433 of 540 rows of dev_unseen" in page
+    assert "at update 120, on 433 of 540 rows of dev_unseen" in page
+
+
+def test_of_a_whole_split_nothing_is_said_to_be_left_out(world: World) -> None:
+    left_out(world, 0)
+    page = text_of(made(world))
+    assert f"Split {SPLIT}, 32 memes" in page and "These predictions cover" not in page

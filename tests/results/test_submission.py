@@ -1,4 +1,4 @@
-"""Every way in which a prediction file can be wrong, told at once."""
+"""Every way in which a prediction file can be wrong, told at once, and what is refused before one is made."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.commands.progress import RunDisplay
 from mmf_win.dataset.predictions import Prediction, write_predictions
-from mmf_win.errors import DataError
-from mmf_win.results import submission
+from mmf_win.errors import DataError, DatasetError
+from mmf_win.results import prediction, submission
+from tests.worlds import report_world
 
 IDS = ["8291", "42953", "12"]
 GOOD = "id,proba,label\n8291,0.25,0\n42953,1e-3,0\n12,1.0,1\n"
@@ -119,3 +121,12 @@ def test_the_order_is_judged_by_the_ids_whose_place_is_known(tmp_path: Path) -> 
     mixed = [rows[0], "5,0.5,0\n", rows[1], "77,0.5,0\n", rows[2]]
     assert checked(tmp_path, "".join([head, *mixed]), ("77", "5")) == []
     assert checked(tmp_path, "".join([head, *reversed(mixed)]), ("77", "5")) == [submission.ORDER]
+
+
+def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
+    world = report_world.make(tmp_path, groups=0)  # draws nothing, so it needs no Pillow
+    world.annotate([], "nobody")
+    member = prediction.RunCheckpoint(world.run(), tmp_path / "best.ckpt")
+    with pytest.raises(DatasetError, match=r"nobody\.jsonl: there are no memes in it"):
+        options = prediction.PredictionOptions(RunDisplay, splits=["nobody"])
+        list(prediction.predict([member], world.save, options))

@@ -73,6 +73,12 @@ class World:
         write_predictions(csv, predictions)
         return csv
 
+    def predicted(self, *names: str, split: str = SPLIT, skill: float = 0.25, **changes: Any) -> Run:
+        """A run that predicted a split."""
+        run = self.run(*names, **changes)
+        self.predict(run, split, skill=skill)
+        return run
+
 
 def make(folder: Path, groups: int = 8, *, drawn: bool = True) -> World:
     """Memes in groups of four: two texts, each on two pictures, so that all are confounders of others.
@@ -96,13 +102,7 @@ def make(folder: Path, groups: int = 8, *, drawn: bool = True) -> World:
 
 
 def attempt(
-    name: str,
-    first: int,
-    last: int,
-    outcome: str | None,
-    *,
-    validated: dict[str, Any] | None = None,
-    **started: Any,
+    name: str, first: int, last: int, outcome: str | None, *, validated: Any = None, **started: Any
 ) -> list[dict[str, Any]]:
     """The events of an attempt to train from one update to another; ``outcome`` None when it was killed."""
     begin = BEGAN + 1000 * int(name)
@@ -120,8 +120,8 @@ def attempt(
         figures |= {"updates_per_s": 2.0 + (update % 3) / 10, "max_mem_mib": 9000 + update}
         events.append(event(update, "train", max_updates=120, epoch=1, **figures))
         if update % 30 == 0:
-            metrics = {"hateful_memes/roc_auc": 0.5 + update / 600, "hateful_memes/accuracy": 0.5}
-            metrics |= {"total_loss": 0.69}
+            auroc = 0.5 + update / 600
+            metrics = {"hateful_memes/roc_auc": auroc, "hateful_memes/accuracy": 0.5, "total_loss": 0.69}
             events.append(event(update, "val", metrics=metrics, final=False, data=validated))
     if outcome is not None:
         events.append(event(last, "run_ended", outcome=outcome))
@@ -151,16 +151,17 @@ def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Run
     return runs, settings
 
 
-def text_of(page: str) -> str:
+def text_of(page: Path | str) -> str:
     """What is read on the page, without its marks."""
-    return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())
+    html = page if isinstance(page, str) else page.read_text(encoding="utf-8")
+    return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", html, flags=re.DOTALL).split())
 
 
-def left_out(world: World, split: str, count: int) -> None:
-    """Have the dataset be one that was converted without some memes of a split."""
-    content = world.dataset.split(split).read_bytes()
+def left_out(world: World, count: int) -> None:
+    """Have the dataset be one that was converted without some memes of the split."""
+    content = world.dataset.split(SPLIT).read_bytes()
     rows = len(content.splitlines())
-    files = {f"annotations/{split}.jsonl": Entry(sha256(content).hexdigest(), len(content))}
+    files = {f"annotations/{SPLIT}.jsonl": Entry(sha256(content).hexdigest(), len(content))}
     summary = asdict(SplitSummary(rows, None, None, count, tuple(map(str, range(count)))))
     source = Source("memes.zip", 1, 1, "")
-    Manifest(world.dataset.root, files, "archive", source, {"splits": {split: summary}}).save()
+    Manifest(world.dataset.root, files, "archive", source, {"splits": {SPLIT: summary}}).save()
