@@ -84,9 +84,7 @@ def test_one_value_may_begin_as_another_and_a_short_one_is_no_secret() -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        str,
-        ascii,
-        json.dumps,
+        *(str, ascii, json.dumps),
         lambda text: json.dumps(repr(text), ensure_ascii=False),
         lambda text: f"file:///{quote(text, safe='/:')}",
     ],

@@ -42,11 +42,6 @@ def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[Row]]]:
     return beside, rows
 
 
-def read(page: Path) -> str:
-    """The text of a page."""
-    return text_of(page.read_text(encoding="utf-8"))
-
-
 def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str, list[Row]]]) -> None:
     tool, rows = copy
     data = ["--data-dir", str(tool.world.data)]
@@ -78,10 +73,10 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
         record = read_json(csv.with_suffix(".metrics.json"))
         assert (record["rows"], record["full_rows"], record["split"]) == (3, 5, "test_unseen")
     for csv in (csvs[0], csvs[2]):
-        page = read(csv.with_suffix(".html"))
+        page = text_of(csv.with_suffix(".html"))
         assert "These predictions cover 3 of 5 rows of test_unseen" in page
         assert "0.7045" not in page and "0.7113" not in page
-    page = read(csvs[0].with_suffix(".html"))
+    page = text_of(csvs[0].with_suffix(".html"))
     assert "The paper reports dev_seen and test_seen, not test_unseen." in page
     assert "Validated on 3 of 5 rows of dev_unseen" in page and "Trained on 13 of 14 rows of train" in page
     assert tool.code("runs", "show") == 0
@@ -90,7 +85,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     assert tool.code("predict", "--split", "test_seen") == 0, tool.errors
     assert "4 rows of test_seen: " in tool.errors
     [page_of_split] = run.reports.glob("*_test_seen_*.html")
-    page = read(page_of_split)
+    page = text_of(page_of_split)
     assert re.search(r"Published 0\.7045 ± 0\.0116 on the 1,000 rows of test_seen .{1,40}Not compar", page)
 
     wanted = ["check-submission", str(csvs[0]), "--split", "test_unseen", *data]
