@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.supervise import Ended, run_child
+from mmf_win.supervise.child import stop_signals
 from tests.worlds.held import HOLD, witness
 
 LEAVES_WHEN_ASKED = """
@@ -51,21 +52,13 @@ import pathlib
 
 STUBBORN = IGNORES_SIGNALS + HOLD + UP + "time.sleep(600)"
 STUCK_IN_C = IGNORES_SIGNALS + HOLD + UP + NEVER_LETS_GO
-PARENT_OF_STUBBORN = IGNORES_SIGNALS + HOLD + STARTS_ANOTHER + f"start({STUBBORN!r}); time.sleep(600)"
-PARENT_OF_RUNAWAY = (
-    IGNORES_SIGNALS + HOLD + STARTS_ANOTHER + f"start({STUBBORN!r}, start_new_session=True); time.sleep(600)"
-)
+PARENT = IGNORES_SIGNALS + HOLD + STARTS_ANOTHER
+PARENT_OF_STUBBORN = PARENT + f"start({STUBBORN!r}); time.sleep(600)"
+START_RUNAWAY = f"start({STUBBORN!r}, start_new_session=True)"
+PARENT_OF_RUNAWAY = f"{PARENT}{START_RUNAWAY}; time.sleep(600)"
 # Its child has lost its parent and left the session: nothing but adoption finds it.
-ANCESTOR_OF_ORPHAN = (
-    IGNORES_SIGNALS
-    + HOLD
-    + STARTS_ANOTHER
-    + f"""
-middle = {IGNORES_SIGNALS + STARTS_ANOTHER + f"start({STUBBORN!r}, start_new_session=True)"!r}
-start(middle, start_new_session=True)
-time.sleep(600)
-"""
-)
+MIDDLE = IGNORES_SIGNALS + STARTS_ANOTHER + START_RUNAWAY
+ANCESTOR_OF_ORPHAN = PARENT + f"start({MIDDLE!r}, start_new_session=True); time.sleep(600)"
 TREES = {
     "child": (STUBBORN, 1),
     "child stuck in C": (STUCK_IN_C, 1),
@@ -82,7 +75,7 @@ class World:
         self.folder = folder
         self.log = folder / "log.txt"
         self.stop_file = folder / "stop"
-        self.told = 0
+        self.told: list[int] = []
 
     def run(
         self,
@@ -101,9 +94,6 @@ class World:
                 when_up()
             return False
 
-        def told() -> None:
-            self.told += 1
-
         return run_child(
             [sys.executable, "-c", program, str(self.folder), *arguments],
             log=self.log,
@@ -111,7 +101,7 @@ class World:
             stop_file=self.stop_file,
             exit_file=self.folder / "exit.json",
             watch=watch,
-            on_stop=told,
+            on_stop=lambda: self.told.append(1),
             patience=patience,
         )
 
@@ -136,23 +126,13 @@ def test_a_child_that_a_signal_ended_hands_that_on(world: World, name: str) -> N
     assert ended == Ended(code=-getattr(signal, name), stop_requested=False, killed=False)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "SIGINT",
-        "SIGTERM",
-        pytest.param("SIGHUP", marks=pytest.mark.skipif(sys.platform == "win32", reason="not on Windows")),
-        pytest.param(
-            "SIGBREAK", marks=pytest.mark.skipif(sys.platform != "win32", reason="only Windows knows it")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGBREAK" if sys.platform == "win32" else "SIGHUP"])
 def test_the_first_signal_asks_the_child_and_lets_it_finish(world: World, name: str) -> None:
     number = getattr(signal, name)
     ended = world.run(LEAVES_WHEN_ASKED, presses=1, when_up=lambda: signal.raise_signal(number))
     assert ended == Ended(code=0, stop_requested=True, killed=False)
     assert "saved" in world.log.read_text(encoding="utf-8")
-    assert world.told == 1
+    assert len(world.told) == 1
     assert not world.stop_file.exists(), "the request to stop must not outlive the run"
 
 
@@ -162,21 +142,17 @@ def test_a_stop_file_of_an_earlier_run_does_not_stop_this_one(world: World) -> N
     assert ended.code == 0
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_a_second_ctrl_c_ends_the_whole_tree(world: World, tree: str) -> None:
+@pytest.mark.parametrize(
+    ("tree", "presses", "patience"), [*((tree, 2, 60.0) for tree in TREES), ("grandchild", 1, 0.2)]
+)
+def test_a_second_ctrl_c_or_no_progress_after_the_first_ends_the_whole_tree(
+    world: World, tree: str, presses: int, patience: float
+) -> None:
     program, members = TREES[tree]
     with witness() as held:
-        ended = world.run(program, held.port, presses=2)
+        ended = world.run(program, held.port, presses=presses, patience=patience)
         assert ended.killed and ended.stop_requested
         held.accept(members)
-        assert held.all_dead()
-
-
-def test_a_child_that_makes_no_progress_after_ctrl_c_is_killed(world: World) -> None:
-    with witness() as held:
-        ended = world.run(PARENT_OF_STUBBORN, held.port, presses=1, patience=0.2)
-        assert ended.killed and ended.stop_requested
-        held.accept(2)
         assert held.all_dead()
 
 
@@ -227,10 +203,19 @@ run_child(
 """
 
 
-def supervisor(world: World, program: str, *arguments: str, patience: float) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", SUPERVISES, str(world.folder), program, str(world.folder), *arguments]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    return subprocess.Popen(command, **streams, env={**os.environ, "PATIENCE": str(patience)})
+def supervisor(
+    world: World, program: str, *arguments: str, patience: float, terminal: int | None = None
+) -> "subprocess.Popen[bytes]":
+    """With a terminal it is like the shell of a window: it leads the session, and the terminal is its own."""
+    owning = "" if terminal is None else "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    words = [owning + SUPERVISES, str(world.folder), program, str(world.folder), *arguments]
+    stream = subprocess.DEVNULL if terminal is None else terminal
+    return subprocess.Popen(
+        [sys.executable, "-c", *words],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), stream),
+        start_new_session=terminal is not None,
+        env={**os.environ, "PATIENCE": str(patience)},
+    )
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -242,10 +227,12 @@ def test_no_process_outlives_a_parent_that_was_killed(world: World, tree: str) -
         assert held.all_dead()
 
 
+HELD_UNTIL_ASKED = "folder, port = __import__('sys').argv[1:]\n" + HOLD + LEAVES_WHEN_ASKED
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows the job ends a child at once")
 def test_a_child_whose_parent_was_killed_is_asked_to_leave_first(world: World) -> None:
-    leaves = "folder, port = __import__('sys').argv[1:]\n" + HOLD + LEAVES_WHEN_ASKED
-    with witness() as held, supervisor(world, leaves, held.port, patience=60) as parent:
+    with witness() as held, supervisor(world, HELD_UNTIL_ASKED, held.port, patience=60) as parent:
         held.accept()
         parent.kill()
         assert held.all_dead()
@@ -256,20 +243,9 @@ def test_a_child_whose_parent_was_killed_is_asked_to_leave_first(world: World) -
 def test_a_closed_terminal_asks_the_child_to_leave(world: World) -> None:
     import pty
 
-    leaves = "folder, port = __import__('sys').argv[1:]\n" + HOLD + LEAVES_WHEN_ASKED
     ours, theirs = pty.openpty()
-    # The shell of a terminal window: it leads the session, and the terminal is its own.
-    shell = "import os, pty, sys, fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n" + SUPERVISES
-    command = [sys.executable, "-c", shell, str(world.folder), leaves, str(world.folder)]
     with witness() as held:
-        with subprocess.Popen(
-            [*command, held.port],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            env={**os.environ, "PATIENCE": "60"},
-        ) as parent:
+        with supervisor(world, HELD_UNTIL_ASKED, held.port, patience=60, terminal=theirs) as parent:
             os.close(theirs)
             held.accept()
             os.close(ours)
@@ -306,8 +282,6 @@ def test_the_signal_handlers_of_the_caller_come_back(world: World) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
 def test_a_closed_terminal_asks_for_an_end_unless_nohup_said_to_ignore_it() -> None:
-    from mmf_win.supervise.child import stop_signals
-
     assert signal.SIGHUP in stop_signals()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
