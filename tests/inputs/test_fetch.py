@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -151,11 +149,10 @@ def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
     assert bytes_to_download([zoo.features], Mirror()) == {zoo.features: length}
 
 
-def test_a_folder_that_cannot_be_written_to_is_still_verified(
-    zoo: Zoo, read_only: Callable[[Path], None]
-) -> None:
+def test_a_folder_that_cannot_be_written_to_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
+    zoo = Zoo(zoo.server, Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir))
     lay_out({**FC7, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
-    read_only(zoo.places.data_dir)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     status = zoo.fc7.verify()
     assert (status.state, status.against) == ("recorded", "nothing: its folder cannot be written to")
     with pytest.raises(OSError) as raised:
@@ -174,25 +171,6 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(
                 time.sleep(0.01)
             assert not fetching.done() and zoo.server.asked == []
         assert fetching.result()[0].state == "intact"
-
-
-@pytest.fixture
-def read_only() -> Iterator[Callable[[Path], None]]:
-    """Makes a folder one that nobody can write to, not even root."""
-    mounted: list[Path] = []
-
-    def make(folder: Path) -> None:
-        if sys.platform == "win32":
-            pytest.skip("no right to mount a file system on Windows")
-        for options in ("bind", "remount,ro,bind"):
-            command = ["mount", "-o", options, str(folder), str(folder)]
-            if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
-                pytest.skip("no right to mount a file system")
-            mounted[:] = [folder]
-
-    yield make
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.parametrize(

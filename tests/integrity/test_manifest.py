@@ -1,4 +1,4 @@
-"""What files should be, written down so that coreutils reads it too."""
+"""What files should be, written down so that coreutils reads it too, and ids that are those git gives."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ import pytest
 
 from mmf_win.errors import DamagedManifest
 from mmf_win.files import read_json, write_json
+from mmf_win.integrity.digest import file_digest, git_id, git_tree_id
 from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import find_damage, record_hashes
 from tests.worlds.memes import Files, lay_out
+from tests.worlds.mmf_sources import TREE, TREE_ID
 from tests.worlds.tools import call, requires_tool
 
 FILES: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 40, "с пробелом/文件.txt": b"x", "empty": b""}
 ODD: Files = {**FILES, "new\nline": b"1", "back\\slash": b"2", "return\r": b"3", " *": b"4"}
 
 
-def folder_of(files: Files, user_dir: Path) -> Path:
-    return lay_out(files, user_dir / "files")
+@pytest.fixture
+def folder(user_dir: Path) -> Path:
+    return lay_out(FILES, user_dir / "files")
 
 
 def entries(files: Files) -> dict[str, Entry]:
     return {name: Entry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items()}
 
 
-def test_a_manifest_comes_back_as_it_was_written(user_dir: Path) -> None:
-    folder = folder_of(FILES, user_dir)
+def test_a_manifest_comes_back_as_it_was_written(folder: Path) -> None:
     source = Source("features.tar.gz", 123, 456, "", "0" * 64)
     written = replace(record_hashes(folder, FILES), basis="archive", source=source)
     written.save()
@@ -48,7 +50,7 @@ def test_a_folder_that_nobody_has_recorded_has_no_manifest(user_dir: Path) -> No
 @requires_tool("sha256sum")
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
 def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
-    folder = folder_of(ODD, user_dir)
+    folder = lay_out(ODD, user_dir / "files")
     record_hashes(folder, ODD)
     call("sha256sum", "--check", "--strict", "--quiet", SUMS, cwd=folder)
 
@@ -57,7 +59,7 @@ def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
 @pytest.mark.parametrize("mode", ["--text", "--binary"])
 def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_dir: Path) -> None:
-    folder = folder_of(ODD, user_dir)
+    folder = lay_out(ODD, user_dir / "files")
     made = subprocess.run(["sha256sum", mode, *ODD], cwd=folder, check=True, capture_output=True)
     (folder / SUMS).write_bytes(made.stdout)
     manifest = Manifest.load(folder)
@@ -71,15 +73,14 @@ def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_di
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no such names")
 def test_a_name_that_is_no_utf8_comes_back(user_dir: Path) -> None:
     name = b"\xff\xfe.bin".decode("utf-8", "surrogateescape")
-    folder = folder_of({name: b"x"}, user_dir)
+    folder = lay_out({name: b"x"}, user_dir / "files")
     record_hashes(folder, [name])
     manifest = Manifest.load(folder)
     assert manifest is not None and list(manifest.files) == [name]
     assert (folder / SUMS).read_bytes().endswith(b"  \xff\xfe.bin\n")
 
 
-def test_an_editor_on_windows_may_have_saved_it(user_dir: Path) -> None:
-    folder = folder_of(FILES, user_dir)
+def test_an_editor_on_windows_may_have_saved_it(folder: Path) -> None:
     record_hashes(folder, FILES)
     text = (folder / SUMS).read_bytes()
     (folder / SUMS).write_bytes(b"# by hand\r\n\r\n" + text.replace(b"\n", b"\r\n"))
@@ -105,8 +106,7 @@ def test_a_damaged_list_is_named_with_its_line(line: bytes, what: str, user_dir:
 
 
 @pytest.mark.parametrize("notes", [None, b"", b"{", b"[]", b'{"format": 99}', b"\xff", "of another list"])
-def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | str | None, user_dir: Path) -> None:
-    folder = folder_of(FILES, user_dir)
+def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | str | None, folder: Path) -> None:
     replace(record_hashes(folder, FILES), basis="published").save()
     sums, path = manifest_files(folder)
     if isinstance(notes, bytes):
@@ -122,9 +122,8 @@ def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | str | N
 
 @pytest.mark.parametrize(("name", "value"), [("checks", None), ("checks", {"empty": [1]}), ("sizes", 7)])
 def test_a_damaged_cache_of_checks_and_sizes_takes_nothing_else_along(
-    name: str, value: object, user_dir: Path
+    name: str, value: object, folder: Path
 ) -> None:
-    folder = folder_of(FILES, user_dir)
     source = Source("features.tar.gz", 123, 456, "", "0" * 64)
     replace(record_hashes(folder, FILES), basis="published", source=source).save()
     _, notes = manifest_files(folder)
@@ -136,8 +135,7 @@ def test_a_damaged_cache_of_checks_and_sizes_takes_nothing_else_along(
     assert manifest.checks.keys() == FILES.keys()
 
 
-def test_checks_are_not_noted_beside_the_list_of_another(user_dir: Path) -> None:
-    folder = folder_of(FILES, user_dir)
+def test_checks_are_not_noted_beside_the_list_of_another(folder: Path) -> None:
     old = record_hashes(folder, FILES)
     lay_out({"empty": b"no more"}, folder)
     new = replace(record_hashes(folder, FILES), basis="archive")
@@ -157,3 +155,34 @@ def test_a_manifest_that_cannot_be_written_leaves_none(small_disk: Path) -> None
         record_hashes(folder, [*FILES, *names])
     assert caught.value.errno == full.value.errno
     assert not [path for path in folder.iterdir() if path.name.startswith(SUMS)]
+
+
+_MODES = {"file": "100644", "program": "100755", "link": "120000"}
+
+
+def test_progress_is_told_in_bytes(user_dir: Path) -> None:
+    (user_dir / "big").write_bytes(b"x" * 3_000_000)
+    pieces: list[int] = []
+    file_digest(user_dir / "big", progress=pieces.append)
+    assert sum(pieces) == 3_000_000
+    assert len(pieces) > 1
+
+
+def test_a_tree_has_the_id_that_git_gave_it_in_whatever_order_its_files_come() -> None:
+    assert git_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+    assert git_tree_id({}) == "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+    seen = {path: (_MODES[file.kind], git_id(file.content)) for path, file in TREE.items()}
+    assert git_tree_id(seen) == git_tree_id(dict(reversed(seen.items()))) == TREE_ID
+
+
+@requires_tool("git")
+def test_git_agrees(tmp_path: Path) -> None:
+    def ask(*arguments: str, text: bytes = b"") -> str:
+        done = subprocess.run(["git", *arguments], cwd=tmp_path, input=text, check=True, capture_output=True)
+        return done.stdout.decode().strip()
+
+    ask("init", "-q")
+    for path, file in TREE.items():
+        blob = ask("hash-object", "-w", "--stdin", text=file.content)
+        ask("update-index", "--add", "--cacheinfo", f"{_MODES[file.kind]},{blob},{path}")
+    assert ask("write-tree") == TREE_ID
