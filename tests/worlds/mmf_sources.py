@@ -16,7 +16,7 @@ from tests.worlds.memes import lay_out
 
 VERSION = "9.9.0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-# What git itself says of TREE; test_digest.py asks it.
+# What git itself says of TREE; integrity/test_manifest.py asks it.
 TREE_ID = "4a3b612f8b3fd9f21db2f9607d1dc3690bd4f2df"
 
 
