@@ -42,12 +42,7 @@ def picture_and_font_of_pillow(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "opens",
-    [
-        torch_file_in_memory_and_mapped,
-        font_of_matplotlib,
-        picture_and_font_of_pillow,
-    ],
+    "opens", [torch_file_in_memory_and_mapped, font_of_matplotlib, picture_and_font_of_pillow]
 )
 def test_a_library_opens_its_files_below_any_name(user_dir: Path, opens: Callable[[Path], None]) -> None:
     opens(user_dir)

@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.versions import read_version
 from mmf_win.worker import compat
 from mmf_win.worker.compat.patch import Patch
 from tests.worker.compat import probe
 from tests.worlds import tiny_mmf
 from tests.worlds.tiny_mmf import BOXES, FEATURES, TinyWorld
-from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 pytestmark = pytest.mark.torch
 
@@ -34,17 +32,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
     return tiny_mmf.build(tmp_path_factory.mktemp("tiny") / "world мир")
 
 
-@pytest.fixture(scope="module", params=["rc10", pytest.param("rc12", marks=requires_newest_mmf)])
-def root(request: pytest.FixtureRequest) -> Path:
-    """The MMF that ``mmfw setup`` installed, or the checkout."""
-    return find_mmf().root if request.param == "rc10" else Path(str(NEWEST_MMF))
-
-
 @pytest.fixture(scope="module")
-def answers(root: Path, world: TinyWorld) -> dict[str, Any]:
+def answers(mmf_root: Path, world: TinyWorld) -> dict[str, Any]:
     """What the probe found."""
     done = subprocess.run(
-        [sys.executable, "-m", probe.__name__, str(root), str(world.root)],
+        [sys.executable, "-m", probe.__name__, str(mmf_root), str(world.root)],
         cwd=_ROOT,
         env=os.environ | {"PYTHONUTF8": "1"},  # as a worker has it
         capture_output=True,
@@ -54,10 +46,10 @@ def answers(root: Path, world: TinyWorld) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_no_patch_waits_for_words_that_mmf_does_not_have(root: Path) -> None:
-    version = read_version(root)
+def test_no_patch_waits_for_words_that_mmf_does_not_have(mmf_root: Path) -> None:
+    version = read_version(mmf_root)
     patches = [patch for patch in compat.PATCHES if version in patch.mmf]
-    idle = {patch.name for patch in patches if not patch.active(root, version)}
+    idle = {patch.name for patch in patches if not patch.active(mmf_root, version)}
     for_later = {patch.name for patch in patches if _is_for_a_later_transformers(patch)}
     assert for_later <= idle <= for_later | {"torchvision-operators"}
 
@@ -67,37 +59,22 @@ def _is_for_a_later_transformers(patch: Patch) -> bool:
     return library == "transformers" and Version(metadata.version(library)) < Version(lowest)
 
 
-def test_only_what_an_update_needs_is_imported(answers: dict[str, Any]) -> None:
-    models, packages = answers["imported"]
-    assert set(models) <= {"auto", "bert", "roberta"}
-    assert packages == []
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_last_batch_may_be_tiny(answers: dict[str, Any], rows: int) -> None:
-    assert answers["small_batches"][str(rows)] == {
-        "text": [rows, 6],
-        "image": [rows, 5],
-        "both": [[rows, 6], [rows, 5]],
-    }
-
-
-def test_word_vectors_come_from_the_cache_folder(answers: dict[str, Any], world: TinyWorld) -> None:
-    words, dim, number = answers["word_vectors"]
-    line = (world.cache / "glove.6B.300d.txt").read_text(encoding="utf-8").splitlines()[words.index("世界")]
-    assert (words, dim) == (list(tiny_mmf.WORDS), 300)
-    assert number == pytest.approx(float(line.split()[1]))
+def _of_a_batch(rows: int) -> dict[str, Any]:
+    return {"text": [rows, 6], "image": [rows, 5], "both": [[rows, 6], [rows, 5]]}
 
 
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
+        (probe.imported, [[], []]),
         (probe.adamw, {"weight_decay": 0.0, "eps": 1e-6, "lr": 1e-3, "betas": [0.9, 0.999]}),
         (probe.late, [1.0, pytest.approx(2 / 3)]),
         (probe.left_alone_by_the_compiler, [True, 2, 1]),
         (probe.predictions, True),
         (probe.found_when_asked_for, [False, "COCOBuilder", None]),
         (probe.features, [[BOXES, FEATURES], BOXES, True, 0]),
+        (probe.small_batches, {str(rows): _of_a_batch(rows) for rows in (1, 2)}),
+        (probe.word_vectors, [[*tiny_mmf.WORDS], 300, True]),
         (probe.random_vectors, pytest.approx([0, 1], abs=0.1)),
         (probe.text_link, {"a": 1, "b": 2}),
         (probe.csv_report, 'id,text\r\n8291,a\r\n1,"Привет,\n世界"\r\n'),

@@ -21,8 +21,7 @@ def batch(*lengths: int, padded_to: int = 32) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [((3, 5), 8), ((7, 2), 8), ((8, 2), 16), ((30,), 32), ((32, 3), 32)],
+    ("lengths", "expected"), [((3, 5), 8), ((7, 2), 8), ((8, 2), 16), ((30,), 32), ((32, 3), 32)]
 )
 def test_texts_keep_a_column_of_padding_and_a_length_divisible_by_eight(
     lengths: tuple[int, ...], expected: int

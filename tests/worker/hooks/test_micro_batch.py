@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.worker.hooks.micro_batch import LargestFit, meter_of  # noqa: E402
+from mmf_win.worker.hooks.micro_batch import LargestFit
 
 pytestmark = pytest.mark.torch
 
@@ -50,28 +50,21 @@ def found(batch: int, memory: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "memory", "rows"),
+    ("batch", "memory", "rows", "updates"),
     [
-        (32, 100_000, 32),
-        (32, 4_000, 16),  # 26 rows would fit, but two parts are to be equal
-        (32, 2_900, 16),  # all but a tenth of it, which the allocator cannot use
-        (32, 2_800, 11),  # three parts
-        (12, 2_000, 6),
-        (7, 1_800, 4),
-        (31, 4_000, 16),
-        (32, 500, 1),
-        (2, 100_000, 2),
+        (32, 100_000, 32, 3),
+        (32, 4_000, 16, 3),  # 26 rows would fit, but two parts are to be equal
+        (32, 2_900, 16, 3),  # all but a tenth of it, which the allocator cannot use
+        (32, 2_800, 11, 3),  # three parts
+        (12, 2_000, 6, 3),
+        (7, 1_800, 4, 3),
+        (31, 4_000, 16, 3),
+        (32, 500, 1, 3),
+        (2, 100_000, 2, 3),
+        (1, 500, 1, 1),  # in which there is nothing to look for
     ],
 )
-def test_the_largest_of_equal_parts_that_fit_is_found_in_three_updates(
-    batch: int, memory: int, rows: int
+def test_the_largest_of_equal_parts_that_fit_is_found_in_three_updates_at_most(
+    batch: int, memory: int, rows: int, updates: int
 ) -> None:
-    assert found(batch, memory) == (rows, 3)
-
-
-def test_there_is_nothing_to_look_for_in_a_batch_of_one() -> None:
-    assert found(1, 500) == (1, 1)
-
-
-def test_a_cpu_has_no_limit_to_look_for() -> None:
-    assert meter_of(torch.device("cpu")) is None
+    assert found(batch, memory) == (rows, updates)

@@ -1,4 +1,4 @@
-"""What a training that has done nothing is called."""
+"""What a training that has done nothing is called, and the curves that TensorBoard's own reader finds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import UsageError
+from mmf_win.paths import is_portable
 from mmf_win.protocol import Attempt
+from tests.worlds.tools import shown_by_tensorboard
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.worker.hooks.observer import Observer  # noqa: E402
+from mmf_win.worker.hooks.observer import Curves, Observer  # noqa: E402
 from mmf_win.worker.stopping import Stop  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -49,3 +51,30 @@ def test_an_update_is_enough_and_after_the_last_one_so_is_its_validation(
     user_dir: Path, began: int, checkpoint: str | None
 ) -> None:
     observed(user_dir, began=began, checkpoint=checkpoint).require_update()
+
+
+def trained(curves: Curves, first: int, last: int, loss: float) -> None:
+    curves.write("train_started", {"update": first})
+    for update in range(first + 1, last + 1):
+        curves.write("train", {"update": update, "loss": loss, "lr": 1e-5, "max_mem_mib": None, "epoch": 1})
+        curves.write("val", {"update": update, "metrics": {"hateful_memes/roc_auc": 0.5, "x": None}})
+    curves.write("val", {"update": 1, "metrics": {"hateful_memes/roc_auc": 0.9}, "final": True})
+    curves.write("alive", {})
+
+
+def test_each_update_has_its_figures_and_a_run_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint(
+    user_dir: Path,
+) -> None:
+    trained(Curves(user_dir), 0, 4, loss=0.5)
+    assert shown_by_tensorboard(user_dir, "train/loss") == dict.fromkeys(range(1, 5), 0.5)
+    assert shown_by_tensorboard(user_dir, "train/lr") == pytest.approx(dict.fromkeys(range(1, 5), 1e-5))
+    roc_auc = shown_by_tensorboard(user_dir, "val/roc_auc")
+    assert roc_auc == dict.fromkeys(range(1, 5), 0.5), "the final is of none"
+    assert all(is_portable(path.name) for path in user_dir.iterdir())
+    trained(Curves(user_dir), 2, 5, loss=0.25)
+    assert shown_by_tensorboard(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
+
+
+def test_a_prediction_has_no_curves(user_dir: Path) -> None:
+    Curves(user_dir).write("predict", {"done": 1, "total": 2})
+    assert not list(user_dir.iterdir())
