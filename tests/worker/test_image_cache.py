@@ -87,7 +87,7 @@ def test_a_replaced_image_is_decoded_again_though_its_size_is_the_same(world: Wo
     [
         lambda content: content[:-1],
         lambda content: content[:5],
-        lambda content: b"",
+        lambda _: b"",
         lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
         lambda content: b"GIF8" + content[4:],
     ],
@@ -107,9 +107,8 @@ def test_a_folder_that_vanishes_is_made_again(
     world.get()
     shutil.rmtree(world.folder)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Path, "mkdir", lambda *_, **__: None
-        )  # it vanishes once more, before the file is written
+        # It vanishes once more, before the file is written.
+        patch.setattr(Path, "mkdir", lambda *_, **__: None)
         world.get()
     world.get()
     assert (world.decoded, len(world.files), caplog.messages) == (3, 1, [])
@@ -169,55 +168,38 @@ def test_an_image_that_is_not_there_is_left_to_whoever_opens_it(world: World) ->
         world.get()
 
 
-class TestDatabase:
-    """A made-up database and transforms, as MMF's are."""
+def test_what_a_made_up_database_decodes_in_a_known_way_is_kept_and_anything_else_left_to_mmf(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Database:
+        base_path = ""
+        transform = "known"
+        is_valid_file: Any = None
+        loader: Any = staticmethod(len)
 
-    @pytest.fixture
-    def database(self, world: World, monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-        class Database:
-            base_path = ""
-            transform = "known"
-            is_valid_file: Any = None
-            loader: Any = staticmethod(len)
+        def open_image(self, path: str) -> Any:
+            return world.decode(Path(path))
 
-            def open_image(self, path: str) -> Any:
-                return world.decode(Path(path))
+        def from_path(self, paths: Any, use_transforms: bool = True) -> Any:
+            return "MMF's own"
 
-            def from_path(self, paths: Any, use_transforms: bool = True) -> Any:
-                return "MMF's own"
-
-        name = "mmf.datasets.databases.image_database"
-        module: Any = SimpleNamespace(
-            ImageDatabase=Database,
-            tv_helpers=SimpleNamespace(default_loader=len),
-            get_possible_image_paths=lambda path: path,
-        )
-        parts = {"known": (lambda image: image, lambda image: image.size, "recipe")}
-        monkeypatch.setattr(image_cache, "_split", parts.get)
-        monkeypatch.setitem(sys.modules, name, module)
-        image_cache.use(world.images)
-        return Database
-
-    def test_what_is_known_is_decoded_once(self, database: type[Any], world: World) -> None:
-        each = database()
-        assert [each.from_path(str(world.png)), each.from_path([str(world.png)])] == [
-            {"images": [(20, 15)]}
-        ] * 2
-        assert world.decoded == 1
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"transform": "unknown"},
-            {"is_valid_file": bool},
-            {"loader": staticmethod(print)},
-            {"open_image": lambda self, path: "inverted"},
-        ],
-        ids=lambda changes: next(iter(changes)),
+    module: Any = SimpleNamespace(
+        ImageDatabase=Database,
+        tv_helpers=SimpleNamespace(default_loader=len),
+        get_possible_image_paths=lambda path: path,
     )
-    def test_anything_else_is_left_to_mmf(
-        self, database: type[Any], world: World, changes: dict[str, Any]
-    ) -> None:
-        other = type("Other", (database,), changes)
-        assert other().from_path(str(world.png)) == "MMF's own"
-        assert database().from_path(str(world.png), use_transforms=False) == "MMF's own"
+    parts = {"known": (lambda image: image, lambda image: image.size, "recipe")}
+    monkeypatch.setattr(image_cache, "_split", parts.get)
+    monkeypatch.setitem(sys.modules, "mmf.datasets.databases.image_database", module)
+    image_cache.use(world.images)
+    png = str(world.png)
+    assert Database().from_path(png) == Database().from_path([png]) == {"images": [(20, 15)]}
+    assert world.decoded == 1
+    assert Database().from_path(png, use_transforms=False) == "MMF's own"
+    for name, value in {
+        "transform": "unknown",
+        "is_valid_file": bool,
+        "loader": staticmethod(print),
+        "open_image": lambda self, path: "inverted",
+    }.items():
+        assert type("Other", (Database,), {name: value})().from_path(png) == "MMF's own", name

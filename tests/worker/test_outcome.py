@@ -32,6 +32,22 @@ def having(error: BaseException, **attributes: object) -> BaseException:
     return error
 
 
+# What torch says in a RuntimeError.
+SAID_BY_TORCH = [
+    ("[enforce fail] DefaultCPUAllocator: not enough memory: you tried", "host_oom"),
+    ("CUDA out of memory. Tried to allocate 2.00 GiB", "cuda_oom"),
+    ("CUDA error: out of memory", "cuda_oom"),
+    ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuda_oom"),
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda_oom"),
+    ("DataLoader worker (pid 7) is killed by signal: Bus error.", "host_oom"),
+    ("unable to mmap 4096 bytes from file </torch_7_8_9>: Cannot allocate memory (12)", "host_oom"),
+    ("unable to write to file </torch_7_8_9>: No space left on device (28)", "host_oom"),
+    ("received 0 items of ancdata", "disk"),
+    ("PytorchStreamWriter failed writing file data/1: file write failed", "disk"),
+    ("Function 'MulBackward0' returned nan values in its 0th output.", "nan"),
+    ("NaN occurred in the following loss(es)", "nan"),
+]
+LOADER_OUT_OF_MEMORY = "Caught OSError in DataLoader worker process 0.\n[Errno 12] Cannot allocate memory"
 # Only Windows makes an OSError with its number.
 PAGING_FILE = having(OSError("The paging file is too small. Error loading cudnn64_9.dll"), winerror=1455)
 KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
@@ -44,37 +60,17 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
         (StopRequested("stopped at update 3"), "interrupted"),
         (KeyboardInterrupt(), "interrupted"),
         (MemoryError(), "host_oom"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried"), "host_oom"),
+        *((RuntimeError(said), outcome) for said, outcome in SAID_BY_TORCH),
         (PAGING_FILE, "host_oom"),
         (KILLED, "host_oom"),
         (having(RuntimeError(GONE), __cause__=KILLED), "host_oom"),
         (having(KeyError("what that interrupted"), __context__=KILLED), "host_oom"),
         (having(RuntimeError(GONE), __cause__=RuntimeError("CUDA out of memory. Tried")), "cuda_oom"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "cuda_oom"),
-        (RuntimeError("CUDA error: out of memory"), "cuda_oom"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "cuda_oom"),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-            "cuda_oom",
-        ),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error."), "host_oom"),
-        (
-            RuntimeError("unable to mmap 4096 bytes from file </torch_7_8_9>: Cannot allocate memory (12)"),
-            "host_oom",
-        ),
-        (RuntimeError("unable to write to file </torch_7_8_9>: No space left on device (28)"), "host_oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
-        (
-            OSError("Caught OSError in DataLoader worker process 0.\n[Errno 12] Cannot allocate memory"),
-            "host_oom",
-        ),
+        (OSError(LOADER_OUT_OF_MEMORY), "host_oom"),
         (OSError(errno.EMFILE, "Too many open files", "img/1.png"), "disk"),
-        (RuntimeError("received 0 items of ancdata"), "disk"),
         (OSError(errno.EFBIG, "File too large", "current.ckpt"), "disk"),
         (OSError(errno.ENOSPC, "No space left on device", "current.ckpt"), "disk"),
-        (RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed"), "disk"),
-        (RuntimeError("Function 'MulBackward0' returned nan values in its 0th output."), "nan"),
-        (RuntimeError("NaN occurred in the following loss(es)"), "nan"),
         (FileNotFoundError(errno.ENOENT, "No such file", "img/1.png"), "data"),
         (ImportError("no module named x"), "mmf"),
         (urllib.error.URLError("Name or service not known"), "network"),
@@ -126,19 +122,6 @@ def test_an_error_is_said_in_one_line_with_its_type() -> None:
     assert end.message == "ValueError: one two"
 
 
-def out_of_a_loaders_worker(error: Exception) -> Exception:
-    """What torch raises in its place, of the same class."""
-    from torch._utils import ExceptionWrapper
-
-    try:
-        raise error
-    except Exception:
-        wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
-    with pytest.raises(type(error)) as caught:
-        wrapped.reraise()
-    return caught.value
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("kind", "outcome"),
@@ -153,7 +136,15 @@ def out_of_a_loaders_worker(error: Exception) -> Exception:
 def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(
     kind: type[Exception], outcome: Outcome
 ) -> None:
-    end = classify(out_of_a_loaders_worker(kind("CUDA out of memory.\nseen: 3 rows")))
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise kind("CUDA out of memory.\nseen: 3 rows")
+    except kind:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
+    with pytest.raises(kind) as raised_here:
+        wrapped.reraise()
+    end = classify(raised_here.value)
     assert end.outcome == outcome
     assert "Caught" not in end.message and "Traceback" not in end.message
     if kind is UnreadableImage:
