@@ -18,7 +18,7 @@ import pytest
 
 from mmf_win.archives import open_archive, zip_extract
 from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.errors import ArchiveError
+from mmf_win.errors import ArchiveError, PasswordError
 from mmf_win.threads import Advance, ignore
 from tests.worlds import hostile
 from tests.worlds.memes import Files, tree
@@ -172,3 +172,9 @@ def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
         archive.unlink()
         list(extracting)
     assert tree(user_dir / "out") == files
+
+
+def test_a_wrong_password_writes_nothing(archive: Path, user_dir: Path) -> None:
+    with pytest.raises(PasswordError):
+        unpack(archive, user_dir / "out", "wrong")
+    assert not (user_dir / "out").exists()
