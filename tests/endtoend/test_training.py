@@ -96,7 +96,8 @@ def test_a_dry_run_prints_the_settings_and_records_nothing(tool: Tool) -> None:
     assert (training["max_updates"], training["num_workers"], training["evaluation_interval"]) == (4, 0, 1)
     assert settings["run_type"] == "train_val" and "mmfw" not in settings
     assert tool.code("train", preset, "--dry-run", "training.batch_size=0") == 2
-    assert {path.name for path in {*tool.folder.rglob("*")} - before} <= {"mmfw-keys.json"}, "a cache"
+    after = {*tool.folder.rglob("*")}
+    assert before <= after and {path.name for path in after - before} <= {"mmfw-keys.json"}, "a cache"
     asked = tool("train", preset, *words)
     assert read_json(tool.run_of(asked).path / "attempts" / "1" / "request.json")["settings"] == settings
     kept = tool("runs", "show", "--config")
