@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import DatasetError
+from tests.worker.test_numpy_only import Made
 from tests.worlds import hostile, npy
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -18,7 +19,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import numpy as np  # noqa: E402
 
 from mmf_win.worker.build_features import build, find_pairs, read_record  # noqa: E402
-from mmf_win.worker.numpy_only import Refused, loads  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -35,16 +35,6 @@ def save_object(path: Path, value: Any, protocol: int = 4) -> None:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         pickle.dump(array, file, protocol=protocol)
-
-
-class Made:
-    """What a pickle makes of these parts, which numpy does not write."""
-
-    def __init__(self, *parts: Any) -> None:
-        self.parts = parts
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.parts
 
 
 def test_a_record_is_what_mmf_stores_also_where_there_are_no_boxes(user_dir: Path) -> None:
@@ -197,57 +187,3 @@ def test_files_that_make_no_lmdb_are_refused(names: list[str], said: str, tmp_pa
         npy.write_pair((tmp_path / name).parent, (tmp_path / name).name)
     with pytest.raises(DatasetError, match=said):
         find_pairs(folders)
-
-
-# --- their pickles, which must not run what is in them ------------------------------------------------------
-
-_OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
-_PART = (3, "|", (np.dtype("O"), (1,)), None, None, 8, 1, 0)
-_NO_OBJECTS = (3, "|", None, None, None, -1, -1, 0)
-_OF_OBJECTS = Made(np.dtype, ("O",))
-
-
-@pytest.mark.parametrize(
-    ("name", "state"),
-    [("f8", _OBJECTS), ("S8", _OBJECTS), ("V8", _OBJECTS), ("V8", _PART), ("O", _NO_OBJECTS)],
-)
-def test_a_type_whose_numbers_would_be_taken_for_addresses_is_refused(
-    name: str, state: tuple[Any, ...]
-) -> None:
-    with pytest.raises(Refused, match="it changes the type"):
-        loads(pickle.dumps({"features": Made(np.dtype, (name, False, True), state)}))
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        Made(np.ndarray, ((1,), _OF_OBJECTS, bytes(range(8)))),
-        Made(np.ndarray, ((1,), Made(np.dtype, ([("a", "O")],)), bytes(range(8)))),
-        Made(np.ndarray, ((1,), Made(np.dtype, ("T",)), bytes(range(16)))),
-        Made(np.dtype, ("O,O",)),
-        Made(np.dtype, ({"names": ["a"], "formats": ["O"]},)),
-        Made(np.ones(1).__reduce_ex__(5)[0], (bytes(range(8)), _OF_OBJECTS, (1,), "C")),
-    ],
-)
-def test_an_array_of_addresses_is_never_made(made: Made) -> None:
-    with pytest.raises((Refused, ValueError)):
-        loads(pickle.dumps({"features": made}))
-
-
-def test_what_is_no_array_gets_no_state() -> None:
-    with pytest.raises(Refused, match="it changes"):
-        loads(b"\x80\x04\x8c\x05numpy\x8c\x05dtype\x93}b.")
-
-
-@pytest.mark.parametrize("kind", ["<f4", ">f8", "?", "i8", "u1", "c8", "f2", "S3", "<U2", ">U2", "O"])
-@pytest.mark.parametrize("protocol", range(3, 6))
-def test_what_numpy_writes_of_plain_arrays_is_read(kind: str, protocol: int) -> None:
-    array = np.ones((2, 3)).astype(kind)
-    found = loads(pickle.dumps({"features": array}, protocol))["features"]
-    assert type(found) is np.ndarray
-    assert (found.dtype.str[1:], found.tolist()) == (array.dtype.str[1:], array.tolist())
-
-
-def test_a_name_that_is_cut_off_is_damaged_and_not_refused() -> None:
-    with pytest.raises(ValueError, match="cut off"):
-        loads(b"\x80\x04cnump")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.worker.hooks.micro_batch import LargestFit
+from mmf_win.worker.hooks.micro_batch import LargestFit, meter_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -68,3 +68,7 @@ def test_the_largest_of_equal_parts_that_fit_is_found_in_three_updates_at_most(
     batch: int, memory: int, rows: int, updates: int
 ) -> None:
     assert found(batch, memory) == (rows, updates)
+
+
+def test_a_cpu_has_no_limit_to_look_for() -> None:
+    assert meter_of(torch.device("cpu")) is None

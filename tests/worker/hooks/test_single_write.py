@@ -38,6 +38,15 @@ def test_several_names_share_one_content_or_get_copies_and_nothing_else_is_left(
     assert torch.load(tmp_path / "current.ckpt")["weights"].tolist() == list(range(10))
 
 
+def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path) -> None:
+    first, second = SingleWrite(), SingleWrite()
+    first({"update": 1}, tmp_path / "best.ckpt")
+    first({"update": 1}, tmp_path / "current.ckpt")
+    second({"update": 2}, tmp_path / "current.ckpt")
+    assert torch.load(tmp_path / "best.ckpt") == {"update": 1}
+    assert torch.load(tmp_path / "current.ckpt") == {"update": 2}
+
+
 def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> None:
     path = small_disk / "current.ckpt"
     SingleWrite()({"update": 1}, path)
