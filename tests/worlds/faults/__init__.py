@@ -12,6 +12,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             meter                  a fake one says that the memory holds as many rows as ``above``
             hardware               it seems to calculate in half precision, or not
     do      wait                   makes the file ``once`` and goes on when there is one of that name and .go
+            wait_to_be_stopped     the same until the worker knows that it is to stop
             connect                holds a connection to ``port`` until the process is dead
             linger                 starts a thread that keeps the process from ending
             cuda_oom               raises torch's own OutOfMemoryError
@@ -35,6 +36,7 @@ and, where given, conditions that must all hold::
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import math
 import os
@@ -54,6 +56,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mmf_win.worker.hooks import checkpoint_io, micro_batch, precision
+from mmf_win.worker.stopping import Stop
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1}
@@ -76,6 +79,12 @@ def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: 
 
 def _wait(fault: Any, *_: Any) -> None:
     while not Path(fault["once"] + ".go").exists():
+        time.sleep(0.01)
+
+
+def _wait_to_be_stopped(*_: Any) -> None:
+    [stop] = [each for each in gc.get_objects() if isinstance(each, Stop)]
+    while not stop.asked:
         time.sleep(0.01)
 
 
@@ -138,7 +147,7 @@ _ACTIONS = {
     action.__name__[1:]: action
     for action in (
         *(_wait, _connect, _linger, _cuda_oom, _allocate, _memory_error, _kill, _nan, _spoil, _truncate),
-        *(_stop, _hang, _hang_in_c),
+        *(_wait_to_be_stopped, _stop, _hang, _hang_in_c),
     )
 }
 
