@@ -92,7 +92,7 @@ def check(
     _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)
     inputs = inputs_of(root, places, config, slots)
-    findings = {each: each.verify(record=record) for each in inputs}
+    findings = {each: each.verify() if record else _seen_in_dry_run(each) for each in inputs}
     models = [each for each in inputs if findings[each].state == "missing" and each.is_fetched_for_runs]
     typed = [*hint_words, *data_option(places.data_dir)]
     _require_intact([(each, findings[each]) for each in inputs if each not in models], hint_words, typed)
@@ -113,6 +113,12 @@ def check(
         {s: _data(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
         asks_hub(config),
     )
+
+
+@cache
+def _seen_in_dry_run(files: Input) -> Finding:
+    """What the first training of a sweep's dry run finds, which must not write it down for the others."""
+    return files.verify(record=False)
 
 
 def _require_named_files(config: Tree, slots: Sequence[str]) -> None:

@@ -78,12 +78,11 @@ def compare(
                 checks[name] = replace(before, checked_ns=0)
         elif check is not None:
             listed[name], checks[name] = Entry(str(sha256)), check
-    if not record:
-        return replace(ledger, files=listed, checks=checks), wrong
-    kept = {name: (listed[name].sha256, astuple(checks[name])) for name in sorted(listed)}
-    with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
-        ledger.folder.mkdir(parents=True, exist_ok=True)
-        write_json(ledger.folder / _NAME, {"format": _FORMAT, "files": kept})
+    if record:
+        kept = {name: (listed[name].sha256, astuple(checks[name])) for name in sorted(listed)}
+        with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
+            ledger.folder.mkdir(parents=True, exist_ok=True)
+            write_json(ledger.folder / _NAME, {"format": _FORMAT, "files": kept})
     return replace(ledger, files=listed, checks=checks), wrong
 
 

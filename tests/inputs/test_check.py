@@ -164,6 +164,16 @@ def test_only_the_splits_that_are_read_count_and_a_prediction_needs_every_row(da
     assert "a prediction needs every row" in str(raised.value.hint)
 
 
+def test_features_are_read_once_for_all_trainings_of_a_dry_run_and_are_not_recorded(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset.features_without()
+    dataset.check(record=False)
+    monkeypatch.setattr("mmf_win.inputs.unpacked.image_keys", None)
+    dataset.check(record=False)
+    assert not [*dataset.lmdb.parent.glob("SHA256SUMS*")]
+
+
 def test_when_no_row_would_be_left_that_is_an_error(dataset: Dataset) -> None:
     dataset.features_without(*dataset.rows("dev"))
     with pytest.raises(DatasetError, match="no row is left"):

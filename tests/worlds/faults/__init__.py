@@ -12,7 +12,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             meter                  a fake one says that the memory holds as many rows as ``above``
             hardware               it seems to calculate in half precision, or not
     do      wait                   makes the file ``once`` and goes on when there is one of that name and .go
-            wait_to_be_stopped     the same until the worker knows that it is to stop
+            wait_to_be_stopped     makes ``once`` and goes on when the worker knows that it is to stop
             connect                holds a connection to ``port`` until the process is dead
             linger                 starts a thread that keeps the process from ending
             cuda_oom               raises torch's own OutOfMemoryError
