@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
+
+import pytest
 
 from mmf_win.cli import main
 from mmf_win.integrity import torch_file
@@ -147,6 +150,23 @@ def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: To
     (small_disk / "ballast").unlink()
     assert main(["train", "--resume", "last", "--updates", "4", *save]) == 0
     assert known(run, "current.ckpt").update == 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no file's length")
+def test_a_checkpoint_that_becomes_longer_than_a_file_may_leaves_the_last_one_whole(
+    tool: Tool, faulty: Faulty
+) -> None:
+    """The system tells torch, which tells of something else; a quota and a full disk end the same way."""
+    faulty({"at": "step", "do": "limit_files", "update": 2, "bytes": 300_000})
+    words = ("--updates", "3", "training.checkpoint_interval=1", "training.evaluation_interval=3")
+    assert tool.code("train", tool.preset("vilbert"), *words) == 5
+    run = Run(next(tool.save_dir.glob("*/*")))
+    assert str(run.checkpoints) in tool.errors and "ulimit -f" in tool.errors
+    assert "enforce fail" not in tool.errors
+    assert known(run, "current.ckpt").update == 1
+    assert all(torch_file.problem(run.checkpoints / name) is None for name in files(run))
+    faulty()
+    assert tool("train", "--resume", "last")["updates"] == 3
 
 
 def test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before(tool: Tool, faulty: Faulty) -> None:

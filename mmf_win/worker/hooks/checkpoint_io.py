@@ -105,8 +105,10 @@ class SingleWrite:
                     _save(value, file)
                     file.flush()
                     os.fsync(file.fileno())
-            except (OSError, RuntimeError):
-                _require(_LITTLE, needed, path)  # torch does not say that the disk is full
+            except (OSError, RuntimeError) as error:
+                _require(_LITTLE, needed, path)
+                if isinstance(error.__context__, OSError):  # torch, closing the file, hides why it cannot
+                    raise error.__context__ from None
                 raise
             if damage := torch_file.problem(temporary):
                 raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")

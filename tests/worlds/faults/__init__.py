@@ -22,6 +22,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             nan                    makes the losses NaN (at forward)
             spoil                  makes the weights NaN
             truncate               cuts off current.ckpt
+            limit_files            lets no file get longer than ``bytes``, as ``ulimit -f`` does
             stop                   a signal that asks the run to stop, which it does after this update
             half, no_half          (at hardware)
             hang                   never returns; hang_in_c does so holding the GIL
@@ -129,6 +130,13 @@ def _truncate(_fault: Any, folder: str, *_: Any) -> None:
     current.write_bytes(content[: len(content) // 2])
 
 
+def _limit_files(fault: Any, *_: Any) -> None:
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (fault["bytes"], hard))
+
+
 def _stop(*_: Any) -> None:
     signal.raise_signal(signal.SIGINT)
 
@@ -147,7 +155,7 @@ _ACTIONS = {
     action.__name__[1:]: action
     for action in (
         *(_wait, _connect, _linger, _cuda_oom, _allocate, _memory_error, _kill, _nan, _spoil, _truncate),
-        *(_wait_to_be_stopped, _stop, _hang, _hang_in_c),
+        *(_wait_to_be_stopped, _limit_files, _stop, _hang, _hang_in_c),
     )
 }
 
