@@ -21,8 +21,11 @@ if sys.platform == "win32":
     _kernel32.UnlockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 3, wintypes.LPVOID]
     _AT_ONCE, _EXCLUSIVE = 1, 2
     _HELD_BY_ANOTHER = {33, 997}
+    _NOT_THERE = {1, 50}  # of a network drive: no such function, not supported
 else:
     import fcntl
+
+    _NOT_THERE = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 _PAUSE = 0.05
 _MOMENT = 1.0  # seconds
@@ -51,11 +54,12 @@ def locked(
 
     Raises:
         BlockingIOError: another process holds it, and there is no ``refused``.
+        OSError: the file cannot be written; ``ENOLCK``: its file system has no locks.
     """
     deadline = time.monotonic() + patience
     waiting = False
     with path.open("ab") as file:
-        while not _acquired(file.fileno(), shared=shared):
+        while not _acquired(path, file.fileno(), shared=shared):
             # Somebody who asks whether it is held has a share of it, but only for a moment.
             late = time.monotonic() - deadline
             if late >= _MOMENT or (late >= 0 and is_locked(path)):
@@ -74,11 +78,11 @@ def is_locked(path: Path) -> bool:
     """Whether some process holds the lock at this moment. Any number may ask at once.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read; ``ENOLCK``: its file system has no locks.
     """
     try:
         with path.open("rb") as file:
-            if not _acquired(file.fileno(), shared=True):
+            if not _acquired(path, file.fileno(), shared=True):
                 return True
             _release(file.fileno())
             return False
@@ -86,20 +90,24 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-def _acquired(descriptor: int, *, shared: bool = False) -> bool:
+def _acquired(path: Path, descriptor: int, *, shared: bool = False) -> bool:
     """Take the lock, or a share of it, which others may have too; False where that is refused."""
+    none = OSError(errno.ENOLCK, "this file system has no locks", str(path))
     if sys.platform == "win32":
         flags = _AT_ONCE | (0 if shared else _EXCLUSIVE)
         if _kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _first_byte()):
             return True
-        if ctypes.get_last_error() not in _HELD_BY_ANOTHER:
-            raise ctypes.WinError(ctypes.get_last_error())
+        code = ctypes.get_last_error()
+        if code not in _HELD_BY_ANOTHER:
+            raise none if code in _NOT_THERE else ctypes.WinError(code)
         return False
     else:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise none if error.errno in _NOT_THERE else error from None
         return True
 
 

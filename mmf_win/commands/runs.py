@@ -28,7 +28,7 @@ from mmf_win.paths import make_portable
 from mmf_win.results import saved_metrics
 from mmf_win.runs import presets
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
-from mmf_win.runs.folder import Run, remove, require_idle
+from mmf_win.runs.folder import Run, remove, require_unused
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
 from mmf_win.runs.lookup import all_runs, find_run
 from mmf_win.runs.outcomes import use_intact
@@ -221,7 +221,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
     RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. Of a link,
-    what it leads to is removed as well. A run that is being trained is refused, and then nothing is removed.
+    what it leads to is removed as well. A run that is being trained or predicts is refused, and then nothing is removed.
     """
     named = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
     chosen = list({run.path.resolve(): run for run in named}.values())  # of a run and a link to it, the link
@@ -230,7 +230,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
         if len(several) > 1:
             raise UsageError(f"there are {len(several)} runs named {name}", hint=f"name one: {several[0]}")
     for run in chosen:
-        require_idle(run)
+        require_unused(run)
     sizes = {run.id: size_of(run) for run in chosen}
     for run in chosen:
         say(f"{run.path}: {size(sizes[run.id])}")

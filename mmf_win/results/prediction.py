@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from mmf_win.results import probabilities, saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
 from mmf_win.runs import checkpoints, lookup, predicting
 from mmf_win.runs.attempts import Display
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import Run, reading
 from mmf_win.runs.request import Once
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
@@ -136,7 +137,7 @@ def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: Predictio
     team = _Team(members, save_dir, options)
     first = members[0].run.request()
     validation = team.checked_target(first.splits["val"]) if options.best_threshold else None
-    with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
+    with team.held(), TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
         if options.memes is not None:
             targets = [Target.of_table(options.memes, Path(scratch))]
         else:
@@ -157,7 +158,7 @@ def predict_one(
     if options.kind == "rank":
         raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
     team = _Team(members, save_dir, options)
-    with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
+    with team.held(), TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
         target = Target.of_image(image, text, Path(scratch))
         made = [team.predicted(m, target, Path(scratch, f"{n}.csv")) for n, m in enumerate(members)]
         probas = [read_predictions(csv)[0].proba for csv, _ in made]
@@ -182,6 +183,15 @@ class _Team:
         if self.options.kind is not None and len(self.members) < 2:
             hint = "name several runs, or several checkpoints of one"
             raise UsageError("an ensemble needs two members or more", hint=hint)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the members' runs, and those that have their checkpoints, from being removed meanwhile."""
+        with ExitStack() as stack:
+            for member in self.members:
+                for run in {member.run, lookup.owner(member.checkpoint) or member.run}:
+                    stack.enter_context(reading(run))
+            yield
 
     def checked_target(self, split: str) -> Target:
         """The split, once it is sure that every member has it, and the same one where they are blended.

@@ -11,6 +11,7 @@
       attempts/<n>/     each attempt's request, MMF configuration and exit; a prediction's events.jsonl,
                         log.txt and logs/
       lock              held while it is being trained
+      readers           a share of it is held while a prediction reads its checkpoints
       logs/             MMF's own logs
       checkpoints/      MMF's own folder: best.ckpt, current.ckpt, models/, *_final.pth, config.yaml
       reports/          predictions, their metrics and pages
@@ -40,6 +41,8 @@ class Run(RunFolder):
 
     request_file = Inside("request.json")
     """What was asked for; a folder without it is no run."""
+    readers = Inside("readers")
+    """The lock of those who read its checkpoints."""
     logs = Inside("logs")
     """MMF's own logs."""
     checkpoints = Inside("checkpoints")
@@ -116,6 +119,19 @@ def training_alone(run: Run) -> AbstractContextManager[int]:
     return locked(run.lock, refused=_being_trained(run))
 
 
+def require_unused(run: Run) -> None:
+    """Raise UsageError where some process trains the run or predicts with it."""
+    require_idle(run)
+    refused = UsageError(f"run {run.id} is predicting", hint="stop it first, or wait until it has ended")
+    with locked(run.readers, refused=refused):
+        pass
+
+
+def reading(run: Run) -> AbstractContextManager[int]:
+    """Keep the run from being removed meanwhile. The block raises UsageError where that has begun."""
+    return locked(run.readers, shared=True, refused=UsageError(f"run {run.id} is being removed"))
+
+
 def _being_trained(run: Run) -> UsageError:
     return UsageError(f"run {run.id} is being trained", hint="stop it first, or wait until it has ended")
 
@@ -127,10 +143,10 @@ def remove(run: Run) -> None:
     leaves is no longer listed as a run.
 
     Raises:
-        UsageError: the run is being trained.
+        UsageError: the run is being trained, or predicts.
         OSError: it cannot be removed; Windows refuses that for files that are open.
     """
-    require_idle(run)
+    require_unused(run)
     folder = run.path.resolve()
     doomed = folder.with_name(f"{folder.name}.removed")
     files.rename(folder, doomed)

@@ -18,7 +18,9 @@ from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
 from mmf_win.results.probabilities import best_accuracy, blend
 from tests.endtoend.conftest import Tool, ids, probabilities
-from tests.worlds.tools import typed
+from tests.worlds import hostile
+from tests.worlds.memes import memes
+from tests.worlds.tools import requires_tool, typed
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +118,34 @@ def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
     for result in results:
         page = Path(result["report"]).read_text(encoding="utf-8")
         assert Path(result["csv"]).name in page and result["members"][0]["checkpoint_sha256"] in page
+
+
+@requires_tool("gcc", on_windows=False)
+def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Tool, tmp_path: Path) -> None:
+    run, shim = tool.trained("vilbert"), tmp_path / "no_locks.so"
+    source = ROOT / "tests" / "worlds" / "no_locks.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", shim, "-ldl"], check=True)
+    before = sorted(run.path.rglob("*"))
+    environment = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONUTF8": "1"}
+    places = ["--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir)]
+    archive, new = hostile.plain_zip(tmp_path / "memes.zip", memes()), tmp_path / "data"
+    for folder, words in (
+        (tool.save_dir, ["predict", run.id, *places]),
+        (tool.save_dir, ["train", "--resume", run.id, "--updates", "2", *places]),
+        (tool.save_dir, ["runs", "show", run.id, *places[2:]]),
+        (new, ["convert", "--zip", str(archive), "--data-dir", str(new)]),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "mmf_win", *words],
+            env={**environment, "NO_LOCKS": str(folder)},
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        assert done.returncode == 3, words
+        assert f"error: {folder}" in done.stderr and "has no locks" in done.stderr
+        assert "--save-dir or MMF_SAVE_DIR" in done.stderr
+    made = set(run.path.rglob("*")).difference(before)
+    assert made <= {run.lock, run.readers}
 
 
 def predicted_by_mmf(tool: Tool, run: Path, split: str) -> list[Prediction]:

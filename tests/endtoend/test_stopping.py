@@ -112,6 +112,22 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
     goes_on(tool, run)
 
 
+def test_a_run_that_predicts_is_not_removed_until_it_has_ended(
+    tool: Tool, faulty: Faulty, tmp_path: Path
+) -> None:
+    run, midst = tool.trained("vilbert"), tmp_path / "in the midst"
+    faulty({"at": "validation", "do": "wait", "once": str(midst)})
+    remove = ("runs", "rm", run.id, "--yes")
+    with user(tool, "predict", run.id, "--no-report") as somebody:
+        somebody.waits_for(midst.exists)
+        assert tool.code(*remove) == 2
+        assert f"run {run.id} is predicting" in tool.errors
+        midst.with_name(f"{midst.name}.go").touch()
+        assert somebody.gets_the_prompt_back() == 0, somebody.read
+    assert tool.code(*remove) == 0
+    assert not run.path.exists()
+
+
 @requires_console_events
 def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
