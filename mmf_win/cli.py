@@ -30,8 +30,8 @@ _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the 
 _HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
 _HELD_HINT = "close the program that has it open, if there is one, and run the same command again"
 _NO_LOCKS_HINT = (
-    "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, --data-dir or MMF_DATA_DIR "
-    "that of the data"
+    "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, "
+    "--data-dir or MMF_DATA_DIR that of the data"
 )
 
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>

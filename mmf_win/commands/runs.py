@@ -221,7 +221,8 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
     RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. Of a link,
-    what it leads to is removed as well. A run that is being trained or predicts is refused, and then nothing is removed.
+    what it leads to is removed as well. A run that is being trained or predicts is refused, and then nothing
+    is removed.
     """
     named = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
     chosen = list({run.path.resolve(): run for run in named}.values())  # of a run and a link to it, the link
