@@ -37,10 +37,10 @@ _NO_LOCKS_HINT = (
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
 COMMANDS = {
     "setup": "Get MMF and verify it.",
-    "doctor": "Show versions and paths, and how to get what is missing.",
+    "doctor": "Show versions and paths, and how to install what is missing.",
     "convert": "Turn the dataset's archive into MMF's layout.",
     "features": "Show, get and add region features and pretrained weights.",
-    "verify": "Verify all that mmfw has written.",
+    "verify": "Verify everything that mmfw has written.",
     "repair": "Repair what verify finds damaged.",
     "train": "Train a preset, or resume a run.",
     "predict": "Predict splits with trained runs, alone or blended.",
@@ -49,7 +49,7 @@ COMMANDS = {
     "report": "Make a page about a run, or compare several.",
     "sweep": "Run many experiments: grids, seeds and searches.",
     "runs": "List what ran and how well.",
-    "demo": "Run the whole workflow on a small synthetic set, on a CPU.",
+    "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
     "bug-report": "Write a zip for a bug report, without known secrets.",
 }
 

@@ -23,7 +23,7 @@ Examples:
 """
 )
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=options.completed_by("RUN"))
-@click.option("--log", is_flag=True, help="Put the run's logs in, too; they may hold texts of memes.")
+@click.option("--log", is_flag=True, help="Include the run's logs, which may hold texts of memes.")
 @options.data_dir
 @options.save_dir
 @options.as_json
@@ -32,8 +32,8 @@ def command(run: str | None, log: bool, data_dir: Path | None, save_dir: Path | 
 
     It holds what `mmfw doctor` shows and the run's requests, configurations, events and exits, with --log
     also its logs, of each the last megabyte. Passwords, tokens, your user name and your home folder are
-    replaced. Not every secret can be known, and an error may quote a meme, so look through it before you give
-    it away.
+    replaced. mmfw cannot know every secret, and an error may quote a meme, so look through the zip before you
+    give it away.
     """
     places = Places.resolve(data_dir, save_dir)
     newest = next(iter(all_runs(places.save_dir)), None)

@@ -18,14 +18,15 @@ from mmf_win.runs.lookup import owner
 
 @click.command("check-submission", epilog="Example: mmfw check-submission predictions.csv --split test_seen")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@options.split("Such as test_seen.", required=True)
+@options.split("The split, such as test_seen.", required=True)
 @options.data_dir
 @options.as_json
 def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> None:
-    """Check that a prediction file is what the challenge takes for a split.
+    """Check that the challenge would accept a prediction file for a split.
 
-    Lists what is wrong with ids, probabilities and labels; another order than that of the annotations is only
-    a warning. The challenge takes full submissions, so it needs the memes left out at conversion, too.
+    Lists what is wrong with ids, probabilities and labels. If only the order differs from that of the
+    annotations, that is a warning. The challenge takes full submissions only, so memes left out at conversion
+    count as missing.
     """
     places = Places.resolve(data_dir)
     ids = [row.shown_id for row in read_rows(require_split(places.dataset, split))]

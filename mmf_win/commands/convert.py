@@ -23,15 +23,17 @@ Examples:
   mmfw convert unpacked/hateful_memes --allow-missing
   mmfw convert my_memes/                train.csv, dev.csv, test.csv and images of your own
 
-The password may also be in the variable MMFW_PASSWORD; without any, you are asked for it when it is needed.
+The password may also be in the variable MMFW_PASSWORD; otherwise you are asked for it when it is needed.
 It is neither shown nor stored.""",
 )
 @click.argument("words", nargs=-1, type=click.Path(), metavar="ARCHIVE")
-@click.option("--zip", "source", type=click.Path(), metavar="ARCHIVE", help="Another way to name it.")
+@click.option("--zip", "source", type=click.Path(), metavar="ARCHIVE", help="The same as ARCHIVE.")
 @options.ask
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
-@click.option("--allow-missing", is_flag=True, help="Go without images and splits that are missing.")
+@click.option(
+    "--allow-missing", is_flag=True, help="Leave out memes without an image, and splits that are missing."
+)
 @options.as_json
 def command(
     words: tuple[str, ...], source: str | None, data_dir: Path | None, as_json: bool, **how: Any

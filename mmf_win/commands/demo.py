@@ -44,7 +44,7 @@ Examples:
 @click.option("--keep", is_flag=True, help="Keep everything, to continue with it.")
 @options.as_json
 def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
-    """Run the whole workflow on a small synthetic set, on a CPU.
+    """Run the whole workflow on a small synthetic dataset, on a CPU.
 
     Makes an encrypted archive in the format of Hateful Memes, whose labels depend on words and picture
     together, and then does with the real commands what one does with the real archive: convert it, put region

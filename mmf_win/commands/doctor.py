@@ -34,10 +34,10 @@ Examples:
 @as_json
 @click.option("--compat", is_flag=True, help="List only the patches to MMF for today's libraries.")
 def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat: bool) -> int:
-    """Show versions and every resolved path, and the command that brings what is missing.
+    """Show versions and every resolved path, and the commands that install what is missing.
 
-    Exits with 6 when an installed MMF is broken or with --compat cannot be found, otherwise with 0: what is
-    merely missing may not be needed.
+    Exits with 6 if the installed MMF is broken, or if --compat finds none; otherwise with 0, since what is
+    missing may not be needed.
     """
     if compat:
         _show_compat(as_json)

@@ -36,15 +36,15 @@ _REGIONS = [100, 100]  # MMF's max_features
     epilog="""\b
 Examples:
   mmfw features status                          what the newest run's preset needs, or all presets
-  mmfw features fetch vilbert_cc                bring in what is missing
+  mmfw features fetch vilbert_cc                download what is missing
   mmfw features fetch mmbt_region --source E:\\  ... from a USB stick
   mmfw features extract features_2020_10_01.tar.gz
-  mmfw features add my_features                 ... of images of your own, from .npy files
+  mmfw features add my_features                 add your own images' features, from .npy files
 
 `mmfw verify PRESET` verifies what a preset reads, and `mmfw repair PRESET` repairs it.""",
 )
 def command() -> None:
-    """Features and pretrained weights: what is there; fetch, unpack and add it."""
+    """Show, download, unpack and add region features and pretrained weights."""
 
 
 _words = options.words("[PRESET ...] [KEY=VALUE ...]", "PRESET")
@@ -61,9 +61,9 @@ Examples:
 @options.save_dir
 @options.as_json
 def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
-    """Show what PRESETs need, where it lies, and what fetching it would cost.
+    """Show what PRESETs need, where it lies, and how much is to be downloaded.
 
-    Without a PRESET it is that of the newest run; without a run, all of them. KEY=VALUE overrides are as
+    The default is the preset of the newest run, or all presets if there is no run. KEY=VALUE overrides are as
     for `mmfw train`. No file is read.
     """
     wanted = _wanted(words, data_dir, save_dir)
@@ -93,7 +93,7 @@ def fetch(
     source: str | None,
     **how: Any,
 ) -> None:
-    """Download what PRESETs need and is missing, and put it where MMF looks for it.
+    """Download the missing files of PRESETs to where MMF looks for them.
 
     Interrupted downloads are resumed. A file is renamed into place only after its SHA-256 matches.
     """
@@ -114,7 +114,7 @@ Example:
 def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) -> None:
     """Unpack ARCHIVE, which holds detectron.lmdb, to where MMF looks for it.
 
-    Nothing looks finished before all of it is there and verified; extracting the same archive again takes a
+    The LMDB takes its place only when it is complete and verified. Extracting the same archive again takes a
     second.
     """
     places, entry = Places.resolve(data_dir), None

@@ -116,29 +116,29 @@ keep_archives = click.option(
     "--keep-archives/--no-keep-archives",
     default=True,
     show_default=True,
-    help="Leave downloaded archives in place, to repair from them without a download.",
+    help="Keep downloaded archives, so that repairs need no download.",
 )
 
 trust = click.option(
     "--trust",
     is_flag=True,
-    help="Load weights even if their file holds other classes than tensors and plain values, which runs code "
-    "from the file; run code that comes with a model (trust_remote_code), and the folder of code that a "
-    "preset names (env.user_dir), that one now and later. Use it only if you trust where they come from.",
+    help="Run code that comes with files: a checkpoint's classes besides tensors and plain values, a model's "
+    "own code (trust_remote_code), and the folder of code that a preset names (env.user_dir), which is "
+    "trusted from then on. Use it only if you trust where the files come from.",
 )
 
 precision = click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
-    help="Calculate with 16 bits a number where that is exact enough (bf16, or fp16 on older GPUs), or with "
-    "32 (fp32).  [default: the run's, else fp32]",
+    help="Mixed precision: bf16, or fp16 on older GPUs. fp32 is full precision.  [default: the run's, "
+    "else fp32]",
 )
 
 fast = click.option(
     "--fast/--no-fast",
     default=None,
-    help="Pad texts to the longest of their batch instead of to 128 tokens, and give convolutions the faster "
-    "order of channels. Dropout then draws other random numbers.  [default: the run's, else --no-fast]",
+    help="Pad texts to the longest of the batch instead of to 128 tokens, and run convolutions in "
+    "channels-last format. Dropout then draws other random numbers.  [default: the run's, else --no-fast]",
 )
 
 
@@ -167,7 +167,7 @@ no_retry = click.option(
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Fail at once when memory runs out, instead of trying again with less.",
+    help="Fail at once when memory runs out, instead of retrying with smaller batches or fewer workers.",
 )
 
 
@@ -182,8 +182,8 @@ def ask(function: Callable[..., None]) -> Callable[..., None]:
         "--password",
         metavar="P",
         envvar="MMFW_PASSWORD",
-        help="Its password, if it is encrypted. It can be seen in the list of processes and stays in the "
-        "shell's history; --password-file, the variable MMFW_PASSWORD and the hidden prompt avoid that.",
+        help="The archive's password. It can be seen in the list of processes and stays in the shell's "
+        "history; --password-file, the variable MMFW_PASSWORD and the hidden prompt avoid that.",
     )
     @click.option(
         "--password-file",

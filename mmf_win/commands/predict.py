@@ -39,7 +39,7 @@ Examples:
   mmfw predict --checkpoint best --checkpoint last --ensemble mean
   mmfw predict --threshold best-accuracy
   mmfw predict mmbt_grid --image cat.jpg --text "look at this cat"
-  mmfw predict mmbt_grid --memes own.csv    a table: img, text, and if you like id and label
+  mmfw predict mmbt_grid --memes own.csv    a table: img, text, and optionally id and label
   mmfw predict visual_bert --memes own.csv --features own.lmdb"""
 )
 @options.words("[RUN ...] [KEY=VALUE ...]", "RUN")
@@ -69,7 +69,7 @@ Examples:
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Predict your own memes: a .csv or .jsonl with img (or image) and text, and if you like id and "
+    help="Predict your own memes: a .csv or .jsonl with img (or image) and text, and optionally id and "
     "label. Paths in it are relative to the file.",
 )
 @click.option(
@@ -79,7 +79,7 @@ Examples:
     metavar="FILE",
     help="Print the probability that one meme is hateful: this image with --text. Writes no files.",
 )
-@click.option("--text", metavar="TEXT", help="What is written on the --image.")
+@click.option("--text", metavar="TEXT", help="The text of the meme in --image.")
 @click.option(
     "--features",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -96,16 +96,16 @@ Examples:
     type=click.Choice(["0.5", "best-accuracy"]),
     default="0.5",
     show_default=True,
-    help="From which probability on a meme is labelled hateful. best-accuracy chooses it on the validation "
-    "split, which is predicted too.",
+    help="The probability from which a meme is labelled hateful. best-accuracy chooses it on the validation "
+    "split, which is then predicted, too.",
 )
-@options.number("--batch-size", meaning="Memes a batch.  [default: the run's]")
+@options.number("--batch-size", meaning="Memes per batch.  [default: the run's]")
 @options.precision
 @options.fast
 @click.option(
     "--report/--no-report",
     default=True,
-    help="Whether to make a page beside the predictions, which takes seconds.",
+    help="Whether to write a page beside the predictions, which takes seconds.",
 )
 @options.output(
     "Where prediction files, scores and pages go, each under a new name, so that nothing there is "
@@ -138,10 +138,9 @@ def command(
     """Predict splits, or your own memes, with trained runs or published weights.
 
     Writes id,proba,label in the order of the annotations, with exactly their ids, and scores the result where
-    the split has labels. RUN is a run's id, its name or its folder; without one it is the newest. Of several
-    runs or checkpoints each is predicted by itself, and with --ensemble they are blended too. Beside each
-    prediction file, the page of the same name shows it. --json prints an object for each prediction file,
-    one a line.
+    the split has labels. RUN is a run's id, its name or its folder, by default the newest run. Several
+    runs or checkpoints are predicted one by one; --ensemble also blends them. A page with the same name lies
+    beside each prediction file. --json prints one object per prediction file, each on a line.
     """
     _require_one_kind(split, memes, image, text, threshold)
     if image and output:

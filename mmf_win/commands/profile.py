@@ -28,10 +28,10 @@ Examples:
   mmfw profile mmbt_grid/2026-01-31T12-00-00 --updates 60 -o slow"""
 )
 @options.words("[PRESET|RUN] [KEY=VALUE ...]", "PRESET", "RUN")
-@options.number("--updates", meaning="How many to train.", least=6, default=30, show_default=True)
+@options.number("--updates", meaning="How many updates to train.", least=6, default=30, show_default=True)
 @options.output("A new folder for the result.  [default: profiles/TIME in the save dir]")
 @options.number(
-    "--batch-size", meaning="Rows an update, over all GPUs.  [default: the preset's or the run's]"
+    "--batch-size", meaning="Rows per update, over all GPUs.  [default: the preset's or the run's]"
 )
 @options.precision
 @options.fast
@@ -54,10 +54,9 @@ def command(
     """Show where the time of training goes, and what helps.
 
     Trains some updates of a preset, or of a run from its beginning, validates and saves as MMF does, and
-    measures each phase. The run stays as it is, and what was trained is removed. The result is a folder
-    with profile.html, a page, and trace.json, a few updates for chrome://tracing; checkpoints are written
-    beside it while they are timed. KEY=VALUE words are overrides, as of mmfw train, so that a setting can be
-    tried at once.
+    measures each phase. The run itself is not changed, and what was trained is removed. The result is a
+    folder with a page, profile.html, and a few traced updates for chrome://tracing, trace.json; it also holds
+    the checkpoints while they are timed. KEY=VALUE words are overrides as for `mmfw train`, to try a setting.
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     names, overrides = split_words(words, names=1)

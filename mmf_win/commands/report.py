@@ -25,7 +25,7 @@ Examples:
   mmfw report sweeps/mmbt_grid              compare the runs of a sweep"""
 )
 @click.argument("runs", nargs=-1, metavar="[RUN ...]", shell_complete=options.completed_by("RUN"))
-@options.split("Whose predictions to show.  [default: the newest]")
+@options.split("The split whose predictions to show.  [default: that of the newest]")
 @options.output("Where the page goes.", "FILE")
 @click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
@@ -48,8 +48,8 @@ def command(
     that it shows, under their name, or into the run's reports as report.html where there are none: curves,
     scores, the published ones where the split is one of the paper's, and the worst mistakes, their pictures
     blurred until they are clicked. For several it goes into the save dir under a new name. RUN is a run's
-    id, its name (the newest run of that name) or its folder. A sweep, as sweeps/NAME or by its folder, is
-    named alone; its page also shows what the parameters came to, and goes into that folder.
+    id, its name (the newest run of that name) or its folder. A sweep, as sweeps/NAME or by its folder, must
+    be named alone; its page also shows what each parameter changed, and goes into the sweep's folder.
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     from mmf_win.results.report import pages

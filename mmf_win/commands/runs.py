@@ -136,10 +136,10 @@ Examples:
 @options.runs_dir
 @options.as_json
 def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: bool) -> None:
-    """Show all about one run; without a name, about the newest.
+    """Show everything about one run, by default the newest.
 
-    With --verify, every byte of its checkpoints is read and compared with the checksums in the file. Names of
-    the same bytes take their space once.
+    With --verify, every byte of its checkpoints is read and compared with the checksums in the file. Names
+    of the same bytes take up their space only once.
     """
     chosen = find_run(save_dir, run)
     if config:
@@ -220,9 +220,8 @@ Examples:
 def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
-    RUN is a run's id or folder; a name or a time alone is taken where there is only one run of it. Of a link,
-    what it leads to is removed as well. A run that is being trained or predicts is refused, and then nothing
-    is removed.
+    RUN is a run's id or folder; a name or a time alone must belong to one run only. If RUN is a link, the
+    folder that it points to is removed as well. If one of them is in use, nothing is removed.
     """
     named = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
     chosen = list({run.path.resolve(): run for run in named}.values())  # of a run and a link to it, the link
@@ -260,7 +259,7 @@ Examples:
 @options.runs_dir
 @options.as_json
 def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
-    """Show what differs between two runs: what was asked for, MMF's configuration, and the scores.
+    """Show how two runs differ: in request, configuration and scores.
 
     `mmfw report RUN RUN` draws a page of it.
     """

@@ -20,7 +20,7 @@ Examples:
   mmfw setup                      the version of PyPI; also repairs a damaged copy
   mmfw setup --mmf github         the newest, from GitHub
   mmfw setup --mmf ../my-mmf      a checkout that you edit
-  mmfw setup --torch              print the pip line that brings PyTorch for this machine
+  mmfw setup --torch              print the pip command that installs PyTorch for this machine
   pip install -c "$(mmfw setup --constraints)" ".[train]"    the versions that mmfw is tested with
 """,
 )
@@ -28,23 +28,25 @@ Examples:
     "--mmf",
     "wanted",
     metavar="pypi|github|DIR",
-    help="Where from.  [default: as the last time, at first pypi]",
+    help="Where to get MMF.  [default: where it came from last time, at first pypi]",
 )
 @click.option("--force", is_flag=True, help="Fetch it again even though it is intact.")
 @click.option(
-    "--torch", is_flag=True, help="Only print the pip line that brings PyTorch for this machine's GPU or CPU."
+    "--torch",
+    is_flag=True,
+    help="Only print the pip command that installs PyTorch for this machine's GPU or CPU.",
 )
 @click.option(
     "--constraints",
     is_flag=True,
-    help="Only print the path of the file of tested versions, for pip install -c.",
+    help="Only print the path of the file with the tested versions, for pip install -c.",
 )
 @as_json
 def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_json: bool) -> None:
     """Get MMF into this Python environment and check every file of it.
 
-    pypi is 1.0.0rc10 of 2020, by pip, so any mirror or index that pip knows will do. github is a fixed newer
-    commit (1.0.0rc12), as a source archive; it needs neither git nor a compiler.
+    pypi installs version 1.0.0rc10 (2020) by pip, from the index or mirror that pip is configured to use.
+    github downloads the source of a newer, fixed commit (1.0.0rc12); it needs neither git nor a compiler.
     """
     if torch + constraints + bool(wanted or force) > 1:
         raise UsageError("--torch and --constraints only print; give one of them, and nothing else")
@@ -52,7 +54,7 @@ def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_
         print_json({"pip": pip_line()})
     elif torch:
         print(shell_line(*pip_line()), flush=True)
-        say(f"Then {pip_hint('[train]')}, which brings the rest.")
+        say(f"Then {pip_hint('[train]')}, which installs the rest.")
     elif constraints:
         path = str(constraints_file())
         print_json({"constraints": path}) if as_json else print(path)

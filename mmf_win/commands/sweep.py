@@ -61,16 +61,16 @@ Examples:
   mmfw sweep table --baseline lr=1e-05"""
 )
 def command() -> None:
-    """Run many experiments: grids, seeds and searches, a process a GPU."""
+    """Run many experiments: grids, seeds and searches, one process per GPU."""
 
 
 @command.command(
     epilog="""\b
 Examples:
-  mmfw sweep run mmbt_grid --seeds 1-5      five seeds, one process a GPU
+  mmfw sweep run mmbt_grid --seeds 1-5      five seeds, one process per GPU
   mmfw sweep run mmbt_grid --seeds 1-3 optimizer.params.lr=1e-5,5e-5 training.batch_size=16,32
   mmfw sweep run demo --slots 2 --dry-run optimizer.params.lr=1e-4,7e-4
-  mmfw sweep run params.yaml                what a file says; mlrunner's files will do
+  mmfw sweep run params.yaml                what a file says; mlrunner's files work, too
   mmfw sweep run params.yaml -t norm -c test -r 0,1 -r 2,3
   mmfw sweep run save/sweeps/mmbt_grid      what is left of an earlier sweep
   mmfw sweep run save/sweeps/mmbt_grid --failed"""
@@ -81,7 +81,7 @@ Examples:
 @options.number(
     "--slots",
     "count",
-    meaning="How many tasks run at a time; they share the GPUs in turn.  [default: one a GPU]",
+    meaning="How many tasks run at a time; they share the GPUs in turn.  [default: one per GPU]",
 )
 @click.option(
     "-r",
@@ -89,7 +89,8 @@ Examples:
     "resources",
     multiple=True,
     metavar="GPUS",
-    help="What a slot has: a GPU, several as 0,1, or cpu; once a slot.  [default: the file's, else each GPU]",
+    help="The GPUs of a slot: one, several as 0,1, or cpu; repeat it for each slot.  [default: the file's, "
+    "else one slot per GPU]",
 )
 @click.option(
     "--on",
@@ -104,7 +105,9 @@ Examples:
 @click.option("-f", "--force", is_flag=True, help="Run again, from the beginning, what ended well.")
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
 @options.number("--sample", meaning="Only N combinations of each choice, drawn at random.")
-@click.option("--dry-run", is_flag=True, help="Show the tasks, and what they will take; run nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the tasks with their estimated time and disk space; run nothing."
+)
 @click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
 @options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
 @options.stop_timeout
@@ -135,7 +138,7 @@ def run(
 
     A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, and
     with which values (docs/sweeps.md). Each task has a folder that its parameters name. What ended well is
-    not run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and leave.
+    not run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and exit.
     """
     if not words:
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")

@@ -57,7 +57,7 @@ class SweepDisplay:
 
     def stopping(self) -> None:
         """Say what happens after Ctrl+C."""
-        say("\nthe running tasks save and leave, the others stay queued; press Ctrl+C again to end at once")
+        say("\nthe running tasks save and exit, the others stay queued; press Ctrl+C again to end at once")
 
 
 class _SlotDisplay:

@@ -96,7 +96,7 @@ def table(
     save_dir: Path,
     as_json: bool,
 ) -> None:
-    """Show what came of a sweep: the parameters that differ, and metrics as mean ± sd over the seeds.
+    """Show the results of a sweep: each combination with the means of its metrics over the seeds.
 
     Only tasks that ended well count. The metrics are those of the validation with the best AUROC. Nothing is
     ranked by a test set. SWEEP is as for `mmfw sweep status`.

@@ -47,7 +47,7 @@ Examples:
   mmfw train --resume last --updates 30000  ... to 30000 updates in all
   mmfw train --resume mmbt_grid             resume the newest run of that name
   mmfw train --resume old/best.ckpt         start a new run from a checkpoint
-  mmfw train mmbt_grid --init published     train on from MMF's published weights
+  mmfw train mmbt_grid --init published     fine-tune MMF's published weights
   mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
   mmfw train mmbt_grid --precision bf16 --fast
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5
@@ -58,26 +58,28 @@ Examples:
     "--resume",
     metavar="best|last|RUN|PATH",
     shell_complete=options.completed_by("best", "last", "RUN"),
-    help="Resume the newest run (of PRESET, if there is one) or RUN, or start a new one from a checkpoint.",
+    help="Resume the newest run (of PRESET, if given) from its best or last checkpoint, or RUN from its last;"
+    " PATH is a checkpoint from which a new run starts.",
 )
 @click.option(
     "--init",
     metavar="published|PATH",
     shell_complete=options.completed_by("published"),
-    help="Begin at update 0 with the preset's published weights, or with those of a file, whose optimizer, "
-    "schedule, counts and random state are not used.",
+    help="Start a new run at update 0 from the preset's published weights, or from those of a file, whose "
+    "optimizer, schedule, counts and random state are not used.",
 )
 @click.option(
     "--batch-size",
     type=_BatchSize(),
     metavar="N|auto",
-    help="Rows an update, over all GPUs; auto leaves them, and finds the largest micro-batch that fits.",
+    help="Rows per update, over all GPUs. auto keeps the preset's number and finds the largest micro-batch "
+    "that fits.",
 )
 @click.option(
     "--name", metavar="NAME", help="The run's folder in the save dir.  [default: the preset's name]"
 )
-@options.number("--updates", meaning="The run's total, also when it resumes.")
-@options.number("--epochs", meaning="The same, as passes over the training rows.")
+@options.number("--updates", meaning="Total updates of the run, including those before a resume.")
+@options.number("--epochs", meaning="The same total in epochs.")
 @options.number("--seed", meaning="The random seed.  [default: a new one]")
 @options.number(
     "--keep-checkpoints",
@@ -87,7 +89,7 @@ Examples:
 )
 @options.precision
 @options.fast
-@click.option("--detect-anomaly", is_flag=True, help="Find the operation that makes a NaN; slow.")
+@click.option("--detect-anomaly", is_flag=True, help="Find the operation that produces a NaN; slow.")
 @options.allow_missing
 @options.source
 @options.trust
@@ -98,14 +100,14 @@ Examples:
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Begin with the whole batch, not with the micro-batch that fitted before.",
+    help="Start with the whole batch instead of the micro-batch that fitted before.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check what the training would read and print its settings; leave nothing but caches.",
+    help="Check what the training would read and print its settings; write nothing but caches.",
 )
-@click.option("--list", "show_list", is_flag=True, help="List the presets and leave.")
+@click.option("--list", "show_list", is_flag=True, help="List the presets and exit.")
 @options.stop_timeout
 @options.data_dir
 @options.save_dir
@@ -125,7 +127,7 @@ def command(
     """Train a preset, or resume a run.
 
     KEY=VALUE words are overrides of MMF's own configuration keys; they win over presets and options.
-    Ctrl+C saves a checkpoint and leaves; a second Ctrl+C ends at once.
+    Ctrl+C saves a checkpoint and exits; a second Ctrl+C ends at once.
     """
     if show_list:
         _print_presets(as_json)

@@ -41,7 +41,7 @@ Examples:
   mmfw verify --data-dir D:\\data --json"""
 )
 @what
-@click.option("--full", is_flag=True, help="Read every file, also those that nobody has touched.")
+@click.option("--full", is_flag=True, help="Read every file, even if it is unchanged since the last check.")
 @options.data_dir
 @options.save_dir
 @options.as_json

@@ -90,7 +90,7 @@ def _memory() -> int | None:
         return None
 
 
-_INSTALL = "`mmfw setup --torch` prints the pip line that brings the build for this machine"
+_INSTALL = "`mmfw setup --torch` prints the pip command that installs the build for this machine"
 
 
 def survey_torch() -> Torch | None:
