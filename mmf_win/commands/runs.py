@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections import Counter
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,10 +29,12 @@ from mmf_win.paths import make_portable
 from mmf_win.results import saved_metrics
 from mmf_win.runs import presets
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
-from mmf_win.runs.folder import Run, remove, require_unused
+from mmf_win.runs.folder import SWEEPS, Run, remove, require_unused
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
-from mmf_win.runs.lookup import all_runs, find_run
+from mmf_win.runs.lookup import find_run, named, sweeps_in
 from mmf_win.runs.outcomes import use_intact
+from mmf_win.sweeps.folder import SweepFolder, find_sweep
+from mmf_win.sweeps.task import begun
 
 _RUNS, _PRESETS = options.completed_by("RUN"), options.completed_by("PRESET")
 _STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
@@ -44,6 +47,7 @@ Examples:
   mmfw runs
   mmfw runs --preset mmbt_grid --state done --limit 5
   mmfw runs --format csv > runs.csv
+  mmfw runs --sweep mmbt_grid
   mmfw runs show mmbt_grid
   mmfw runs show mmbt_grid --verify
   mmfw runs compare mmbt_grid vilbert
@@ -53,6 +57,7 @@ Examples:
 @click.option("--preset", metavar="PRESET", shell_complete=_PRESETS, help="Only runs of this preset.")
 @click.option("--state", type=click.Choice(_STATES), help="Only runs in this state.")
 @options.number("--limit", meaning="Only the newest N of them.")
+@click.option("--sweep", metavar="NAME", help="The runs of this sweep, by its name or folder.")
 @options.form("csv", meaning="How to print the list; CSV has all columns.")
 @options.runs_dir
 @options.as_json
@@ -62,18 +67,25 @@ def command(
     preset: str | None,
     state: str | None,
     limit: int | None,
+    sweep: str | None,
     form: str,
     save_dir: Path,
     as_json: bool,
 ) -> None:
-    """List what ran and how well, the newest first."""
+    """List what ran and how well, the newest first.
+
+    A sweep is one line at the end, where runs are not chosen and printed for people; --sweep lists its runs.
+    """
     if ctx.invoked_subcommand is not None:
-        if preset or state or limit or form != "text":
-            of_list = "--preset, --state, --limit and --format are for the list"
+        if preset or state or limit or sweep or form != "text":
+            of_list = "--preset, --state, --limit, --sweep and --format are for the list"
             raise UsageError(f"{of_list}, not for {ctx.invoked_subcommand}")
         return
     if form == "csv" and as_json:
         raise UsageError("--format csv and --json are two forms of the same list", hint="choose one")
+    of_runs_alone = preset or state or limit or sweep or as_json or form == "csv"
+    sweeps = [] if of_runs_alone else [_line_of_sweep(folder) for folder in sweeps_in(save_dir)]
+    save_dir = find_sweep(save_dir, sweep).path if sweep else save_dir
     found = summaries(save_dir, preset=preset, state=state, limit=limit)
     if preset and not (found or state):
         presets.load(preset)  # refuses what is no preset
@@ -85,15 +97,15 @@ def command(
         for summary in found:
             started = summary.started and datetime.fromtimestamp(summary.started, timezone.utc)
             writer.writerow(asdict(summary) | {"started": started and started.isoformat(timespec="seconds")})
-    elif not found and (preset or state):
+    elif not found and (preset or state or sweep):
         say(f"there are no such runs in {save_dir}")
-    elif not found:
+    elif not found and not sweeps:
         train = shell_line("mmfw", "train", "PRESET", "--save-dir", save_dir)
         say(f"there are no runs in {save_dir}; `{train}` makes one")
     else:
-        lines = [_line(summary) for summary in found]
-        shown = [name for name in lines[0] if any(line[name] is not None for line in lines)]
-        print(aligned(shown, [[line[name] for name in shown] for line in lines], optional=_LEFT_OUT))
+        lines = [*map(_line, found), *sweeps]
+        shown = [name for name in lines[0] if any(line.get(name) is not None for line in lines)]
+        print(aligned(shown, [[line.get(name) for name in shown] for line in lines], optional=_LEFT_OUT))
 
 
 # On a narrow terminal; `--format csv` and `mmfw runs show` tell them all.
@@ -117,6 +129,12 @@ def _line(s: Summary) -> dict[str, object]:
         "time": duration(s.seconds) if trained else None,
         "size": size(s.size),
     }
+
+
+def _line_of_sweep(folder: Path) -> dict[str, object]:
+    states = Counter(task.state for task in begun(SweepFolder(folder)))
+    told = ", ".join(f"{count} {state}" for state, count in states.items())
+    return {"run": f"{SWEEPS}/{folder.name}", "state": told or "not begun"}
 
 
 @command.command(
@@ -223,10 +241,10 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     RUN is a run's id or folder; a name or a time alone must belong to one run only. If RUN is a link, the
     folder that it points to is removed as well. If one of them is in use, nothing is removed.
     """
-    named = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
-    chosen = list({run.path.resolve(): run for run in named}.values())  # of a run and a link to it, the link
+    found = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
+    chosen = list({run.path.resolve(): run for run in found}.values())  # of a run and a link to it, the link
     for name in runs:
-        several = [run.id for run in all_runs(save_dir) if name in (run.path.parent.name, run.path.name)]
+        several = [run.id for run in named(save_dir, name)]
         if len(several) > 1:
             raise UsageError(f"there are {len(several)} runs named {name}", hint=f"name one: {several[0]}")
     for run in chosen:

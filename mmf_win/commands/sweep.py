@@ -24,10 +24,11 @@ from mmf_win.errors import Interrupted, TrainingError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
+from mmf_win.runs.folder import SWEEPS
 from mmf_win.runs.request import Once
 from mmf_win.sweeps import grid, on_ray, specification, templates
 from mmf_win.sweeps.driver import Driver
-from mmf_win.sweeps.folder import SWEEPS, SweepFolder
+from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.running import Runner, slots_here
 from mmf_win.sweeps.search import OptunaSearch

@@ -60,14 +60,20 @@ def _meant(
     if "features" in parts:
         folders = {each.folder for each in inputs}
         inputs += [each for each in inputs_on_disk(places) if each.folder not in folders]
-    runs = [_run(places.save_dir, name) for name in others if name not in of_presets]
-    return parts, inputs, lookup.all_runs(places.save_dir) if "runs" in parts else runs
+    runs = [run for name in others if name not in of_presets for run in _runs(places.save_dir, name)]
+    if "runs" in parts:
+        where = [places.save_dir, *lookup.sweeps_in(places.save_dir)]
+        runs = [run for folder in where for run in lookup.all_runs(folder)]
+    return parts, inputs, runs
 
 
-def _run(save_dir: Path, name: str) -> Run:
+def _runs(save_dir: Path, name: str) -> list[Run]:
+    """The run of a name, or all of the sweep's."""
     try:
-        return lookup.find_run(save_dir, name)
+        return [lookup.find_run(save_dir, name)]
     except NoRun as error:
+        if sweep := lookup.sweep_named(save_dir, name):
+            return lookup.all_runs(sweep)
         message = f"{name}: no part, preset or run of this name"
         if near := get_close_matches(name, [*PARTS, *presets.names()], n=1):
             raise UsageError(message, hint=f"did you mean {near[0]}?") from None

@@ -34,6 +34,11 @@ from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
 from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
 from mmf_win.runs.request import Request, lasting
 
+SWEEPS = "sweeps"
+"""Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie."""
+SPECIFICATION, PARAMETERS = "sweep.yaml", "param"
+"""The files that make a folder that of a sweep, and that of a task."""
+
 
 @dataclass(frozen=True)
 class Run(RunFolder):
@@ -57,8 +62,15 @@ class Run(RunFolder):
 
     @property
     def id(self) -> str:
-        """``<name>/<time>``, which every command understands."""
-        return f"{self.path.parent.name}/{self.path.name}"
+        """``<name>/<time>``, which every command understands; of a sweep's run ``sweeps/<sweep>/<task>``.
+
+        Of several runs of a task, ``/<name>/<time>`` follows. Of a sweep elsewhere, it is the task's folder.
+        """
+        own, task = "/".join(self.path.parts[-2:]), self.path.parent.parent
+        if not (task / PARAMETERS).is_file():
+            return own
+        of_task = "/".join(task.parts[-3:]) if task.parts[-3:-2] == (SWEEPS,) else str(task)
+        return f"{of_task}/{own}" if len([*task.glob("*/*/request.json")]) > 1 else of_task
 
     def new_report(self, split: str, folder: Path | None = None) -> AbstractContextManager[Path]:
         """The name of a new prediction file for ``split``, which the block makes; by default in the run."""

@@ -10,33 +10,50 @@ from typing import TypeVar
 from mmf_win.console import shell_line
 from mmf_win.errors import DataError, NoRun
 from mmf_win.runs import presets
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-def all_runs(save_dir: Path) -> list[Run]:
-    """Every run under ``save_dir``, the newest first."""
-    runs = [Run(file.parent) for file in save_dir.glob("*/*/request.json")]
+def all_runs(folder: Path) -> list[Run]:
+    """Every run in a save dir but those of sweeps, or in the folder of a sweep, the newest first."""
+    deep = ("*/*", "*/*/*") if (folder / SPECIFICATION).is_file() else ("*/*",)
+    runs = [Run(file.parent) for below in deep for file in folder.glob(f"{below}/request.json")]
     return sorted(runs, key=lambda run: (run.path.name, run.path.parent.name), reverse=True)
 
 
+def sweeps_in(save_dir: Path) -> list[Path]:
+    """The folders of the sweeps under ``save_dir``, by their names."""
+    return sorted(file.parent for file in save_dir.glob(f"{SWEEPS}/*/{SPECIFICATION}"))
+
+
+def sweep_named(save_dir: Path, wanted: str) -> Path | None:
+    """The sweep that its folder, its name or ``sweeps/NAME`` means; None where there is none."""
+    places = (Path(wanted).expanduser().absolute(), save_dir / wanted, save_dir / SWEEPS / wanted)
+    return next((place for place in places if (place / SPECIFICATION).is_file()), None)
+
+
 def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
-    """The runs that an id, a name, a time or a folder may mean, the newest first; all of them for None."""
-    if wanted is not None:
-        path = Path(wanted).expanduser().absolute()
+    """The runs that an id, a name, a time, or the folder of a run or a task may mean, the newest first.
+
+    For None these are all of the save dir's, without those of sweeps.
+    """
+    for path in (Path(wanted).expanduser().absolute(), save_dir / wanted) if wanted else ():
         own = Run(path.resolve() if ".." in path.parts else path)
         if own.request_file.is_file():
             yield own
             return
+        if (own.path / PARAMETERS).is_file():
+            yield from all_runs(own.path)
+            return
     for run in all_runs(save_dir):
-        if wanted in (None, run.id, run.path.parent.name, run.path.name):
+        if wanted in (None, run.id, "/".join(run.path.parts[-2:]), run.path.parent.name, run.path.name):
             yield run
 
 
 def find_run(save_dir: Path, wanted: str | None) -> Run:
-    """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
+    """A run by its id, its name (the newest of that name), its folder or its task's; without one, the newest.
 
     Raises:
         NoRun: there is no such run.
@@ -85,6 +102,9 @@ def newest(
 
 def _instead(save_dir: Path, wanted: str | None) -> str:
     """What to do where there is no such run."""
+    if wanted and sweep_named(save_dir, wanted):
+        lists = shell_line("mmfw", "runs", "--sweep", wanted, "--save-dir", save_dir)
+        return f"{wanted} is a sweep; `{lists}` lists its runs"
     if wanted is None or wanted in presets.names():
         return f"`{shell_line('mmfw', 'train', wanted or 'PRESET', '--save-dir', save_dir)}` makes one"
     if wanted.endswith((".ckpt", ".pth", ".pt")):

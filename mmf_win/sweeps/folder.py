@@ -27,11 +27,9 @@ from mmf_win.console import shell_line
 from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Inside
-from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run
+from mmf_win.runs.lookup import all_runs, sweep_named, sweeps_in
 
-SWEEPS = "sweeps"
-"""Where sweeps lie in the save dir."""
 _BY_LIBYAML = 4096  # characters; of more, something nested too deeply might crash it
 
 
@@ -40,7 +38,7 @@ class SweepFolder:
     """The folder of a sweep, and the files in it; one without ``specification`` is no sweep."""
 
     path: Path
-    specification = Inside("sweep.yaml")
+    specification = Inside(SPECIFICATION)
     study = Inside("optuna.sqlite")
     study_lock = Inside("optuna.lock")
 
@@ -54,7 +52,7 @@ class TaskFolder:
     """The folder of a task, and the files in it; one without ``param`` has not begun."""
 
     path: Path
-    param = Inside("param")
+    param = Inside(PARAMETERS)
     stat = Inside("stat")
     record = Inside("task.json")
     lock = Inside("lock")
@@ -75,14 +73,13 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     Raises:
         UsageError: there is none.
     """
-    folder = save_dir / SWEEPS
-    places = [Path(wanted).expanduser(), folder / wanted] if wanted else sorted(folder.glob("*"))
-    found = [sweep for sweep in map(SweepFolder, places) if sweep.specification.is_file()]
+    found = list(filter(None, [sweep_named(save_dir, wanted)] if wanted else sweeps_in(save_dir)))
     if not found:
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-        missing = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {folder}"
+        where = save_dir / SWEEPS
+        missing = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {where}"
         raise UsageError(missing, hint=f"`{makes}` makes one")
-    return found[0] if wanted else max(found, key=lambda sweep: sweep.specification.stat().st_mtime)
+    return SweepFolder(max(found, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime))
 
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:

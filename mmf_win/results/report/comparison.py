@@ -123,7 +123,7 @@ def of_runs(
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": plots.by_setting([(settings.get(e.run, {}), e.best) for e in entries]),
+        "settings": plots.by_setting([(settings[e.run], e.best) for e in entries if e.run in settings]),
         "plots": [
             plots.overlaid(
                 name,

@@ -1,0 +1,120 @@
+"""Runs of sweeps are runs: named, listed, shown, verified and removed as others, and never taken unasked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mmf_win.runs.folder import Run
+from mmf_win.runs.lookup import find_run
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.planning import plan
+from tests.worlds.hostile import cut
+from tests.worlds.sweeping import ended, trained, yaml
+from tests.worlds.tools import Mmfw, typed
+from tests.worlds.torch_files import checkpoint
+
+_GRID = (
+    "template: {t: 'mmfw train demo optimizer.params.lr={lr} [seed]'}\n---\nlr: [0.1, 0.2]\nseed: [1, 2]\n"
+)
+TASK = "sweeps/grid/Lr_0.1-Seed_1"
+
+
+def make(output: Path, text: str = _GRID) -> SweepFolder:
+    """A sweep whose tasks have trained, each a little better than the one before."""
+    sweep = SweepFolder(output)
+    for number, task in enumerate(plan(yaml(text)).tasks):
+        ended(sweep, task)
+        run = trained(sweep.task(task.name), 0.6 + number / 100)
+        checkpoint(run.checkpoints / "best.ckpt", 20)
+    sweep.specification.write_text(text, encoding="utf-8")
+    return sweep
+
+
+@pytest.fixture
+def save(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A save dir with a sweep, and a run that is older than all of the sweep's."""
+    monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
+    monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
+    make(user_dir / "save" / "sweeps" / "grid")
+    run = trained(SweepFolder(user_dir).task("save"), 0.5)
+    run.path.rename(run.path.with_name("2025-01-01T00-00-00"))
+    return user_dir / "save"
+
+
+def test_the_run_of_a_task_is_shown_by_its_name_and_by_each_folder(mmfw: Mmfw, save: Path) -> None:
+    for name in (
+        TASK,
+        save / TASK,
+        f"{TASK}/demo/2026-01-01T00-00-00",
+        save / TASK / "demo/2026-01-01T00-00-00",
+    ):
+        shown = mmfw.json("runs", "show", name)
+        assert (shown["id"], shown["best_auroc"]) == (TASK, 0.6)
+    assert mmfw.json("runs", "show")["id"] == "demo/2025-01-01T00-00-00", "though the sweep's are newer"
+    mmfw("runs", "show", "2026-01-01T00-00-00", code=2)
+
+
+def test_what_every_command_calls_a_run_finds_it_again(save: Path) -> None:
+    second = Run(save / TASK / "demo" / "2026-01-02T00-00-00")
+    second.path.mkdir()
+    second.request_file.write_text("{}", encoding="utf-8")
+    elsewhere = make(save.parent / "elsewhere")
+    runs = [find_run(save, str(folder.parent)) for folder in save.glob("sweeps/*/*/param")]
+    runs += [second, Run(second.path.with_name("2026-01-01T00-00-00"))]
+    runs += [find_run(save, str(folder.parent)) for folder in elsewhere.path.glob("*/param")]
+    named = {run.id: run.path for run in runs}
+    assert len(named) == 9, "no id is that of two runs"
+    assert {name: find_run(save, name).path for name in named} == named
+    task = save / TASK  # what a task's own commands have for their save dir
+    assert find_run(task, "demo") == find_run(task, second.id) == second
+    assert find_run(save, TASK) == second, "the newest of the task"
+
+
+def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: Mmfw, save: Path) -> None:
+    *_, run, sweep = mmfw("runs").splitlines()
+    assert run.startswith("demo/2025") and re.match(r"sweeps/grid .* 4 success", sweep)
+    assert [run["id"] for run in mmfw.json("runs")] == ["demo/2025-01-01T00-00-00"]
+    for name in ("grid", "sweeps/grid", save / "sweeps" / "grid"):
+        listed = mmfw.json("runs", "--sweep", name)
+        assert [run["id"].rpartition("/")[0] for run in listed] == ["sweeps/grid"] * 4
+    mmfw("runs", "rm", listed[0]["id"], "--yes")
+    assert len(mmfw.json("runs", "--sweep", "grid")) == 3
+    assert "no such sweep" in mmfw("runs", "--sweep", "nope", code=2)
+
+
+@pytest.mark.parametrize("words", [("predict",), ("runs", "show"), ("report",)], ids=" ".join)
+def test_a_sweep_where_a_run_is_meant_names_the_command_that_lists_them(
+    mmfw: Mmfw, save: Path, words: tuple[str, ...]
+) -> None:
+    pytest.importorskip("matplotlib")
+    mmfw(*words, "grid", code=2)
+    [command] = re.findall("`mmfw (.*?)`", mmfw.err)
+    assert TASK in mmfw(*typed(command))
+
+
+def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: Mmfw, save: Path) -> None:
+    second = Run(save / TASK / "demo" / "2026-01-02T00-00-00")
+    second.path.mkdir()
+    second.request_file.write_text("{}", encoding="utf-8")
+    assert "2 runs" in mmfw("runs", "rm", TASK, "--yes", code=2)
+    mmfw("runs", "rm", second.id, "--yes")
+    assert not second.path.exists() and find_run(save, TASK).id == TASK
+
+
+@pytest.mark.parametrize("words", [(), ("runs",), ("sweeps/grid",), (TASK,)], ids=str)
+def test_a_damaged_checkpoint_of_a_sweep_is_found(mmfw: Mmfw, save: Path, words: tuple[str, ...]) -> None:
+    mmfw("verify", *words)
+    assert TASK in mmfw.out
+    cut(find_run(save, TASK).checkpoints / "best.ckpt")
+    assert f"run {TASK}" in mmfw("verify", *words, code=3)
+
+
+def test_a_sweep_and_a_run_are_compared(mmfw: Mmfw, save: Path) -> None:
+    pytest.importorskip("matplotlib")
+    made = mmfw.json("report", "sweeps/grid", "demo")
+    assert len(set(made["runs"])) == 5 and Path(made["report"]).parent == save
+    made = mmfw.json("report", "sweeps/grid")
+    assert len(set(made["runs"])) == 4 and Path(made["report"]).parent == save / "sweeps" / "grid"
