@@ -64,7 +64,8 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if (error.errno in NO_ROOM and error.filename is None) or error.filename2 == str(path):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            del error.filename2  # None would be shown
         raise
 
 

@@ -137,6 +137,15 @@ def test_what_another_program_holds_is_changed_once_it_lets_go_and_else_named_wi
     assert str(run.path) in said and "hint: close the program that has it open" in said
 
 
+def test_a_folder_in_the_place_of_a_file_is_named_alone(user_dir: Path) -> None:
+    path = user_dir / "current.ckpt"
+    path.mkdir()
+    with pytest.raises(OSError) as caught:
+        write_bytes(path, b"content")
+    assert str(caught.value).endswith(f"{str(path)!r}")
+    assert [*user_dir.iterdir()] == [path]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no process so")
 def test_a_file_that_is_too_large_is_named_and_leaves_nothing(user_dir: Path) -> None:
     import resource

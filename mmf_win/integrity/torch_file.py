@@ -37,6 +37,8 @@ def problem(path: Path, advance: Advance = ignore) -> str | None:
         path: the file.
         advance: called with the number of bytes checked since the last call.
     """
+    if path.is_dir():
+        return "it is a folder"
     try:
         with path.open("rb") as file:
             if file.read(len(_LEGACY)) == _LEGACY:

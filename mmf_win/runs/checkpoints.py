@@ -81,6 +81,14 @@ def choose(run: Run, wanted: str) -> Path:
     )
 
 
+def require_names(run: Run) -> None:
+    """Raise CheckpointError where a folder has the name under which the run would save a checkpoint."""
+    for path in filter(Path.is_dir, _candidates(run, "last")):
+        raise CheckpointError(
+            f"{path}: it is a folder", hint="move it away: a checkpoint is to be saved there"
+        )
+
+
 def can_resume(run: Run) -> bool:
     """Whether the run has an intact checkpoint."""
     return any(problem(path) is None for path in _candidates(run, "last"))

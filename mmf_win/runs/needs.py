@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mmf_win.console import Progress, first_few, shell_line
-from mmf_win.dataset.annotations import count_rows
+from mmf_win.dataset.annotations import count_rows, is_unicode
 from mmf_win.errors import DatasetError, MmfError, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.given import Input
@@ -72,9 +72,12 @@ def composed(first: Attempt, job: _J, whose: str) -> tuple[Attempt, _J, Tree]:
         DataError: it names code of others, which nobody trusts so far.
         UsageError: the configuration cannot be put together, or there is no such code.
     """
-    request, once = job.request, job.once
+    request, once, places = job.request, job.once, job.places
+    for path in (places.data_dir, places.save_dir, places.cache_dir, first.checkpoint):
+        if not is_unicode(str(path)):
+            raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")
     asked = replace(request, settings=first.settings)
-    config = resolve(Path(first.mmf), job.places, asked, once.overrides, checked=_checked(request))
+    config = resolve(Path(first.mmf), places, asked, once.overrides, checked=_checked(request))
     typed = config["typed"]
     code = own_code.folder_of(config["user_dir"], once, whose)
     if code is not None:

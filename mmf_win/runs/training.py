@@ -183,6 +183,7 @@ def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[
             return None
         published_weights.require_trained(run)
         require_idle(run)
+        checkpoints.require_names(run)
         return run, checkpoints.choose(run, wanted if newest else "last")
 
     return lookup.newest(save_dir, None if newest else wanted, of, preset.name if preset else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,26 @@ def test_a_run_without_a_checkpoint(run: Run, mmfw: Mmfw) -> None:
     for words in (["train", "--resume", "last"], ["predict"]):
         said = mmfw(*words, "--save-dir", run.path.parents[1], code=3)
         assert f"run {run.id} has no checkpoint" in said
+
+
+@pytest.mark.parametrize("name", ["current.ckpt", "models/model_4.ckpt"])
+def test_a_folder_where_a_checkpoint_is_to_be_saved(run: Run, mmfw: Mmfw, name: str) -> None:
+    checkpoint(run.checkpoints / "best.ckpt", 3)
+    folder = run.checkpoints / name
+    folder.mkdir(parents=True)
+    assert f"{folder}: it is a folder" in mmfw("train", "--resume", run.path, code=3)
+    assert f"{folder}: it is a folder" in mmfw("predict", "--checkpoint", folder, run.path, code=3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode on Windows and macOS")
+@pytest.mark.parametrize("words", [("train", "mmbt_grid"), ("predict",), ("train", "--resume", "last")])
+def test_a_path_that_is_not_in_utf8(data: Path, tmp_path: Path, words: tuple[str, ...], mmfw: Mmfw) -> None:
+    run = Run.create(tmp_path / os.fsdecode(b"\xff"), "mmbt_grid")
+    run.save_request(Request(preset="mmbt_grid", model="mmbt", splits=SLOTS, data_dir=str(data)))
+    checkpoint(run.checkpoints / "best.ckpt", 3)
+    error = mmfw(*words, "--data-dir", data, "--save-dir", run.path.parents[1], code=2)
+    assert "not in UTF-8" in error and str(tmp_path) in error
+    assert [path.name for path in run.path.parent.iterdir()] == [run.path.name]
 
 
 def test_an_unreadable_checkpoint_and_a_split_that_is_not_there(run: Run, mmfw: Mmfw) -> None:
